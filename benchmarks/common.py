@@ -1,0 +1,73 @@
+"""What every benchmark shares: where results go, what they ran on, one row at a time.
+
+A result file holds the environment and a list of rows, each with a unique ``row`` name. It is
+rewritten atomically after every row, so an interrupted benchmark keeps what it has and goes on
+from there; ``--fresh`` starts over.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions, without anything that names a particular machine."""
+    import torch
+
+    cpu = ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = lines[0].split(":", 1)[1].strip() if lines else ""
+    memory = None
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "cpu": cpu or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory,
+        "gpu": gpu,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+class ResultFile:
+    """One JSON file of ``benchmarks/results``; rows already in it are not run again."""
+
+    def __init__(self, name: str, *, about: str, fresh: bool = False) -> None:
+        self.path = RESULTS / f"{name}.json"
+        self.data: dict[str, Any] = {
+            "schema": 1, "benchmark": name, "about": about,
+            "environment": environment(), "rows": [],
+        }  # fmt: skip
+        if self.path.exists() and not fresh:
+            before = json.loads(self.path.read_text())
+            if before["environment"] != self.data["environment"]:
+                raise SystemExit(
+                    f"{self.path} was measured in another environment; pass --fresh to redo it"
+                )
+            self.data["rows"] = before["rows"]
+
+    def has(self, row: str) -> bool:
+        """Whether this row was measured before."""
+        return any(entry["row"] == row for entry in self.data["rows"])
+
+    def add(self, row: str, **figures: Any) -> None:
+        """Append one measured row and save."""
+        self.data["rows"].append({"row": row, **figures})
+        self.path.parent.mkdir(exist_ok=True)
+        draft = self.path.with_suffix(".part")
+        draft.write_text(json.dumps(self.data, indent=1) + "\n")
+        draft.replace(self.path)
+        print(row, json.dumps(figures))

@@ -1,0 +1,88 @@
+"""Everything Lowtide raises on purpose.
+
+    LowtideError                 exit code 1
+    ├── UsageError               2   an option or argument that makes no sense
+    ├── InputError               2   a file that cannot be used
+    │   ├── ImageError           2   ... an image
+    │   └── ModelError           2   ... a model file, or a model that does not fit the job
+    ├── BudgetError              3   no plan fits the budget; carries the smallest that would
+    ├── OutputError              1   the result cannot be written
+    ├── OutOfMemoryError         1   memory ran out and every smaller step was tried
+    ├── BatchError               4   some inputs of a batch failed, the others are done
+    └── Cancelled              130   interrupted by the caller
+
+A message says what happened, where, and with which numbers. ``hint`` is a command or a
+change that would work; the command line prints it on a line of its own.
+"""
+
+from __future__ import annotations
+
+
+class LowtideError(Exception):
+    """Base of all deliberate errors; ``exit_code`` is what the command line returns."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(LowtideError):
+    """An option or argument that makes no sense, alone or with another."""
+
+    exit_code = 2
+
+
+class InputError(LowtideError):
+    """A file that cannot be used."""
+
+    exit_code = 2
+
+
+class ImageError(InputError):
+    """An image that is damaged, too large, or not an image."""
+
+
+class ModelError(InputError):
+    """A model file that cannot be loaded, or a model that does not fit the job."""
+
+
+class OutputError(LowtideError):
+    """A result that cannot be written: no permission, no space, or past a format's limit."""
+
+
+class OutOfMemoryError(LowtideError):
+    """Memory ran out and every smaller step was tried."""
+
+
+class BudgetError(LowtideError):
+    """No plan fits the budget.
+
+    ``smallest`` is the budget in bytes of the cheapest plan that would work, if one would.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self, message: str, *, smallest: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.smallest = smallest
+
+
+class BatchError(LowtideError):
+    """Some inputs of a batch failed; ``failures`` maps each to its error."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, failures: dict[str, LowtideError]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
+    """The caller asked to stop; everything finished is kept, everything partial is removed."""
+
+    exit_code = 130

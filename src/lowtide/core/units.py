@@ -1,0 +1,61 @@
+"""Byte counts as people write them: ``6GiB``, ``900 MB``, ``1.5g``, ``80%``, ``auto``."""
+
+from __future__ import annotations
+
+import re
+
+from lowtide.core.errors import UsageError
+
+KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
+
+# A bare letter means the binary unit, as in every memory tool (`-Xmx6g`, `docker -m 6g`).
+_UNITS = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 10**3,
+    "m": MIB, "mib": MIB, "mb": 10**6,
+    "g": GIB, "gib": GIB, "gb": 10**9,
+    "t": TIB, "tib": TIB, "tb": 10**12,
+}  # fmt: skip
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int, *, what: str = "size") -> int:
+    """Bytes from ``"6GiB"``, ``"900MB"``, ``"512m"`` or a plain number of bytes.
+
+    Raises `UsageError` naming ``what`` for anything else, and for zero.
+    """
+    match = _PATTERN.fullmatch(str(text))
+    unit = match.group(2).lower() if match else None
+    if match is None or unit not in _UNITS:
+        raise UsageError(
+            f"{what} {text!r} is not a number of bytes", hint="write it as 6GiB, 900MB or 512m"
+        )
+    count = int(float(match.group(1)) * _UNITS[unit])
+    if count <= 0:
+        raise UsageError(f"{what} {text!r} must be more than zero bytes")
+    return count
+
+
+def format_bytes(count: float) -> str:
+    """``1288490188`` as ``1.20 GiB``; three significant digits, binary units."""
+    sign = "-" if count < 0 else ""
+    value = abs(float(count))
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1023.5:
+            break
+        value /= 1024
+    else:
+        unit = "TiB"
+    if unit == "B":
+        return f"{sign}{value:.0f} B"
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{sign}{value:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``4210`` as ``1:10:10``, ``70`` as ``1:10``, ``4.2`` as ``4.2 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -39,17 +39,14 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
 def format_bytes(count: float) -> str:
     """``1288490188`` as ``1.20 GiB``; three significant digits, binary units."""
     sign = "-" if count < 0 else ""
-    value = abs(float(count))
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1023.5:
-            break
+    value, names = abs(float(count)), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1023.5 and len(names) > 1:
         value /= 1024
-    else:
-        unit = "TiB"
-    if unit == "B":
+        names.pop(0)
+    if names[0] == "B":
         return f"{sign}{value:.0f} B"
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{sign}{value:.{digits}f} {unit}"
+    return f"{sign}{value:.{digits}f} {names[0]}"
 
 
 def format_seconds(seconds: float) -> str:

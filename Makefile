@@ -1,0 +1,70 @@
+# Everything here works on a machine with Python 3.11 or newer, git and make: each target makes
+# the virtual environment it needs. Versions are those of constraints.txt; `make PINS= test` takes
+# the newest instead.
+
+PYTHON ?= python3
+VENV ?= .venv
+PINS ?= -c constraints.txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test test-slow check fix bench docs test-gpu bench-gpu wheel clean
+
+demo: $(VENV)/.runtime
+	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
+	@echo "the picture is demo/coffee_x2.png"
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests benchmarks scripts docs examples *.md
+	$(BIN)/python scripts/render_results.py --check
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/startup.py --fresh
+	$(BIN)/python benchmarks/tile_loop.py --fresh
+	$(BIN)/python benchmarks/large_images.py --fresh
+	$(BIN)/python scripts/render_results.py
+
+bench-gpu: $(VENV)/.dev
+	$(BIN)/python benchmarks/tile_loop.py --device cuda:0 --fresh
+	$(BIN)/python benchmarks/large_images.py --device cuda:0 --fresh
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade "pip>=25.1"
+
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install $(PINS) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) install $(PINS) --group dev
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(PIP) install $(PINS) --group docs
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build demo docs/_build

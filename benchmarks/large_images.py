@@ -1,0 +1,53 @@
+"""24 and 96 megapixels, twice as large in 1 GiB: memory must not grow with the image.
+
+    python benchmarks/large_images.py [--device cpu] [--budget 1GiB] [--fresh]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from common import ResultFile
+from photographs import photograph
+from tile_loop import MODEL, run
+
+SIZES = {"24 megapixels": (6000, 4000), "96 megapixels": (12000, 8000)}
+
+
+def main() -> None:
+    """One row for each size, and one for their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--budget", default="1GiB")
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    name = "large_images" if options.device == "cpu" else "large_images_gpu"
+    results = ResultFile(
+        name, about=f"Photographs x2 with {MODEL} under --budget {options.budget}, JPEG to PNG.",
+        fresh=options.fresh,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        small = photograph(Path(folder) / "small.jpg", 600, 400)
+        run("lowtide", small, Path(folder) / "small.png", f"device={options.device}")
+        for row, (width, height) in SIZES.items():
+            if results.has(row):
+                continue
+            source = photograph(Path(folder) / "photo.jpg", width, height)
+            figures = run(
+                "lowtide", source, Path(folder) / "photo.png",
+                f"budget={options.budget}", f"device={options.device}",
+            )  # fmt: skip
+            results.add(row, width=width, height=height, budget=options.budget, **figures)
+    if not results.has("ratio"):
+        rows = {entry["row"]: entry for entry in results.data["rows"]}
+        small_row, large_row = (rows[row] for row in SIZES)
+        results.add("ratio", **{
+            figure: round(large_row[figure] / small_row[figure], 3)
+            for figure in ("peak_bytes", "high_water_bytes") if small_row[figure]
+        })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

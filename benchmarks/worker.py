@@ -1,0 +1,119 @@
+"""One measured run in a fresh process; prints one JSON line.
+
+    python benchmarks/worker.py lowtide|tile_loop INPUT OUTPUT MODEL [OPTION=VALUE ...]
+
+Memory is what the run adds to the process once the libraries are loaded, sampled every 5 ms,
+beside the kernel's high-water mark; processor time is user + system of the run alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyvips
+import torch
+
+import lowtide
+from lowtide.memory.meter import anonymous_bytes, open_meter
+
+TILE, PAD = 256, 10
+PNG_COMPRESSION = 3
+
+
+class FineMeter:
+    """The package's meter on any device, sampled four times as often on the CPU."""
+
+    def __init__(self, device: str) -> None:
+        self._meter, self._device = open_meter(device), device
+        self._end = threading.Event()
+        self._peak = self._base = 0
+
+    def __enter__(self) -> FineMeter:
+        self._meter.start()
+        self._base = self._peak = anonymous_bytes()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self._end.wait(0.005):
+            self._peak = max(self._peak, anonymous_bytes())
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        usage = self._meter.lap()
+        self._meter.stop()
+        on_cpu = self._device == "cpu"
+        self.peak_bytes = self._peak - self._base if on_cpu else usage.peak_bytes
+        self.high_water_bytes = usage.high_water_bytes
+
+
+@torch.inference_mode()
+def tile_loop(source: Path, target: Path, model_name: str, device: str) -> None:
+    """The usual loop: whole input and output in memory, padded tiles one at a time, hard crop.
+
+    Written from the published description of Real-ESRGAN's tiling (tile 256, tile_pad 10).
+    """
+    model = lowtide.load(model_name, device=device)
+    scale = model.descriptor.scale
+    pixels = pyvips.Image.new_from_file(str(source)).numpy()
+    image = torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1)[None].to(device)
+    _, bands, height, width = image.shape
+    output = image.new_zeros(1, bands, height * scale, width * scale)
+    for top in range(0, height, TILE):
+        for left in range(0, width, TILE):
+            bottom, right = min(top + TILE, height), min(left + TILE, width)
+            y, x = max(top - PAD, 0), max(left - PAD, 0)
+            part = image[..., y : min(bottom + PAD, height), x : min(right + PAD, width)]
+            result = model.module(part)
+            dy, dx = (top - y) * scale, (left - x) * scale
+            output[..., top * scale : bottom * scale, left * scale : right * scale] = result[
+                ..., dy : dy + (bottom - top) * scale, dx : dx + (right - left) * scale
+            ]
+    samples = (output[0].clamp_(0, 1).permute(1, 2, 0).cpu().numpy() * 255).round()
+    encoded = pyvips.Image.new_from_array(samples.astype(np.uint8))
+    encoded.pngsave(str(target), compression=PNG_COMPRESSION)
+
+
+def main() -> None:
+    """Run once and print the figures."""
+    kind, source, target, model, *rest = sys.argv[1:]
+    options: dict[str, str] = dict(word.split("=", 1) for word in rest)
+    device = options.pop("device", "cpu")
+    # Both load what they need before the meter starts; kernels are warmed by neither.
+    lowtide.load(model)
+    extra: dict[str, object] = {}
+    with FineMeter(device) as meter:
+        wall, cpu = time.perf_counter(), time.process_time()
+        if kind == "tile_loop":
+            tile_loop(Path(source), Path(target), model, device)
+        else:
+            report = lowtide.upscale(
+                source, target, model=model, device=device, png_compression=PNG_COMPRESSION,
+                force=True, **options,
+            )  # fmt: skip
+            image = report.images[0]
+            assert image.plan is not None
+            assert image.memory is not None
+            assert image.accuracy is not None
+            extra = {
+                "plan": image.plan.title, "accuracy": image.accuracy.execution,
+                "predicted_bytes": image.memory.predicted_bytes,
+                "upper_bytes": image.memory.upper_bytes,
+                "reported_peak_bytes": image.memory.peak_bytes,
+            }  # fmt: skip
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(json.dumps({
+        "wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_bytes": meter.peak_bytes,
+        "high_water_bytes": meter.high_water_bytes, **extra,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Attention: which backends this machine has, and why one is missing."""

@@ -1,0 +1,1 @@
+"""The command line: turns words into a job and shows its report. Nothing is decided here."""

@@ -1,0 +1,48 @@
+"""`lowtide doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from lowtide.cli.shell import guarded
+from lowtide.core.units import format_bytes
+
+
+@guarded
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show versions, devices, extras and attention backends, and why one is missing."""
+    from lowtide.jobs.doctor import examine
+
+    facts = examine()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
+    _rows("system", [facts["system"], versions])
+    _rows("devices", [_device(device) for device in facts["devices"]])
+    _rows("disk", [f"{format_bytes(facts['disk_free_bytes'])} free here",
+                   f"measurements are kept in {facts['cache']}"])  # fmt: skip
+    _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])
+    _rows("attention", [
+        _state(b["name"], b["available"], b["reason"], b["fix"]) for b in facts["attention"]
+    ])  # fmt: skip
+
+
+def _rows(title: str, lines: list[str]) -> None:
+    for index, line in enumerate(lines):
+        typer.echo(f"{title if not index else '':<10} {line}")
+
+
+def _device(device: dict[str, Any]) -> str:
+    total = f" of {format_bytes(device['total_bytes'])}" if "total_bytes" in device else ""
+    return f"{device['name']}: {device['what']}, {format_bytes(device['free_bytes'])}{total} free"
+
+
+def _state(name: str, good: bool, reason: str, fix: str) -> str:
+    parts = [part for part in (reason, fix) if part]
+    return f"{'yes' if good else 'no':<4}{name:<16}{'; '.join(parts)}".rstrip()

@@ -1,0 +1,67 @@
+"""The `lowtide` command. Nothing heavy is imported until a command runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+
+import typer
+
+from lowtide.cli import doctor, models, upscale
+from lowtide.cli.shell import State
+
+_EXIT_CODES = """Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the
+budget · 4 some inputs of a batch failed · 130 interrupted."""
+
+app = typer.Typer(
+    name="lowtide",
+    help="Run image models in the memory you have.",
+    epilog=_EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+plans = typer.Typer(help="Say what a command would do and use, without running it.",
+                    no_args_is_help=True)  # fmt: skip
+app.command("upscale")(upscale.upscale)
+plans.command("upscale")(upscale.plan)
+app.add_typer(plans, name="plan")
+app.command("models")(models.models)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from lowtide._version import __version__
+
+        typer.echo(f"lowtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show tracebacks. Works anywhere on the line."
+    ),
+) -> None:
+    State.debug = State.debug or debug
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `_` and `-` are one letter in option names, `--debug` may stand anywhere."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    State.debug = "--debug" in words
+    words = [_spell(word) for word in words if word != "--debug"]
+    if not State.debug:
+        # Deprecations inside model files' architectures are nothing a user can act on.
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    app(words)
+
+
+def _spell(word: str) -> str:
+    match = re.match(r"--[a-zA-Z0-9_-]+", word)
+    return match.group().replace("_", "-") + word[match.end() :] if match else word

@@ -1,0 +1,97 @@
+"""A job's report as text, on stdout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from lowtide.core.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import Accuracy, ErrorFigure, ImageReport, Memory, UpscaleReport
+    from lowtide.memory.plan import Plan
+
+
+def print_report(report: UpscaleReport) -> None:
+    """Each image in a few lines, then a count if there was more than one."""
+    for image in report.images:
+        _print_image(image)
+    if len(report.images) > 1:
+        counts = [
+            f"{count} {status}"
+            for status in ("done", "planned", "skipped", "failed")
+            if (count := sum(image.status == status for image in report.images))
+        ]
+        typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
+
+
+def _print_image(image: ImageReport) -> None:
+    if image.status == "skipped":
+        typer.echo(f"{image.output}: finished before, skipped")
+        return
+    if image.status == "failed":
+        typer.echo(f"{image.input}: failed: {image.error}")
+        if image.hint:
+            typer.echo(f"  hint       {image.hint}")
+        return
+    typer.echo(
+        f"{image.input} → {image.output}  "
+        f"{image.width}×{image.height} → {image.out_width}×{image.out_height}"
+    )
+    lines: list[tuple[str, str]] = []
+    if image.plan is not None:
+        lines += _plan_lines(image.plan)
+    if image.accuracy is not None:
+        lines += _accuracy_lines(image.accuracy)
+    if image.memory is not None:
+        lines.append(("memory", _memory_line(image.memory)))
+    if image.status == "done":
+        megapixels = image.out_width * image.out_height / 1e6
+        pace = megapixels / max(image.seconds, 1e-9)
+        lines.append((
+            "time",
+            f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
+            f" {format_seconds(image.cpu_seconds)} of processor time",
+        ))  # fmt: skip
+    lines += [("note", note) for note in image.notes]
+    lines += [("happened", event) for event in image.events]
+    for name, text in lines:
+        typer.echo(f"  {name:<10} {text}")
+
+
+def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
+    rows = [("plan", plan.choice)]
+    rows += [("not", f"{refusal.what}: {refusal.reason}") for refusal in plan.refused]
+    parts = (f"{row.name} {format_bytes(row.value)}" for row in plan.ledger if row.value)
+    rows.append(("ledger", ", ".join(parts)))
+    return rows
+
+
+def _accuracy_lines(accuracy: Accuracy) -> list[tuple[str, str]]:
+    text = f"{accuracy.execution}: {accuracy.why}"
+    rows = [("accuracy", text)]
+    if accuracy.execution_error is not None:
+        rows.append(("error", _figure(accuracy.execution_error)))
+    if accuracy.precision_error is not None:
+        rows.append(("precision", f"{accuracy.precision}: {_figure(accuracy.precision_error)}"))
+    else:
+        rows.append(("precision", accuracy.precision))
+    return rows
+
+
+def _figure(error: ErrorFigure) -> str:
+    level = "no difference" if error.psnr_db is None else f"at least {error.psnr_db:.1f} dB"
+    return (
+        f"{level}, largest {error.max_error * 255:.2f} of 255, against {error.against}"
+        f" ({error.tiles_sampled} of {error.tiles_total} tiles measured)"
+    )
+
+
+def _memory_line(memory: Memory) -> str:
+    verdict = "" if memory.within_budget else " OVER THE BUDGET"
+    return (
+        f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.budget_bytes)}{verdict}"
+        f" (expected {format_bytes(memory.predicted_bytes)},"
+        f" at most {format_bytes(memory.upper_bytes)})"
+    )

@@ -1,0 +1,178 @@
+"""`lowtide upscale` and `lowtide plan upscale`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowtide.cli.progress import ProgressLine
+from lowtide.cli.shell import guarded
+from lowtide.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import UpscaleReport
+
+_MAIN, _SIZE, _TILES, _FILES, _OUT = (
+    "Main", "Target size", "Overriding the plan", "Files", "Output",
+)  # fmt: skip
+
+
+class Precision(StrEnum):
+    """Values of --precision."""
+
+    auto, fp32, bf16, fp16 = "auto", "fp32", "bf16", "fp16"
+
+
+class Strategy(StrEnum):
+    """Values of --strategy."""
+
+    auto, whole, tiled = "auto", "whole", "tiled"
+
+
+class TiffCompression(StrEnum):
+    """Values of --tiff-compression."""
+
+    none, lzw, deflate = "none", "lzw", "deflate"
+
+
+def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+@guarded
+def upscale(
+    inputs: Annotated[list[str], typer.Argument(
+        help="Files, folders (their tree is mirrored) or quoted glob patterns.")],
+    output: Annotated[Path | None, _option("-o", "--output", panel=_MAIN, help=(
+        "A file for one input, else a folder. Nothing is overwritten without --force."))] = None,
+    model: Annotated[str | None, _option("-m", "--model", panel=_MAIN, help=(
+        "A bundled model or a file (.safetensors, .pth, .ckpt)."
+        " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
+    budget: Annotated[str, _option("-b", "--budget", panel=_MAIN, help=(
+        "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",
+    device: Annotated[str, _option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
+    dry_run: Annotated[bool, _option("--dry-run", panel=_MAIN,
+                                     help="Print the plan and stop.")] = False,
+    scale: Annotated[float | None, _option("-s", "--scale", panel=_SIZE, help=(
+        "Size of the result relative to the input; resized after the model if need be."))] = None,
+    width: Annotated[int | None, _option(panel=_SIZE, help=(
+        "Width of the result; the height follows unless --height is given too."))] = None,
+    height: Annotated[int | None, _option(panel=_SIZE, help="Height of the result.")] = None,
+    max_side: Annotated[int | None, _option(panel=_SIZE, help="Longer side of the result.")] = None,
+    precision: Annotated[Precision, _option(panel=_TILES, help=(
+        "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it."))] = Precision.auto,
+    strategy: Annotated[Strategy, _option(panel=_TILES, help=(
+        "whole runs the image at once, tiled in pieces."))] = Strategy.auto,
+    tile: Annotated[int | None, _option(panel=_TILES, metavar="PIXELS", help=(
+        "Side of the tiles, in input pixels."))] = None,
+    tile_auto: Annotated[bool, _option("--tile-auto", panel=_TILES, help=(
+        "Let the plan choose the tiles; the default, and contradicts --tile."))] = False,
+    tile_overlap: Annotated[int | None, _option(panel=_TILES, metavar="PIXELS", help=(
+        "Pixels that neighboring tiles share. Default: what the model's reach needs."))] = None,
+    tile_batch_size: Annotated[int | None, _option(panel=_TILES, metavar="N", help=(
+        "Tiles run at once."))] = None,
+    hann_blend: Annotated[bool | None, _option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
+        "Blend neighboring tiles over part of their overlap."
+        " Default: only where tiles differ from the whole."))] = None,
+    format: Annotated[str | None, _option(panel=_FILES, metavar="NAME", help=(
+        "png, jpg, webp, tif or avif for the results of a batch. Default: as the input."))] = None,
+    force: Annotated[bool, _option("--force", panel=_FILES,
+                                   help="Replace files and redo finished work.")] = False,
+    strip_metadata: Annotated[bool, _option("--strip-metadata", panel=_FILES, help=(
+        "Leave out EXIF, XMP and IPTC. The color profile stays: colors depend on it."))] = False,
+    max_pixels: Annotated[int, _option(panel=_FILES, help=(
+        "Refuse inputs with more pixels than this."))] = 1_000_000_000,
+    png_compression: Annotated[int, _option(panel=_FILES, help="0 fast to 9 small.")] = 3,
+    jpeg_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 95,
+    webp_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 90,
+    webp_lossless: Annotated[bool, _option("--webp-lossless", panel=_FILES,
+                                           help="Keep every WebP pixel as it is.")] = False,
+    avif_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 80,
+    tiff_compression: Annotated[TiffCompression, _option(
+        panel=_FILES, help="For TIFF.")] = TiffCompression.deflate,
+    host_budget: Annotated[str | None, _option(panel=_MAIN, help=(
+        "Host memory for a run on a GPU. Default: 60% of what is free."))] = None,
+    disk_budget: Annotated[str | None, _option(panel=_MAIN, help=(
+        "Disk for scratch files. Default: 90% of what is free."))] = None,
+    scratch: Annotated[Path | None, _option(panel=_FILES, help=(
+        "Folder for scratch files. Default: the output folder."))] = None,
+    report: Annotated[bool, _option("--report", panel=_OUT, help=(
+        "Keep a report beside each result, NAME.lowtide.json."))] = False,
+    as_json: Annotated[bool, _option("--json", panel=_OUT,
+                                     help="Print the report as JSON on stdout.")] = False,
+    quiet: Annotated[bool, _option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+) -> None:  # fmt: skip
+    """Upscale photographs within a memory budget.
+
+    The result equals that of the unconstrained model unless the report says otherwise, and
+    then it says by how much. A stopped folder goes on where it was.
+    """
+    if tile_auto and tile is not None:
+        raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
+    if output is None and not dry_run:
+        raise UsageError("where should the result go?", hint="add -o OUTPUT")
+    settings = dict(
+        model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
+        precision=precision.value, strategy=strategy.value, tile=tile, tile_overlap=tile_overlap,
+        tile_batch_size=tile_batch_size, hann_blend=hann_blend, format=format,
+        strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
+        jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
+        avif_quality=avif_quality, tiff_compression=tiff_compression.value,
+    )  # fmt: skip
+    budgets = dict(
+        budget=budget, host_budget=host_budget, disk_budget=disk_budget, scratch=scratch
+    )
+    line = ProgressLine(quiet=quiet)
+    try:
+        result = _work(inputs, output, dry_run, force, report, line, budgets, settings)
+    finally:
+        line.close()
+    _show(result, as_json=as_json)
+
+
+def _work(
+    inputs: list[str], output: Path | None, dry_run: bool, force: bool, sidecar: bool,
+    line: ProgressLine, budgets: dict[str, Any], settings: dict[str, Any],
+) -> UpscaleReport:  # fmt: skip
+    from lowtide.jobs import upscale as job
+
+    if dry_run:
+        return job.plan(inputs, output or Path("upscaled"), progress=line, **budgets, **settings)
+    assert output is not None
+    return job.upscale(
+        inputs, output, force=force, sidecar=sidecar, progress=line, **budgets, **settings
+    )
+
+
+def _show(result: UpscaleReport, *, as_json: bool) -> None:
+    from lowtide.cli.report import print_report
+
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        print_report(result)
+    if result.failures:
+        raise typer.Exit(4)
+
+
+def _planned() -> Any:
+    """The same command with the same options, always dry."""
+
+    @functools.wraps(upscale)
+    def plan(**kwargs: Any) -> None:
+        upscale(**{**kwargs, "dry_run": True})
+
+    shape = inspect.signature(upscale)
+    without = {"dry_run", "force", "report"}
+    kept = [item for name, item in shape.parameters.items() if name not in without]
+    plan.__signature__ = shape.replace(parameters=kept)  # pyright: ignore[reportAttributeAccessIssue]
+    plan.__doc__ = "What upscaling would do and use: reads headers only, writes nothing."
+    return plan
+
+
+plan = _planned()

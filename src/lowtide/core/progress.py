@@ -1,0 +1,53 @@
+"""Progress and cancellation, as plain callables so that any program can take part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from lowtide.core.errors import Cancelled
+
+Phase = Literal["load", "probe", "plan", "run", "write", "done"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One moment of a job.
+
+    ``done`` and ``total`` count output rows of the current image in phase ``run``; ``image``
+    and ``images`` number the inputs of a batch from 1. Bytes are what the run has added to
+    the process so far (CPU) or what the process holds on the device (CUDA).
+    """
+
+    phase: Phase
+    name: str = ""
+    done: int = 0
+    total: int = 0
+    image: int = 1
+    images: int = 1
+    elapsed: float = 0.0
+    memory_bytes: int = 0
+    peak_bytes: int = 0
+    budget_bytes: int = 0
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds left for this image, from its own pace; None before the first step."""
+        if not self.done or not self.total:
+            return None
+        return self.elapsed * (self.total - self.done) / self.done
+
+
+ProgressCallback = Callable[[Progress], None]
+Cancel = threading.Event | Callable[[], bool] | None
+
+
+def check_cancel(cancel: Cancel) -> None:
+    """Raise `Cancelled` when the caller's event is set or its callable returns true."""
+    if cancel is None:
+        return
+    stop = cancel.is_set() if isinstance(cancel, threading.Event) else cancel()
+    if stop:
+        raise Cancelled("stopped as asked; finished files are kept, partial ones are removed")

@@ -1,0 +1,84 @@
+"""What this machine has: versions, devices, extras, attention backends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from lowtide.attention.availability import backends
+from lowtide.jobs.report import versions
+from lowtide.memory.meter import available_host_bytes
+from lowtide.memory.store import cache_folder
+
+
+def examine() -> dict[str, Any]:
+    """Plain data for people and for bug reports; takes no memory on any device."""
+    return {
+        "schema_version": 1,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": {**versions(), "spandrel": importlib.metadata.version("spandrel")},
+        "devices": [_cpu(), *_gpus()],
+        "disk_free_bytes": shutil.disk_usage(Path()).free,
+        "cache": str(cache_folder()),
+        "extras": _extras(),
+        "attention": [vars(backend) for backend in backends()],
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    import torch
+
+    return {
+        "name": "cpu",
+        "what": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "free_bytes": available_host_bytes(),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        found.append({
+            "name": f"cuda:{index}",
+            "what": f"{facts.name}, compute capability {facts.major}.{facts.minor}",
+            "free_bytes": torch.cuda.mem_get_info(index)[0],
+            "total_bytes": facts.total_memory,
+        })  # fmt: skip
+    return found
+
+
+def _extras() -> list[dict[str, Any]]:
+    """Each extra of this installation: complete, or the packages it lacks."""
+    metadata = importlib.metadata.metadata("lowtide")
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
+    rows = []
+    for extra in metadata.get_all("Provides-Extra") or []:
+        needed = [
+            requirement.name for requirement in requirements
+            if requirement.marker is not None
+            and requirement.marker.evaluate({"extra": extra})
+            and not requirement.marker.evaluate({"extra": ""})
+        ]  # fmt: skip
+        missing = [name for name in needed if not _installed(name)]
+        rows.append({
+            "name": extra, "complete": not missing, "missing": missing,
+            "fix": f"pip install 'lowtide[{extra}]'" if missing else "",
+        })  # fmt: skip
+    return rows
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""From names to something that can run: device, precision, model, measured costs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.progress import Cancel
+from lowtide.core.rows import ImageInfo
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.store import CostStore
+from lowtide.models import Model, ModelDescriptor, load
+from lowtide.streaming.pricing import Picture, Shape
+from lowtide.streaming.probe import probe
+from lowtide.streaming.step import Network
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Prepared:
+    """A model on its device, with what it costs."""
+
+    descriptor: ModelDescriptor
+    network: Network
+    shape: Shape
+    costs: ModelCosts
+    precision: str
+
+    def picture(self, info: ImageInfo, codec_bytes: int, scratch_bytes: int) -> Picture:
+        """An image as pricing wants it, padded by the model's size rule."""
+        rows, columns = self.descriptor.size.padding(info.height, info.width)
+        return Picture(
+            info, (info.height + rows, info.width + columns), codec_bytes, scratch_bytes
+        )
+
+
+def resolve_device(name: str) -> str:
+    """``"auto"`` to the first CUDA device or the CPU; others are checked.
+
+    Raises `UsageError` for a device this machine does not have.
+    """
+    if name == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name!r} is not known", hint="--device cpu or --device cuda:0")
+    if device.type == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices",
+            hint="`lowtide doctor` lists what there is; --device cpu always works",
+        )
+    return f"cuda:{device.index or 0}"
+
+
+def resolve_precision(wanted: str, model: ModelDescriptor, device: str) -> str:
+    """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
+    allowed = {"fp32", *(["bf16"] if model.supports_bfloat16 else [])}
+    if model.supports_half:
+        allowed.add("fp16")
+    if wanted == "auto":
+        if device == "cpu":
+            return "fp32"
+        major, _ = torch.cuda.get_device_capability(device)
+        gains = ["bf16"] if major >= 8 else ["fp16"]
+        return next((name for name in gains if name in allowed), "fp32")
+    if wanted not in allowed:
+        raise UsageError(
+            f"{model.name} ({model.architecture}) does not run in {wanted}",
+            hint=f"--precision {' or '.join(sorted(allowed))}",
+        )
+    return wanted
+
+
+def prepare(
+    settings: UpscaleSettings, *, device: str, costs: ModelCosts | None = None,
+    limit_bytes: int | None = None, cancel: Cancel = None,
+) -> Prepared:  # fmt: skip
+    """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
+
+    A probe stays below ``limit_bytes``; one that this cut short is not stored. Raises
+    `ModelError` and `UsageError`.
+    """
+    model = load(settings.model_name)
+    descriptor = model.descriptor
+    if descriptor.scale < 1:
+        raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
+    precision = resolve_precision(settings.precision, descriptor, device)
+    network = _network(model, device, precision)
+    shape = Shape(
+        scale=descriptor.scale,
+        in_channels=descriptor.in_channels,
+        out_channels=descriptor.out_channels,
+        align=descriptor.size.multiple_of,
+        minimum=descriptor.size.minimum,
+        square=descriptor.size.square,
+    )
+    same = (descriptor.sha256, device, precision)
+    if costs is None or (costs.sha256, costs.device, costs.precision) != same:
+        store = CostStore()
+        key = store.key(descriptor.sha256, device, precision)
+        costs = store.get(key)
+        if costs is None:
+            costs, complete = probe(
+                network, sha256=descriptor.sha256, weight_bytes=model.descriptor.weight_bytes,
+                align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
+                cancel=cancel,
+            )  # fmt: skip
+            if complete:
+                store.put(key, costs)
+    network = _lay_out(network, model, costs.channels_last)
+    return Prepared(model.descriptor, network, shape, costs, precision)
+
+
+def _network(model: Model, device: str, precision: str) -> Network:
+    facts, dtype = model.descriptor, _DTYPES[precision]
+    twin = None
+    if dtype != torch.float32:
+        twin = _fp32_twin(copy.deepcopy(model), device)
+    model.to(device=device, dtype=dtype)
+    return Network(
+        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
+        out_channels=facts.out_channels, device=device, dtype=dtype, exact_forward=twin,
+    )  # fmt: skip
+
+
+def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
+    """The model in fp32, moved to the device only when it is first called for."""
+    return functools.partial(model.module.to, device)
+
+
+def _lay_out(network: Network, model: Model, channels_last: bool) -> Network:
+    if not channels_last:
+        return network
+    model.to(memory_format=torch.channels_last)
+    return Network(**{**network.__dict__, "channels_last": True})

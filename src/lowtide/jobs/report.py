@@ -1,0 +1,111 @@
+"""What a job says afterwards: plain data, printed as text or JSON, kept beside the output."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from lowtide._version import __version__
+from lowtide.memory.plan import LedgerRow, Plan
+
+REPORT_SUFFIX = ".lowtide.json"
+
+
+class ErrorFigure(BaseModel):
+    """A measured error: at least ``psnr_db``, at most ``max_error`` seen, on a scale of 0..1."""
+
+    psnr_db: float | None  # None: no difference at all
+    max_error: float
+    tiles_sampled: int
+    tiles_total: int
+    against: str
+
+
+class Accuracy(BaseModel):
+    """Execution against the whole run at the same precision; precision against fp32."""
+
+    execution: Literal["exact", "bounded"]
+    why: str
+    execution_error: ErrorFigure | None = None
+    precision: str = "fp32"
+    precision_error: ErrorFigure | None = None
+
+
+class Memory(BaseModel):
+    """Predicted beside measured, in bytes on the compute device."""
+
+    budget_bytes: int
+    predicted_bytes: int
+    upper_bytes: int
+    peak_bytes: int
+    high_water_bytes: int | None
+    within_budget: bool
+    measured_as: str
+    ledger: tuple[LedgerRow, ...]
+
+
+class ImageReport(BaseModel):
+    """One image: what was done, how accurately, in what memory and time."""
+
+    input: str
+    output: str
+    status: Literal["done", "skipped", "failed", "planned"]
+    width: int = 0
+    height: int = 0
+    out_width: int = 0
+    out_height: int = 0
+    plan: Plan | None = None
+    accuracy: Accuracy | None = None
+    memory: Memory | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    notes: list[str] = []
+    events: list[str] = []
+    error: str | None = None
+    hint: str | None = None
+
+
+class UpscaleReport(BaseModel):
+    """A whole job."""
+
+    schema_version: Literal[1] = 1
+    lowtide: str = __version__
+    model: dict[str, Any] = {}
+    device: str = "cpu"
+    versions: dict[str, str] = {}
+    images: list[ImageReport] = []
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[ImageReport]:
+        """The images that were not done."""
+        return [image for image in self.images if image.status == "failed"]
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that decides the numbers."""
+    import pyvips
+    import torch
+
+    return {
+        "lowtide": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def write_sidecar(report: UpscaleReport, image: ImageReport) -> Path:
+    """Save one image's report beside its output; returns the file's name."""
+    path = Path(image.output + REPORT_SUFFIX)
+    data = report.model_dump(mode="json", exclude={"images"})
+    data["image"] = image.model_dump(mode="json")
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(json.dumps(data, indent=2) + "\n")
+    draft.replace(path)
+    return path

@@ -1,0 +1,136 @@
+"""What a person can set for an upscaling job, checked once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lowtide.core.errors import UsageError
+from lowtide.core.rows import ImageInfo
+from lowtide.media import EncodeOptions
+from lowtide.streaming.pricing import Wishes
+
+DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
+
+# What changes how fast a file is made, or where from, but not which file it is.
+_NOT_IN_HASH = {"device", "max_pixels", "model"}
+
+
+class UpscaleSettings(BaseModel):
+    """Everything about an upscaling job except its files and its budget.
+
+    The target size is one of ``scale``, ``width`` and/or ``height`` (one keeps the aspect
+    ratio, both are taken as they are), or ``max_side``; none means the model's own scale.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = None
+    scale: float | None = Field(None, gt=0, le=64)
+    width: int | None = Field(None, ge=1)
+    height: int | None = Field(None, ge=1)
+    max_side: int | None = Field(None, ge=1)
+    format: str | None = None
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    strategy: Literal["auto", "whole", "tiled"] = "auto"
+    tile: int | None = Field(None, ge=1)
+    tile_overlap: int | None = Field(None, ge=0)
+    tile_batch_size: int | None = Field(None, ge=1, le=256)
+    hann_blend: bool | None = None
+    strip_metadata: bool = False
+    max_pixels: int = Field(1_000_000_000, ge=1)
+    png_compression: int = Field(3, ge=0, le=9)
+    jpeg_quality: int = Field(95, ge=1, le=100)
+    webp_quality: int = Field(90, ge=1, le=100)
+    webp_lossless: bool = False
+    avif_quality: int = Field(80, ge=1, le=100)
+    tiff_compression: Literal["none", "lzw", "deflate"] = "deflate"
+
+    @classmethod
+    def of(cls, **values: Any) -> UpscaleSettings:
+        """Settings from keywords; `UsageError` in plain words for what does not fit."""
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = "--" + str(problem["loc"][0]).replace("_", "-")
+            raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        ways = {
+            "--scale": self.scale is not None,
+            "--width/--height": self.width is not None or self.height is not None,
+            "--max-side": self.max_side is not None,
+        }
+        chosen = [name for name, given in ways.items() if given]
+        if len(chosen) > 1:
+            raise UsageError(
+                f"{' and '.join(chosen)} contradict each other", hint=f"keep {chosen[0]} only"
+            )
+        tiling = self.tile or self.tile_overlap or self.tile_batch_size or self.hann_blend
+        if self.strategy == "whole" and tiling:
+            raise UsageError(
+                "--strategy whole has no tiles, but an option for tiles was given",
+                hint="drop the tile options, or use --strategy tiled",
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The model asked for, or the bundled one that suits the target size."""
+        if self.model is not None:
+            return self.model
+        return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
+
+    @property
+    def wishes(self) -> Wishes:
+        """The part that the planner must respect."""
+        tiled = self.tile is not None and self.strategy == "auto"
+        return Wishes(
+            strategy="tiled" if tiled else self.strategy,
+            tile=self.tile,
+            overlap=self.tile_overlap,
+            batch=self.tile_batch_size,
+            hann_blend=self.hann_blend,
+        )
+
+    @property
+    def encode(self) -> EncodeOptions:
+        """The part that the encoders take."""
+        return EncodeOptions(
+            png_compression=self.png_compression,
+            jpeg_quality=self.jpeg_quality,
+            webp_quality=self.webp_quality,
+            webp_lossless=self.webp_lossless,
+            avif_quality=self.avif_quality,
+            tiff_compression=self.tiff_compression,
+        )
+
+    def target_size(self, info: ImageInfo, model_scale: int) -> tuple[int, int]:
+        """(width, height) of the file to write for an image like ``info``."""
+        if self.width is not None and self.height is not None:
+            return self.width, self.height
+        if self.width is not None:
+            factor = self.width / info.width
+        elif self.height is not None:
+            factor = self.height / info.height
+        elif self.max_side is not None:
+            factor = self.max_side / max(info.width, info.height)
+        else:
+            factor = self.scale or model_scale
+        return _scaled(info.width, factor), _scaled(info.height, factor)
+
+    def content_hash(self, model_sha256: str, precision: str) -> str:
+        """SHA-256 of all that decides the bytes of the result, apart from the input."""
+        values = self.model_dump_json(exclude=_NOT_IN_HASH)
+        return hashlib.sha256(f"{model_sha256} {precision} {values}".encode()).hexdigest()
+
+
+def _scaled(side: int, factor: float) -> int:
+    # A tolerance, so that 0.1 + 0.2 kinds of factors do not lose a pixel.
+    return max(1, math.floor(side * factor + 0.5 + 1e-9))

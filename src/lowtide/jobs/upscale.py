@@ -1,0 +1,226 @@
+"""Upscaling files and folders inside a budget: the job behind the command and the function."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lowtide.core.errors import ImageError, LowtideError, UsageError
+from lowtide.core.hashing import file_sha256
+from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.jobs.image import Context, run_image
+from lowtide.jobs.journal import Journal
+from lowtide.jobs.planning import plan_image
+from lowtide.jobs.prepare import prepare, resolve_device
+from lowtide.jobs.report import ImageReport, UpscaleReport, versions, write_sidecar
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.media.discover import Job, discover
+from lowtide.memory.budget import Budget
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.meter import open_meter
+
+Inputs = str | Path | Sequence[str | Path]
+
+
+def upscale(
+    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
+    host_budget: str | int | None = None, disk_budget: str | int | None = None,
+    scratch: str | Path | None = None, force: bool = False, sidecar: bool = False,
+    progress: ProgressCallback | None = None, cancel: Cancel = None, **settings: Any,
+) -> UpscaleReport:  # fmt: skip
+    """Upscale images within a byte budget.
+
+    ``inputs`` are files, folders (their tree is mirrored) or glob patterns; ``output`` is a
+    file for one file, else a folder. ``budget`` is ``"6GiB"``, ``"80%"`` of what is free,
+    ``"auto"`` or bytes. Further keywords are the fields of `UpscaleSettings`: ``model``,
+    ``scale``, ``width``, ``height``, ``max_side``, ``precision``, ``strategy``, ``tile``, ...
+
+    Results equal the unconstrained run unless the report's accuracy says ``bounded``, and then
+    it says by how much. An image that fails in a batch is reported (``report.failures``) and the
+    others are done; the error of a single image is raised. Work stops at `Cancelled` when
+    ``cancel`` says so, with nothing half-written left behind.
+
+    Raises `UsageError`, `ImageError`, `ModelError`, `BudgetError`, `OutputError`, `Cancelled`.
+    """
+    chosen = UpscaleSettings.of(**settings)
+    started = time.perf_counter()
+    jobs, folder = _find(inputs, Path(output), chosen)
+    device = resolve_device(chosen.device)
+    versions()  # the libraries are loaded before the meter takes its baseline
+    meter = open_meter(device)
+    meter.start()
+    try:
+        with _open_journal(folder) as journal:
+            parsed, costs = _pinned(journal, budget, device, host_budget, disk_budget, scratch)
+            _tell(progress, "load", chosen.model_name)
+            prepared = prepare(
+                chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
+                cancel=cancel,
+            )
+            if journal is not None:
+                journal.set_pin(_pin(parsed, prepared.costs))
+            context = Context(
+                prepared, chosen, parsed, meter, progress, cancel,
+                Path(scratch) if scratch else folder or Path(output).parent, len(jobs),
+            )  # fmt: skip
+            report = UpscaleReport(
+                model=prepared.descriptor.to_dict(), device=device, versions=versions()
+            )
+            key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
+            for index, job in enumerate(jobs, start=1):
+                check_cancel(cancel)
+                image = _one(context, job, index, journal, key, force, alone=len(jobs) == 1)
+                report.images.append(image)
+                if sidecar and image.status == "done":
+                    write_sidecar(report, image)
+    finally:
+        meter.stop()
+    report.seconds = time.perf_counter() - started
+    _tell(progress, "done", "")
+    return report
+
+
+def plan(
+    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
+    host_budget: str | int | None = None, disk_budget: str | int | None = None,
+    scratch: str | Path | None = None, progress: ProgressCallback | None = None,
+    cancel: Cancel = None, **settings: Any,
+) -> UpscaleReport:  # fmt: skip
+    """What `upscale` would do with the same arguments, without running or writing anything.
+
+    Each image of the report has status ``planned`` and its `Plan`, or ``failed`` and why. The
+    model is probed if it never was on this machine. Raises as `upscale` does.
+    """
+    chosen = UpscaleSettings.of(**settings)
+    jobs, _ = _find(inputs, Path(output), chosen)
+    device = resolve_device(chosen.device)
+    parsed = Budget.parse(
+        budget, device=device, host=host_budget, disk=disk_budget,
+        scratch=Path(scratch) if scratch else Path(output),
+    )  # fmt: skip
+    _tell(progress, "load", chosen.model_name)
+    prepared = prepare(
+        chosen, device=device, limit_bytes=parsed.device_bytes // 2, cancel=cancel
+    )
+    report = UpscaleReport(
+        model=prepared.descriptor.to_dict(), device=device, versions=versions()
+    )
+    for job in jobs:
+        check_cancel(cancel)
+        try:
+            task = plan_image(job.source, job.target, prepared, chosen, parsed)
+        except LowtideError as error:
+            if len(jobs) == 1:
+                raise
+            report.images.append(_failed(job, error))
+            continue
+        report.images.append(ImageReport(
+            input=str(job.source), output=str(job.target), status="planned",
+            width=task.facts.info.width, height=task.facts.info.height,
+            out_width=task.written.width, out_height=task.written.height,
+            plan=task.plan, notes=task.notes,
+        ))  # fmt: skip
+    return report
+
+
+def _find(inputs: Inputs, output: Path, settings: UpscaleSettings) -> tuple[list[Job], Path | None]:
+    """The jobs, and the folder that gets a journal (None for one file to one file)."""
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    jobs = discover(given, output, format=settings.format)
+    alone = len(jobs) == 1 and jobs[0].target == output
+    return jobs, None if alone else output
+
+
+def _one(
+    context: Context, job: Job, index: int, journal: Journal | None, settings_key: str,
+    force: bool, *, alone: bool,
+) -> ImageReport:  # fmt: skip
+    """One image of the job: skipped, done, or failed with its reason."""
+    try:
+        key = f"{_content(job.source)}-{settings_key}" if journal is not None else ""
+        if journal is not None and not force and journal.finished(job.target, key):
+            return ImageReport(input=str(job.source), output=str(job.target), status="skipped")
+        _refuse_overwriting(job.target, journal, force)
+        begin = (lambda: journal.begin(job.target, key)) if journal is not None else None
+        image = run_image(context, job.source, job.target, index, begin)
+        if journal is not None:
+            journal.done(job.target, key)
+        return image
+    except LowtideError as error:
+        # A stop concerns the whole job; a single image has nobody else to go on for.
+        if alone or error.exit_code == 130:
+            raise
+        return _failed(job, error)
+
+
+def _content(source: Path) -> str:
+    try:
+        return file_sha256(source)
+    except OSError as error:
+        raise ImageError(f"{source}: cannot be read: {error.strerror}") from error
+
+
+def _refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
+    if force or not target.exists():
+        return
+    if journal is not None and journal.owns(target):
+        raise UsageError(
+            f"{target} was made from another input or with other settings",
+            hint="--force to make it again, or another output folder",
+        )
+    raise UsageError(f"{target} exists already", hint="--force to replace it")
+
+
+def _failed(job: Job, error: LowtideError) -> ImageReport:
+    return ImageReport(
+        input=str(job.source), output=str(job.target), status="failed",
+        error=error.message, hint=error.hint,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _open_journal(folder: Path | None):
+    if folder is None:
+        yield None
+        return
+    with Journal(folder) as journal:
+        journal.remove_parts()
+        yield journal
+
+
+def _pinned(
+    journal: Journal | None, budget: str | int | Budget, device: str,
+    host: str | int | None, disk: str | int | None, scratch: str | Path | None,
+) -> tuple[Budget, ModelCosts | None]:  # fmt: skip
+    """The budget, and the costs of the run that began this folder if all else is equal.
+
+    Costs are measured and so differ a little each time; with the pinned ones a resumed file is
+    planned, and so made, as in an undisturbed run.
+    """
+    parsed = Budget.parse(
+        budget, device=device, host=host, disk=disk,
+        scratch=Path(scratch) if scratch else journal.folder if journal else None,
+    )  # fmt: skip
+    pin = journal.pin if journal is not None else {}
+    if pin.get("versions") != versions():
+        return parsed, None
+    costs = ModelCosts.model_validate(pin["costs"])
+    automatic = isinstance(budget, str) and (budget == "auto" or budget.endswith("%"))
+    if automatic and pin["device"] == device:
+        parsed = Budget(pin["device_bytes"], pin["host_bytes"], parsed.disk_bytes, device)
+    return parsed, costs
+
+
+def _pin(budget: Budget, costs: ModelCosts) -> dict[str, Any]:
+    return {
+        "device": budget.device, "device_bytes": budget.device_bytes,
+        "host_bytes": budget.host_bytes, "versions": versions(), "costs": costs.model_dump(),
+    }  # fmt: skip
+
+
+def _tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:
+    if progress is not None:
+        progress(Progress(phase, name))

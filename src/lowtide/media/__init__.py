@@ -1,0 +1,66 @@
+"""Image files as streams of rows, in and out.
+
+`inspect_image` and `output_cost` tell what reading and writing take before anything is done,
+`open_image` and `open_sink` do it. `lowtide.media.discover.discover` finds the files; it is not
+exported here because the module of that name would hide it. libvips is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lowtide.media.discover import Job
+    from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
+    from lowtide.media.formats import FORMATS, SUFFIXES, Format, check_output, output_sample
+    from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, inspect_image
+    from lowtide.media.image_sink import ImageSink, open_sink
+    from lowtide.media.image_source import ImageSource, open_image
+    from lowtide.media.metadata import Metadata
+
+_HOMES = {
+    "FORMATS": "formats",
+    "MAX_PIXELS": "image_facts",
+    "SUFFIXES": "formats",
+    "EncodeOptions": "encode",
+    "Format": "formats",
+    "ImageFacts": "image_facts",
+    "ImageSink": "image_sink",
+    "ImageSource": "image_source",
+    "Job": "discover",
+    "Metadata": "metadata",
+    "OutputCost": "encode",
+    "check_output": "formats",
+    "inspect_image": "image_facts",
+    "open_image": "image_source",
+    "open_sink": "image_sink",
+    "output_cost": "encode",
+    "output_sample": "formats",
+}
+
+__all__ = [
+    "FORMATS",
+    "MAX_PIXELS",
+    "SUFFIXES",
+    "EncodeOptions",
+    "Format",
+    "ImageFacts",
+    "ImageSink",
+    "ImageSource",
+    "Job",
+    "Metadata",
+    "OutputCost",
+    "check_output",
+    "inspect_image",
+    "open_image",
+    "open_sink",
+    "output_cost",
+    "output_sample",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,54 @@
+"""How this room sets libvips up, and what it has to do around it."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pyvips
+
+from lowtide.core.heap import trim_heap
+
+# libvips keeps 256 rows and more per worker between the stages of a pipeline, so its memory grows
+# with the number of cores; and the AVIF encoder cuts its work by this number, so that the bytes
+# of a file would depend on the machine. Two workers keep both fixed.
+WORKERS = 2
+
+_TRIM_EVERY = 2 << 20
+# Lines that say nothing, and one that fills pages when a file ends early.
+_EMPTY_TALK = re.compile(r": bad seek to \d|^system error: Unknown error")
+
+
+@functools.cache
+def configure() -> None:
+    """Make libvips streaming-only: no operation cache, a fixed small number of workers."""
+    pyvips.cache_set_max(0)
+    pyvips.cache_set_max_mem(0)
+    # pyvips makes this one at run time, out of sight of type checkers.
+    pyvips.concurrency_set(WORKERS)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class HeapTrimmer:
+    """Gives freed pixel buffers back to the system every few megabytes.
+
+    libvips takes its row buffers from glibc with an alignment, and glibc cannot reuse a freed
+    aligned block for the next one of the same size: without this, three times the memory in use
+    stays resident.
+    """
+
+    def __init__(self) -> None:
+        self._pending = 0
+
+    def add(self, count: int) -> None:
+        """Note that ``count`` bytes passed through; returns free pages when enough have."""
+        self._pending += count
+        if self._pending >= _TRIM_EVERY:
+            self._pending = 0
+            trim_heap()
+
+
+def reason(error: pyvips.Error) -> str:
+    """What libvips said last, on one line and without its repetitions."""
+    lines = (line.strip() for line in str(error.detail or error.message).splitlines())
+    unique = dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line))
+    return "; ".join(list(unique)[-2:]) or error.message

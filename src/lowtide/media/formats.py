@@ -1,0 +1,128 @@
+"""The image formats Lowtide reads and writes, and what each of them can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowtide.core.errors import OutputError, UsageError
+from lowtide.core.rows import ImageInfo, SampleType
+
+
+@dataclass(frozen=True)
+class Format:
+    """What one file format can hold, as the bundled encoder writes it.
+
+    ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
+    the sample types it stores; ``bits`` is the most bits it keeps of an integer sample. ``gray``
+    is false where a gray image is stored as RGB. ``keeps`` names the metadata that survives
+    writing, among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
+    """
+
+    name: str
+    loader: str
+    suffixes: tuple[str, ...]
+    max_side: int
+    samples: tuple[SampleType, ...]
+    bits: int
+    alpha: bool
+    gray: bool
+    keeps: frozenset[str]
+
+
+# The sides are what the bundled encoders accept, which is less than some file formats allow:
+# libvips stops at 10**8, libjpeg at 65,500 and the AVIF writer at 16,384.
+PNG = Format(
+    "PNG", "pngload", (".png",), 10**8, ("uint8", "uint16"), 16, True, True,
+    frozenset({"icc", "exif", "xmp", "resolution"}),
+)  # fmt: skip
+JPEG = Format(
+    "JPEG", "jpegload", (".jpg", ".jpeg", ".jpe", ".jfif"), 65_500, ("uint8",), 8, False, True,
+    frozenset({"icc", "exif", "xmp", "iptc", "resolution"}),
+)  # fmt: skip
+WEBP = Format(
+    "WebP", "webpload", (".webp",), 16_383, ("uint8",), 8, True, False,
+    frozenset({"icc", "exif", "xmp"}),
+)  # fmt: skip
+TIFF = Format(
+    "TIFF", "tiffload", (".tif", ".tiff"), 10**8, ("uint8", "uint16", "float32"), 16, True, True,
+    frozenset({"icc", "xmp", "iptc", "resolution"}),
+)  # fmt: skip
+AVIF = Format(
+    "AVIF", "heifload", (".avif",), 16_384, ("uint8", "uint16"), 12, True, False,
+    frozenset({"icc", "exif", "xmp"}),
+)  # fmt: skip
+
+FORMATS: tuple[Format, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
+_BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
+SUFFIXES: tuple[str, ...] = tuple(_BY_SUFFIX)
+
+
+def format_of_suffix(suffix: str) -> Format | None:
+    """The format a file name suffix stands for, in any case, with or without its dot."""
+    return _BY_SUFFIX.get("." + suffix.lower().lstrip("."))
+
+
+def output_format(path: Path | str) -> Format:
+    """The format that ``path`` asks for by its suffix; `UsageError` if it is none we write."""
+    target = Path(path)
+    entry = format_of_suffix(target.suffix) if target.suffix else None
+    if entry is None:
+        ending = f"the suffix {target.suffix!r}" if target.suffix else "no suffix"
+        raise UsageError(
+            f"{target}: {ending} does not name an image format Lowtide writes",
+            hint=f"use one of {', '.join(SUFFIXES)}",
+        )
+    return entry
+
+
+def check_output(path: Path | str, info: ImageInfo) -> Format:
+    """Check that ``path`` can hold an image like ``info``, and return its format.
+
+    Raises `UsageError` for a suffix that names no supported format, and `OutputError` for an
+    image that the format cannot hold: too wide, too high, or with an alpha it has no place for.
+    """
+    entry = output_format(path)
+    if info.alpha and not entry.alpha:
+        raise OutputError(
+            f"{path}: {entry.name} cannot store transparency and the image has an alpha band",
+            hint="write PNG, WebP, TIFF or AVIF",
+        )
+    if max(info.width, info.height) > entry.max_side:
+        raise OutputError(
+            f"{path}: the image is {info.width:,} x {info.height:,} pixels and {entry.name} "
+            f"holds at most {entry.max_side:,} on a side",
+            hint=f"write {_formats_for(info)}",
+        )
+    return entry
+
+
+def _formats_for(info: ImageInfo) -> str:
+    side = max(info.width, info.height)
+    names = [f.name for f in FORMATS if side <= f.max_side and (f.alpha or not info.alpha)]
+    lossless_first = sorted(names, key=lambda name: name not in (PNG.name, TIFF.name))
+    return " or ".join(lossless_first) if lossless_first else "a smaller image"
+
+
+def output_sample(entry: Format, sample: SampleType) -> tuple[SampleType, str | None]:
+    """The sample type that ``entry`` stores for rows of type ``sample``, and what is lost.
+
+    The second value is a sentence for people, or None when every level survives. Compression
+    losses are not counted.
+    """
+    if sample in entry.samples and (sample != "uint16" or entry.bits == 16):
+        return sample, None
+    stored: SampleType = "uint8" if entry.bits == 8 else "uint16"
+    if sample == "float32":
+        return stored, (
+            f"{entry.name} stores {entry.bits} bits per sample; the float samples are clipped "
+            f"to 0..1 and rounded"
+        )
+    if entry.bits < 16 and stored == "uint16":
+        return stored, (
+            f"AVIF holds at most {entry.bits} bits per sample; the 16-bit samples are rounded"
+        )
+    return (
+        stored,
+        f"{entry.name} stores {entry.bits} bits per sample; the 16-bit samples are rounded",
+    )

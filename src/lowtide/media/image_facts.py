@@ -1,0 +1,178 @@
+"""What an image file is and what reading it takes, from its header alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pyvips
+
+from lowtide.core.errors import ImageError
+from lowtide.core.rows import ImageInfo
+from lowtide.media import prices
+from lowtide.media._libvips import configure, reason
+from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
+from lowtide.media.pixels import info_of, normalize
+from lowtide.media.sniff import HEAD_BYTES, describe, identify
+from lowtide.media.spool import spool_bytes, spool_memory, upright_info
+from lowtide.media.tiff_header import largest_piece
+
+MAX_PIXELS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """An image file, as its header describes it.
+
+    ``info`` is the image as shown, after its orientation; ``orientation`` is the EXIF value
+    1 to 8 that is applied to get there. ``resident_bytes`` is an upper bound on the host memory
+    that reading takes, besides the rows that are asked for, and ``why`` says what it consists
+    of. ``scratch_bytes`` is the disk space needed to turn the image. ``notes`` are sentences
+    about everything that is not taken as stored.
+    """
+
+    info: ImageInfo
+    format: str
+    orientation: int
+    resident_bytes: int
+    scratch_bytes: int
+    why: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A decoder at the top of a file: ``stored`` is the image as it lies in the file."""
+
+    image: pyvips.Image
+    stored: ImageInfo
+    facts: ImageFacts
+
+
+def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
+    """Facts about an image file, read from its header.
+
+    Raises `ImageError` for a file that is missing, unreadable, not an image in a supported
+    format, damaged in its header, or larger than ``max_pixels``.
+    """
+    return open_decoder(Path(path), max_pixels).facts
+
+
+def open_decoder(path: Path, max_pixels: int) -> Opened:
+    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`."""
+    configure()
+    kind = _identify(path)
+    try:
+        loader = getattr(pyvips.Image, kind.loader)
+        # "error" also covers truncation. One level up, "warning", would reject the many files
+        # with harmless flaws, such as extra bytes between JPEG markers.
+        header = loader(str(path), access="sequential", fail_on="error")
+        _check_size(path, header, max_pixels)
+        orientation = _orientation(header)
+        image, notes = normalize(header, path)
+        stored = info_of(image)
+    except pyvips.Error as error:
+        raise ImageError(
+            f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
+        ) from error
+    resident, why = _decoding_cost(path, kind, header, stored)
+    scratch = spool_bytes(stored, orientation)
+    if scratch:
+        resident += spool_memory(stored, orientation)
+        why += ", and a block of rows to turn the image by its EXIF orientation"
+    facts = ImageFacts(
+        info=upright_info(stored, orientation),
+        format=kind.name,
+        orientation=orientation,
+        resident_bytes=resident,
+        scratch_bytes=scratch,
+        why=why,
+        notes=(*_header_notes(header), *notes),
+    )
+    return Opened(image, stored, facts)
+
+
+def _identify(path: Path) -> Format:
+    try:
+        if path.is_dir():
+            raise ImageError(
+                f"{path}: this is a folder, not an image",
+                hint="give an image file, or the folder as a batch input",
+            )
+        if path.exists() and not path.is_file():
+            raise ImageError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError as error:
+        raise ImageError(f"{path}: no such file") from error
+    except PermissionError as error:
+        raise ImageError(f"{path}: no permission to read this file") from error
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{path}: cannot be read ({error})") from error
+    if not head:
+        raise ImageError(f"{path}: the file is empty (0 bytes)")
+    kind = identify(head)
+    if kind is None:
+        names = ", ".join(entry.name for entry in FORMATS)
+        raise ImageError(f"{path}: this is {describe(head)}", hint=f"convert it to one of {names}")
+    return kind
+
+
+def _check_size(path: Path, image: pyvips.Image, max_pixels: int) -> None:
+    pixels = image.width * image.height
+    if pixels > max_pixels:
+        raise ImageError(
+            f"{path}: {image.width:,} x {image.height:,} is {pixels:,} pixels and the limit is "
+            f"{max_pixels:,}",
+            hint=f"--max-pixels {pixels} if this size is meant",
+        )
+
+
+def _field(image: pyvips.Image, name: str, default: object) -> object:
+    return image.get(name) if image.get_typeof(name) else default
+
+
+def _orientation(image: pyvips.Image) -> int:
+    # The AVIF loader turns the image by the container's own flag and removes this field.
+    value = cast(int, _field(image, "orientation", 1))
+    return value if 1 <= value <= 8 else 1
+
+
+def _header_notes(image: pyvips.Image) -> list[str]:
+    notes: list[str] = []
+    pages = cast(int, _field(image, "n-pages", 1))
+    if pages > 1:
+        notes.append(f"page 1 of {pages} read")
+    bits = cast(int, _field(image, "bits-per-sample", 8))
+    if _field(image, "palette", 0):
+        notes.append("palette expanded")
+    elif bits < 8:
+        notes.append(f"{bits}-bit samples expanded to 8 bits")
+    return notes
+
+
+def _decoding_cost(
+    path: Path, kind: Format, header: pyvips.Image, info: ImageInfo
+) -> tuple[int, str]:
+    rows = prices.window(info)
+    if kind is JPEG:
+        # The file is mapped into memory while it is read.
+        rows += path.stat().st_size
+    if kind is JPEG and _field(header, "jpeg-multiscan", 0):
+        subsampling = str(_field(header, "jpeg-chroma-subsample", ""))
+        held = prices.jpeg_coefficients(info, header.bands, subsampling)
+        return rows + held, "a progressive JPEG is decoded from coefficients of the whole image"
+    if kind is PNG and _field(header, "interlaced", 0):
+        return rows + info.height * info.row_bytes, "an interlaced PNG is decoded as a whole"
+    if kind is WEBP:
+        held = prices.webp_decoding(info, path.stat().st_size)
+        return rows + held, "a WebP is decoded as a whole"
+    if kind is AVIF:
+        return rows + prices.avif_decoding(info), "an AVIF is decoded as a whole"
+    if kind is TIFF:
+        tile_height = cast(int, _field(header, "tile-height", 0))
+        held = largest_piece(path)
+        rows = prices.window(info, prices.tiled_rows(tile_height))
+        return rows + held, "a TIFF is decoded by strips or rows of tiles"
+    return rows, f"this {kind.name} is decoded by rows"

@@ -1,0 +1,239 @@
+"""Images as row sinks: encoded while the rows arrive, renamed into place when complete.
+
+The rows go as an uncompressed PNG through a pipe to a thread in which libvips reads that pipe
+as it would read a file, and encodes. Neither side holds more than a window of rows unless the
+output format needs the whole frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyvips
+
+from lowtide.core.errors import OutputError
+from lowtide.core.rows import ImageInfo
+from lowtide.media._libvips import HeapTrimmer, configure
+from lowtide.media._part_file import disk_error, output_error, prepare, sync
+from lowtide.media.encode import EncodeOptions, save
+from lowtide.media.formats import Format, check_output, output_sample
+from lowtide.media.metadata import Metadata, attach, keep_flags
+from lowtide.media.pixels import as_sample, dtype_of, interpretation_of, resize
+from lowtide.media.stored_png import StoredPng
+
+
+def open_sink(
+    path: Path | str,
+    info: ImageInfo,
+    *,
+    metadata: Metadata | None = None,
+    strip_metadata: bool = False,
+    options: EncodeOptions | None = None,
+    resize_to: tuple[int, int] | None = None,
+) -> ImageSink:
+    """Open ``path`` for writing rows like ``info``; its suffix names the format.
+
+    With ``resize_to`` (width, height) the image is resampled on its way to that size. With
+    ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
+    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so.
+
+    Raises `UsageError` for a suffix of no supported format, and `OutputError` when the format
+    cannot hold the image or the folder cannot be made or written.
+    """
+    target = Path(path)
+    width, height = resize_to or (info.width, info.height)
+    if width < 1 or height < 1:
+        raise OutputError(f"{target}: cannot write an image of {width} x {height} pixels")
+    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample))
+    carried = metadata or Metadata()
+    carried = carried.stripped() if strip_metadata else carried
+    encoder = _Encoder(entry, info, (width, height), carried, options or EncodeOptions())
+    return ImageSink(target, info, encoder)
+
+
+class _Encoder:
+    """What happens to the pixels between the pipe and the file."""
+
+    def __init__(
+        self,
+        entry: Format,
+        info: ImageInfo,
+        size: tuple[int, int],
+        metadata: Metadata,
+        options: EncodeOptions,
+    ) -> None:
+        self.notes = _notes(entry, info, metadata)
+        self._entry, self._info, self._size = entry, info, size
+        self._metadata, self._options = metadata, options
+
+    def run(self, descriptor: int, path: Path) -> None:
+        """Encode the PNG that comes out of ``descriptor``; raises `pyvips.Error`."""
+        source = pyvips.Source.new_from_descriptor(descriptor)
+        # The chunks come from ourselves; the limits against hostile files would only get in
+        # the way of very wide rows.
+        image = pyvips.Image.pngload_source(
+            source, access="sequential", fail_on="error", unlimited=True
+        )
+        info = self._info
+        if info.sample == "float32":
+            image = image.bandfold(factor=4 * info.bands)
+            image = image.copy(format="float", bands=info.bands)
+        image = image.copy(interpretation=interpretation_of(info.bands, info.sample))
+        if self._size != (info.width, info.height):
+            image = resize(image, *self._size)
+        stored, _note = output_sample(self._entry, info.sample)
+        image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
+        keep, unit = keep_flags(self._metadata), self._metadata.unit
+        save(image, path, self._entry, self._options, keep=keep, unit=unit)
+
+
+def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
+    notes: list[str] = []
+    _stored, rounding = output_sample(entry, info.sample)
+    if rounding:
+        notes.append(rounding)
+    if metadata.icc is not None and metadata.profile_for(info.color_bands) is None:
+        notes.append("the ICC profile is for another number of color bands and is not written")
+    if metadata.exif is not None and "exif" not in entry.keeps:
+        notes.append(f"{entry.name} files are written without EXIF")
+    if metadata.iptc is not None and "iptc" not in entry.keeps:
+        notes.append(f"{entry.name} files are written without IPTC")
+    return tuple(notes)
+
+
+class ImageSink:
+    """An image file as a `lowtide.core.rows.RowSink`; made by `open_sink`.
+
+    Until `commit` the target is untouched and a hidden file ``.NAME.lowtide.part`` next to it
+    takes the bytes. ``notes`` are sentences about what the format cannot keep. As a context
+    manager it aborts when the block is left without a commit.
+    """
+
+    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder) -> None:
+        configure()
+        self.info = info
+        self.notes: tuple[str, ...] = encoder.notes
+        self._path = path
+        self._part = path.with_name(f".{path.name}.lowtide.part")
+        self._made_folders = prepare(path, self._part)
+        self._rows = 0
+        self._failure: BaseException | None = None
+        self._trimmer = HeapTrimmer()
+        out, self._pipe = os.pipe()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._encode, args=(encoder.run, out), name="lowtide-encoder", daemon=True
+        )
+        self._thread.start()
+        self._png = self._open_png()
+
+    def _open_png(self) -> StoredPng:
+        width, bands, bits = self.info.width, self.info.bands, 8
+        if self.info.sample == "float32":
+            # Bytes of floats travel as a gray image, for PNG has no float samples.
+            width, bands = width * bands * 4, 1
+        elif self.info.sample == "uint16":
+            bits = 16
+        return StoredPng(self._send, width, self.info.height, bands, bits)
+
+    def _encode(self, run: Callable[[int, Path], None], descriptor: int) -> None:
+        try:
+            run(descriptor, self._part)
+        except BaseException as error:  # noqa: BLE001  (raised again by whoever writes next)
+            self._failure = error
+        finally:
+            # Whoever writes to the pipe must never block on an encoder that has stopped.
+            while os.read(descriptor, 1 << 16):
+                pass
+            os.close(descriptor)
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            if self._failure is not None:
+                raise self._fail()
+            view = view[os.write(self._pipe, view) :]
+
+    def write(self, rows: np.ndarray) -> None:
+        """Append rows, shape (n, width, bands), in the sample type the sink was opened with.
+
+        Raises `OutputError`, with nothing left behind, when the encoder could not go on.
+        """
+        if self._thread is None:
+            raise ValueError(f"{self._path}: write after the sink was closed")
+        shape, dtype = (self.info.width, self.info.bands), dtype_of(self.info.sample)
+        if rows.shape[1:] != shape or rows.dtype != dtype:
+            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is due")
+        if self._rows + len(rows) > self.info.height:
+            raise ValueError(f"{self._rows + len(rows)} rows for a height of {self.info.height}")
+        if dtype.kind == "f":
+            rows = np.ascontiguousarray(rows).view(np.uint8)
+        self._png.rows(rows)
+        self._rows += len(rows)
+        self._trimmer.add(rows.nbytes)
+
+    def commit(self) -> Path:
+        """Finish the file, give it its real name, and return that name.
+
+        The bytes are on the disk before the name changes. Raises `OutputError`, with nothing
+        left behind, when rows are missing or the file cannot be finished.
+        """
+        if self._thread is None:
+            raise ValueError(f"{self._path}: commit after the sink was closed")
+        if self._rows != self.info.height:
+            self.abort()
+            raise OutputError(
+                f"{self._path}: {self._rows:,} of {self.info.height:,} rows were written"
+            )
+        self._png.finish()
+        self._join()
+        if self._failure is not None:
+            raise self._fail()
+        try:
+            sync(self._part)
+            self._part.replace(self._path)
+            sync(self._path.parent)
+        except OSError as error:
+            self._failure = error
+            raise self._fail() from error
+        return self._path
+
+    def abort(self) -> None:
+        """Remove everything that was written; harmless after `commit`."""
+        if self._thread is None:
+            return
+        self._join()
+        self._remove()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            os.close(self._pipe)
+            self._thread.join()
+            self._thread = None
+
+    def _remove(self) -> None:
+        self._part.unlink(missing_ok=True)
+        for folder in reversed(self._made_folders):
+            # Somebody else may have put a file there meanwhile.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _fail(self) -> BaseException:
+        self._join()
+        failure = self._failure
+        if isinstance(failure, pyvips.Error):
+            failure = disk_error(self._part) or failure
+        self._remove()
+        if isinstance(failure, (pyvips.Error, OSError)):
+            return output_error(self._path, failure)
+        return failure or OutputError(f"{self._path}: the encoder stopped")
+
+    def __enter__(self) -> ImageSink:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.abort()

@@ -1,0 +1,124 @@
+"""Images as row sources: decoded from top to bottom, never whole in memory by our doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyvips
+
+from lowtide.core.errors import ImageError
+from lowtide.core.rows import ImageInfo
+from lowtide.media._libvips import HeapTrimmer, reason
+from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
+from lowtide.media.metadata import Metadata, read_metadata
+from lowtide.media.pixels import dtype_of
+from lowtide.media.spool import Spool
+
+
+def open_image(
+    path: Path | str, *, max_pixels: int = MAX_PIXELS, scratch_dir: Path | str | None = None
+) -> ImageSource:
+    """Open an image file for reading by rows, upright.
+
+    ``scratch_dir`` is where an image that must be turned is spooled, the system's temporary
+    folder by default. Raises `ImageError` as `inspect_image` does. Damage further down in the
+    file raises `ImageError` from `ImageSource.read`.
+    """
+    source = Path(path)
+    scratch = Path(scratch_dir) if scratch_dir is not None else None
+    return ImageSource(source, open_decoder(source, max_pixels), scratch)
+
+
+class _Decoder:
+    """Rows as they are stored, one call after the other."""
+
+    def __init__(self, path: Path, image: pyvips.Image, info: ImageInfo) -> None:
+        self._path = path
+        self._info = info
+        self._region = pyvips.Region.new(image)
+        self._trimmer = HeapTrimmer()
+        self._next = 0
+
+    def read(self, count: int) -> np.ndarray:
+        info, top = self._info, self._next
+        count = min(count, info.height - top)
+        if count <= 0:
+            return np.empty((0, info.width, info.bands), dtype_of(info.sample))
+        try:
+            # The buffer is ours: libvips allocates one for each call.
+            pixels = self._region.fetch(0, top, info.width, count)
+        except pyvips.Error as error:
+            raise ImageError(
+                f"{self._path}: damaged or cut short after row {top:,} of {info.height:,} "
+                f"({reason(error)})"
+            ) from error
+        self._next = top + count
+        self._trimmer.add(count * info.row_bytes)
+        rows = np.frombuffer(pixels, dtype_of(info.sample))
+        return rows.reshape(count, info.width, info.bands)
+
+
+class ImageSource:
+    """An image file as a `lowtide.core.rows.RowSource`; made by `open_image`.
+
+    ``facts`` is what `inspect_image` tells, ``metadata`` what should travel to the output.
+    Also a context manager.
+    """
+
+    def __init__(self, path: Path, opened: Opened, scratch_dir: Path | None) -> None:
+        self.facts: ImageFacts = opened.facts
+        self.metadata: Metadata = read_metadata(opened.image)
+        self._path = path
+        self._stored = opened.stored
+        self._scratch_dir = scratch_dir
+        self._decoder: _Decoder | None = _Decoder(path, opened.image, opened.stored)
+        self._spool: Spool | None = None
+        self._next = 0
+
+    @property
+    def info(self) -> ImageInfo:
+        """Shape and sample type of what `read` returns."""
+        return self.facts.info
+
+    def read(self, count: int) -> np.ndarray:
+        """The next ``count`` rows, shape (count, width, bands); fewer only at the end.
+
+        The first call on an image that has to be turned decodes all of it into the scratch
+        folder. Raises `ImageError` where the file is damaged or cut short, and `OutputError`
+        when the scratch folder is full.
+        """
+        if self._decoder is None:
+            raise ValueError(f"{self._path}: read after close")
+        count = max(0, min(count, self.info.height - self._next))
+        if self.facts.orientation in (1, 2):
+            rows = self._decoder.read(count)
+            rows = np.ascontiguousarray(rows[:, ::-1]) if self.facts.orientation == 2 else rows
+        else:
+            rows = self._spooled(self._decoder).read(self._next, count)
+        self._next += count
+        return rows
+
+    def _spooled(self, decoder: _Decoder) -> Spool:
+        if self._spool is None:
+            spool = Spool(self._stored, self.facts.orientation, self._scratch_dir)
+            try:
+                spool.fill(decoder.read)
+            except BaseException:
+                spool.close()
+                raise
+            self._spool = spool
+        return self._spool
+
+    def close(self) -> None:
+        """Release the file and the scratch space; may be called more than once."""
+        self._decoder = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def __enter__(self) -> ImageSource:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()

@@ -1,0 +1,125 @@
+"""What travels from the source image to the output besides its pixels."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import cast
+
+import pyvips
+
+# libvips's flags for what a saver keeps.
+_KEEP_EXIF, _KEEP_XMP, _KEEP_IPTC, _KEEP_ICC = 1, 2, 4, 8
+_XMP_ORIENTATION = re.compile(rb"(tiff:Orientation(?:\s*=\s*[\"']|>)\s*)[1-8]")
+_ORIENTATION, _SHORT = 0x0112, 3
+_ICC_BANDS = {b"GRAY": 1, b"RGB ": 3}
+_NO_RESOLUTION = 1.0
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Metadata of one image.
+
+    ``icc``, ``exif``, ``xmp`` and ``iptc`` are the blocks as they lie in the file. ``xres`` and
+    ``yres`` are in pixels per millimeter, ``unit`` (``in`` or ``cm``) is how the file wrote them.
+    """
+
+    icc: bytes | None = None
+    exif: bytes | None = None
+    xmp: bytes | None = None
+    iptc: bytes | None = None
+    xres: float = _NO_RESOLUTION
+    yres: float = _NO_RESOLUTION
+    unit: str = "in"
+
+    def stripped(self) -> Metadata:
+        """Only the ICC profile, without which the colors would change.
+
+        EXIF, XMP, IPTC and the resolution go; comments never travel.
+        """
+        return Metadata(icc=self.icc)
+
+    def profile_for(self, color_bands: int) -> bytes | None:
+        """The ICC profile if it describes images of so many color bands, else None."""
+        if self.icc is None or _ICC_BANDS.get(self.icc[16:20]) != color_bands:
+            return None
+        return self.icc
+
+
+def read_metadata(image: pyvips.Image) -> Metadata:
+    """Metadata of a decoded image, as it must be written with pixels that stand upright.
+
+    For an image that was converted to sRGB this holds the sRGB profile, which libvips attaches.
+    The orientation in EXIF and XMP becomes 1, and the thumbnail, which shows other pixels, is
+    cut off.
+    """
+    fields = set(image.get_fields())
+
+    def blob(name: str) -> bytes | None:
+        return bytes(cast(bytes, image.get(name))) if name in fields else None
+
+    exif, xmp = blob("exif-data"), blob("xmp-data")
+    unit = str(image.get("resolution-unit")) if "resolution-unit" in fields else "in"
+    return Metadata(
+        icc=blob("icc-profile-data"),
+        exif=_upright_exif(exif) if exif is not None else None,
+        xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", xmp) if xmp is not None else None,
+        iptc=blob("iptc-data"),
+        xres=image.xres,
+        yres=image.yres,
+        unit="cm" if unit == "cm" else "in",
+    )
+
+
+def _upright_exif(block: bytes) -> bytes:
+    """The EXIF block with orientation 1 and without its second directory, the thumbnail's."""
+    data = bytearray(block)
+    start = 6 if data.startswith(b"Exif\0\0") else 0
+    order = "<" if data[start : start + 2] == b"II" else ">"
+    try:
+        at = start + struct.unpack_from(order + "L", data, start + 4)[0]
+        (entries,) = struct.unpack_from(order + "H", data, at)
+        for place in range(at + 2, at + 2 + 12 * entries, 12):
+            if struct.unpack_from(order + "H", data, place)[0] == _ORIENTATION:
+                struct.pack_into(order + "HL2H", data, place + 2, _SHORT, 1, 1, 0)
+        struct.pack_into(order + "L", data, at + 2 + 12 * entries, 0)
+    except struct.error:
+        # The directory ends early, and so does every reader of it.
+        return bytes(data)
+    return bytes(data)
+
+
+def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
+    """A copy of ``image``, which has none, with ``metadata``.
+
+    While writing the EXIF block libvips sets the dimensions in it to those of the image.
+    """
+    plain = image.copy(xres=metadata.xres, yres=metadata.yres)
+    plain.set_type(pyvips.GValue.gstr_type, "resolution-unit", metadata.unit)
+    blocks = {
+        "icc-profile-data": metadata.profile_for(image.bands - (image.bands in (2, 4))),
+        "exif-data": metadata.exif,
+        "xmp-data": metadata.xmp,
+        "iptc-data": metadata.iptc,
+    }
+    for name, block in blocks.items():
+        if block is not None:
+            # The type annotation of pyvips leaves bytes out.
+            plain.set_type(pyvips.GValue.blob_type, name, cast(str, block))
+    return plain
+
+
+def keep_flags(metadata: Metadata) -> int:
+    """The libvips ``keep`` value with which a saver writes exactly this metadata.
+
+    EXIF is also asked for when there is only a resolution, because JPEG writes that with it.
+    """
+    flags = _KEEP_ICC
+    if metadata.exif is not None or metadata.xres != _NO_RESOLUTION:
+        flags |= _KEEP_EXIF
+    if metadata.xmp is not None:
+        flags |= _KEEP_XMP
+    if metadata.iptc is not None:
+        flags |= _KEEP_IPTC
+    return flags

@@ -1,0 +1,134 @@
+"""Between what libvips decodes and what rows mean: sample types, color spaces, bands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyvips
+
+from lowtide.core.errors import ImageError
+from lowtide.core.rows import ImageInfo, SampleType
+
+_SAMPLE_OF_FORMAT: dict[str, SampleType] = {
+    "uchar": "uint8",
+    "ushort": "uint16",
+    "float": "float32",
+}
+_FORMAT_OF_SAMPLE: dict[SampleType, str] = {
+    "uint8": "uchar",
+    "uint16": "ushort",
+    "float32": "float",
+}
+_FULL_SCALE: dict[SampleType, float] = {"uint8": 255.0, "uint16": 65_535.0, "float32": 1.0}
+_PLAIN = {"b-w", "grey16", "rgb", "rgb16", "srgb", "scrgb", "multiband"}
+
+
+def dtype_of(sample: SampleType) -> np.dtype[np.generic]:
+    """The numpy type of rows with this sample type."""
+    return np.dtype(sample)
+
+
+def full_scale(sample: SampleType) -> float:
+    """The value of white and of full opacity in this sample type."""
+    return _FULL_SCALE[sample]
+
+
+def interpretation_of(bands: int, sample: SampleType) -> str:
+    """The libvips color space of rows with this many bands."""
+    if bands >= 3:
+        return {"uint8": "srgb", "uint16": "rgb16", "float32": "scrgb"}[sample]
+    return {"uint8": "b-w", "uint16": "grey16", "float32": "b-w"}[sample]
+
+
+def text_of(image: pyvips.Image, name: str) -> str:
+    """A property of ``image`` as text, without the enumeration class around it."""
+    return str(getattr(image, name))
+
+
+def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
+    """Bring a decoded image to gray or RGB, with or without alpha, in a type that rows have.
+
+    Returns the (lazy) image and a sentence for every conversion. The sample type is kept as
+    stored and never guessed from the values. Raises `ImageError` for samples or bands that
+    have no such form.
+    """
+    notes: list[str] = []
+    space = text_of(image, "interpretation")
+    if space == "cmyk":
+        depth = 16 if text_of(image, "format") == "ushort" else 8
+        image = image.icc_transform("srgb", embedded=True, input_profile="cmyk", depth=depth)
+        notes.append("CMYK converted to sRGB")
+    elif space not in _PLAIN:
+        image = image.colourspace("srgb")
+        notes.append(f"{space} converted to sRGB")
+    stored = text_of(image, "format")
+    if stored not in _SAMPLE_OF_FORMAT:
+        raise ImageError(
+            f"{path}: samples are of type {stored}; 8 and 16-bit unsigned integers and "
+            f"32-bit floats can be read"
+        )
+    if not 1 <= image.bands <= 4:
+        raise ImageError(
+            f"{path}: {image.bands} bands; gray or RGB with at most one alpha band can be read"
+        )
+    image, more = _full_range(image)
+    return image, notes + more
+
+
+def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
+    # AVIF samples of 10 or 12 bits arrive shifted up, so that their white is not 65,535.
+    if "heif-primary" not in image.get_fields() or text_of(image, "format") != "ushort":
+        return image, []
+    bits = cast(int, image.get("bits-per-sample"))
+    white = ((1 << bits) - 1) << (16 - bits)
+    scaled = (image * (65_535 / white)).rint().cast("ushort")
+    scaled = scaled.copy(interpretation=interpretation_of(image.bands, "uint16"))
+    return scaled, [f"{bits}-bit samples expanded to 16 bits"]
+
+
+def info_of(image: pyvips.Image) -> ImageInfo:
+    """Shape and sample type of an image that `normalize` returned."""
+    sample = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    return ImageInfo(image.width, image.height, image.bands, sample)
+
+
+def as_sample(image: pyvips.Image, wanted: SampleType, *, bits: int = 16) -> pyvips.Image:
+    """Convert an image of rows to another sample type: scaled by white, rounded, clipped.
+
+    ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder
+    that drops the lower bits would otherwise cut instead of rounding.
+    """
+    have = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    if wanted == "uint16" and bits < 16:
+        levels = (1 << bits) - 1
+        image = (image * (levels / full_scale(have))).rint() * (1 << (16 - bits))
+    elif have == wanted:
+        return image
+    else:
+        image = image * (full_scale(wanted) / full_scale(have))
+        image = image.rint() if wanted != "float32" else image
+    image = image.cast(_FORMAT_OF_SAMPLE[wanted])
+    return image.copy(interpretation=interpretation_of(image.bands, wanted))
+
+
+def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
+    """Resample to exactly ``width`` x ``height``, streaming, with color weighted by alpha.
+
+    A Lanczos kernel of three lobes shrinks; libvips enlarges with a bicubic one.
+    """
+    sample = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    white, alpha, space = full_scale(sample), image.bands in (2, 4), image.interpretation
+    # For integers libvips rounds its kernels too, to sums other than 1, which darkens an image
+    # that is shrunk four times by half a level.
+    image = image.premultiply(max_alpha=white) if alpha else image.cast("float")
+    across, down = image.width / width, image.height / height
+    if min(across, down) >= 1:
+        # Width first, so that the rows the second pass keeps are the short ones.
+        image = image.reduceh(across, kernel="lanczos3").reducev(down, kernel="lanczos3")
+    else:
+        image = image.resize(1 / across, vscale=1 / down, kernel="lanczos3")
+    image = image.unpremultiply(max_alpha=white) if alpha else image
+    image = image.rint() if sample != "float32" else image
+    return image.cast(_FORMAT_OF_SAMPLE[sample]).copy(interpretation=space)

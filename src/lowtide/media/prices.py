@@ -1,0 +1,91 @@
+"""Host memory that the codecs take, measured in fresh processes at several sizes.
+
+Every price is an upper bound on the growth of the process's peak resident memory. Formats that
+are read or written by rows cost a window of rows. The others hold a frame, and the price per
+pixel covers the frame and the working planes of the codec.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lowtide.core.rows import ImageInfo
+
+# libvips keeps lines for workers that may lag behind, and freed lines wait to be given back.
+_WINDOW_ROWS = 704
+_WINDOW_BYTES = 8 << 20
+# The TIFF writer gathers strips of 128 rows, floats pass through one stage more, and a resample
+# keeps rows on both of its sides.
+_LONG_WINDOW_ROWS = 1400
+_RESIZE_ROWS = 1100
+
+# Bytes per pixel, by bands or by sample type.
+_WEBP_DECODE = {3: 8.5, 4: 10.0}
+_AVIF_DECODE = {"uint8": 20.5, "uint16": 27.0}
+_WEBP_ENCODE_LOSSY = {False: 12.0, True: 40.0}
+_WEBP_ENCODE_LOSSLESS = 38.0
+_AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True): 100.0}
+# From this quality on the AVIF encoder keeps color at full resolution.
+_AVIF_FULL_COLOR, _AVIF_FULL_COLOR_FACTOR = 90, 1.45
+# Up to this effort it works through the image once.
+_AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
+
+
+def window(info: ImageInfo, rows: int = _WINDOW_ROWS) -> int:
+    """Bytes for a pipeline that keeps ``rows`` rows like those of ``info``."""
+    return min(rows, info.height) * info.row_bytes + _WINDOW_BYTES
+
+
+def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> int:
+    """Bytes of a progressive JPEG's coefficients: two per sample of every plane."""
+    width, height = math.ceil(info.width / 16) * 16, math.ceil(info.height / 16) * 16
+    samples = 1.5 if bands == 3 and subsampling == "4:2:0" else float(bands)
+    return int(2 * samples * width * height)
+
+
+def webp_decoding(info: ImageInfo, file_bytes: int) -> int:
+    """Bytes to decode a WebP: its file, its frame, and the decoder's own copy."""
+    return int(_WEBP_DECODE[info.bands] * info.pixels) + file_bytes
+
+
+def avif_decoding(info: ImageInfo) -> int:
+    """Bytes to decode an AVIF: planes of the decoder, of libheif, and the frame.
+
+    Taken without chroma subsampling, which the header read by libvips does not tell.
+    """
+    return int(_AVIF_DECODE[info.sample] * info.pixels)
+
+
+def encoding_window(info: ImageInfo, *, strips: bool) -> int:
+    """Bytes for the rows on their way to an encoder, which may gather them in strips."""
+    long = strips or info.sample == "float32"
+    return window(info, _LONG_WINDOW_ROWS if long else _WINDOW_ROWS)
+
+
+def tiled_rows(tile_height: int) -> int:
+    """Rows that a tiled image keeps at a time, at least those of any other image."""
+    return max(_WINDOW_ROWS, 2 * tile_height + 256)
+
+
+def resizing(info: ImageInfo) -> int:
+    """Bytes to resample rows like ``info`` on their way, which is done in floats."""
+    return _RESIZE_ROWS * info.width * info.bands * 4
+
+
+def webp_encoding(info: ImageInfo, *, lossless: bool) -> int:
+    """Bytes to encode a WebP: the frame, its picture, and the encoder's tables.
+
+    Transparency is always coded without loss, which takes as much as a lossless image.
+    """
+    price = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
+    return int(price * info.pixels)
+
+
+def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> int:
+    """Bytes to encode an AVIF: the frame, its planes, and the encoder's frames."""
+    price = _AVIF_ENCODE[8 if info.sample == "uint8" else 12, info.alpha]
+    if quality >= _AVIF_FULL_COLOR:
+        price *= _AVIF_FULL_COLOR_FACTOR
+    if effort <= _AVIF_FAST_EFFORT:
+        price *= _AVIF_FAST_FACTOR
+    return int(price * info.pixels)

@@ -1,0 +1,85 @@
+"""What a model costs as a function of the pixels given to it at once: measured, then fitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ProbePoint(BaseModel):
+    """One tiny run: input pixels, peak bytes while it ran, seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pixels: int
+    peak_bytes: int
+    seconds: float
+
+
+class ModelCosts(BaseModel):
+    """Measured facts of one model on one device at one precision.
+
+    ``reach`` is how many input pixels beyond its own place an output pixel depends on; None
+    means that no bound was found within ``reach_searched`` pixels, and tiles then differ from
+    the whole. ``batchable`` says whether a batch gave the same results as single runs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str
+    device: str
+    precision: Literal["fp32", "bf16", "fp16"]
+    weight_bytes: int
+    channels_last: bool
+    batchable: bool
+    reach: int | None
+    reach_searched: int
+    points: tuple[ProbePoint, ...]
+
+    def activation_bytes(self, pixels: int) -> int:
+        """Peak bytes of a run on ``pixels`` input pixels (all tiles of a batch together).
+
+        A line through the two largest probes, and where three show that it bends upward
+        (attention over the whole map), a parabola; never below the largest smaller probe.
+        """
+        fixed, linear, square = fit_growth(self.points)
+        floor = max((p.peak_bytes for p in self.points if p.pixels <= pixels), default=0)
+        return max(floor, math.ceil(fixed + linear * pixels + square * pixels * pixels))
+
+    def seconds(self, pixels: int) -> float:
+        """Predicted seconds of a run on ``pixels`` input pixels.
+
+        Seconds per pixel are interpolated over the logarithm of the size, and beyond the
+        largest probe taken as its own.
+        """
+        points = self.points
+        if pixels <= points[0].pixels:
+            # Small runs are dominated by fixed costs: never faster than the smallest probe.
+            return points[0].seconds
+        for left, right in pairwise(points):
+            if pixels <= right.pixels:
+                share = math.log(pixels / left.pixels) / math.log(right.pixels / left.pixels)
+                low, high = left.seconds / left.pixels, right.seconds / right.pixels
+                return pixels * (low + share * (high - low))
+        return pixels * points[-1].seconds / points[-1].pixels
+
+
+def fit_growth(points: Sequence[ProbePoint]) -> tuple[float, float, float]:
+    """(fixed, per pixel, per pixel²) bytes through the probes, none of them negative."""
+    *_, left, right = points
+    linear = (right.peak_bytes - left.peak_bytes) / (right.pixels - left.pixels)
+    if len(points) >= 3:
+        first = points[-3]
+        slope = (left.peak_bytes - first.peak_bytes) / (left.pixels - first.pixels)
+        square = (linear - slope) / (right.pixels - first.pixels)
+        # A bend of a few percent is rounding of small buffers, not attention over the map.
+        if linear > 1.1 * slope > 0:
+            linear = slope - square * (first.pixels + left.pixels)
+            fixed = first.peak_bytes - linear * first.pixels - square * first.pixels**2
+            return max(fixed, 0.0), max(linear, 0.0), square
+    linear = max(linear, 0.0)
+    return max(right.peak_bytes - linear * right.pixels, 0.0), linear, 0.0

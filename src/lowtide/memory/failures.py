@@ -1,0 +1,44 @@
+"""Recognizing that memory ran out, and letting go of what the failure holds."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` means that memory ran out, on CUDA or on the CPU.
+
+    Only PyTorch's own classes and messages count: a driver fault or a kernel bug is not
+    "out of memory" and must surface.
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator: can't allocate memory" in text
+        or "DefaultCPUAllocator: not enough memory" in text  # the wording on Windows
+        or "could not create a memory object" in text  # oneDNN's own scratch
+    )
+
+
+def release(error: BaseException, device: str) -> None:
+    """Drop everything that a caught ``error`` keeps alive, then empty the device's cache.
+
+    To be called after the ``except`` block has ended: inside it the frames are still held. The
+    frames of the whole exception chain are cleared, because a chained cause holds its own.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()

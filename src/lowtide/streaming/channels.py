@@ -1,0 +1,88 @@
+"""Image bands to network channels and back.
+
+A network knows one or three channels; an image has gray or RGB and perhaps an opacity. Gray
+goes through a color network on three equal channels, RGB through a gray network band by band.
+Color is premultiplied before the network and divided after it, so that what lies hidden under
+transparent pixels cannot bleed into the edge; the opacity goes through the same network.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.core.errors import ModelError
+
+# Below half a step of 8 bits a pixel is invisible and its color is noise divided by noise.
+_INVISIBLE = 0.5 / 255
+
+
+class ChannelPlan:
+    """How the bands of one kind of image go through one network.
+
+    ``images`` network inputs are made of one tile, the last of them for the alpha if there is
+    one. Raises `ModelError` for a network whose channels cannot carry an image.
+    """
+
+    def __init__(self, bands: int, in_channels: int, out_channels: int) -> None:
+        if in_channels != out_channels or in_channels not in (1, 3):
+            raise ModelError(
+                f"the model maps {in_channels} channels to {out_channels};"
+                " images need 1 to 1 or 3 to 3",
+                hint="choose another model; `lowtide models` lists the bundled ones",
+            )
+        self.alpha = bands in (2, 4)
+        self.color_bands = bands - self.alpha
+        self.channels = in_channels
+        self.color_images = 3 if (self.color_bands, in_channels) == (3, 1) else 1
+        self.images = self.color_images + self.alpha
+
+    def to_network(self, tiles: Tensor) -> Tensor:
+        """(n, bands, h, w) in 0..1 to (n·images, channels, h, w); alpha inputs come last."""
+        color = tiles[:, : self.color_bands]
+        if not self.alpha:
+            return self._spread(color)
+        opacity = tiles[:, -1:]
+        return torch.cat([self._spread(color * opacity), self._widen(opacity)])
+
+    def from_network(self, output: Tensor, tiles: Tensor) -> Tensor:
+        """The network's output to (n, bands, h·s, w·s) in 0..1; ``tiles`` as given before."""
+        count = len(tiles) * self.color_images
+        color = self._gather(output[:count].clamp_(0, 1), len(tiles))
+        if not self.alpha:
+            return color
+        opacity = output[count:].mean(1, keepdim=True).clamp_(0, 1)
+        opacity = _keep_flat(tiles[:, -1:], opacity)
+        visible = opacity > _INVISIBLE
+        color = torch.where(visible, color / opacity.clamp_min(_INVISIBLE), 0).clamp_(0, 1)
+        return torch.cat([color, opacity], 1)
+
+    def _spread(self, color: Tensor) -> Tensor:
+        if self.color_images == 3:
+            return color.reshape(-1, 1, *color.shape[2:])
+        return self._widen(color)
+
+    def _widen(self, band: Tensor) -> Tensor:
+        return band if band.shape[1] == self.channels else band.expand(-1, self.channels, -1, -1)
+
+    def _gather(self, color: Tensor, count: int) -> Tensor:
+        if self.color_images == 3:
+            return color.reshape(count, 3, *color.shape[2:])
+        return color if color.shape[1] == self.color_bands else color.mean(1, keepdim=True)
+
+
+def _keep_flat(before: Tensor, after: Tensor) -> Tensor:
+    """Where a 3×3 neighborhood of the input's alpha is one value, the output has that value.
+
+    Networks ring by a level or two; an opaque picture must stay opaque. The rule looks one
+    pixel far, so it is the same for every tiling.
+    """
+    high = F.max_pool2d(before, 3, 1, 1)
+    low = -F.max_pool2d(-before, 3, 1, 1)
+    scale = after.shape[-1] // before.shape[-1]
+    flat = (high == low).to(after.dtype)
+    flat, value = (
+        t.repeat_interleave(scale, 2).repeat_interleave(scale, 3) for t in (flat, before)
+    )
+    return torch.where(flat > 0, value, after)

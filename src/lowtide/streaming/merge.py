@@ -1,0 +1,73 @@
+"""Tiles to rows: one strip of output at a time, finished rows handed on at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.rows import RowSink
+from lowtide.streaming.layout import Axis
+from lowtide.streaming.step import TileStep
+
+_WRITE_ROWS = 64  # convert blended rows in blocks, so that no second strip exists
+
+
+class StripMerger:
+    """Puts the tiles of one row of tiles together and writes what is settled to the sink.
+
+    Without blending the strip holds samples of the image's own type and each tile is written
+    into its own place; with blending it holds float32 sums, and the rows shared with the next
+    strip are carried over. ``size`` is the true (height, width) in input pixels: padding is cut.
+    """
+
+    def __init__(
+        self, rows: Axis, columns: Axis, step: TileStep, sink: RowSink, size: tuple[int, int]
+    ) -> None:
+        self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
+        self._scale = step.network.scale
+        self._size = tuple(side * self._scale for side in size)
+        spans = [rows.span(index) for index in range(len(rows.starts))]
+        most = max(high - low for low, high in spans) * self._scale
+        self._blended = any(low < high for low, high in (*rows.ramps, *columns.ramps))
+        sample = "float32" if self._blended else step.info.sample
+        self._strip = np.zeros((min(most, self._size[0]), self._size[1], step.info.bands), sample)
+
+    def add(self, row: int, column: int, tile: Tensor) -> None:
+        """Merge one tile, float32 (bands, h·s, w·s) in 0..1."""
+        top, bottom = self._clip(self._rows.span(row), 0)
+        left, right = self._clip(self._columns.span(column), 1)
+        if top >= bottom or left >= right:
+            return
+        y, x = self._rows.starts[row] * self._scale, self._columns.starts[column] * self._scale
+        part = tile[:, top - y : bottom - y, left - x : right - x]
+        base = self._rows.span(row)[0] * self._scale
+        target = self._strip[top - base : bottom - base, left:right]
+        if not self._blended:
+            target[:] = self._step.to_samples(part)
+            return
+        down = self._rows.weights(row, self._scale)[: bottom - top, None]
+        across = self._columns.weights(column, self._scale)[None, : right - left]
+        target += (part.permute(1, 2, 0) * torch.from_numpy(down * across)[..., None]).numpy()
+
+    def finish(self, row: int) -> int:
+        """Write the rows that no later tile will touch; returns how many."""
+        first = self._rows.span(row)[0] * self._scale
+        last = min(self._rows.settled(row) * self._scale, self._size[0])
+        count = max(0, last - first)
+        for start in range(0, count, _WRITE_ROWS if self._blended else max(count, 1)):
+            rows = self._strip[start : min(start + _WRITE_ROWS, count)]
+            self._sink.write(self._finished(rows) if self._blended else self._strip[:count])
+        if self._blended:
+            shared = self._rows.span(row)[1] * self._scale - last
+            if shared > 0:
+                self._strip[:shared] = self._strip[count : count + shared]
+            self._strip[max(shared, 0) :] = 0
+        return count
+
+    def _finished(self, rows: np.ndarray) -> np.ndarray:
+        unit = torch.from_numpy(rows).permute(2, 0, 1).clamp(0, 1)
+        return self._step.to_samples(unit)
+
+    def _clip(self, span: tuple[int, int], axis: int) -> tuple[int, int]:
+        return span[0] * self._scale, min(span[1] * self._scale, self._size[axis])

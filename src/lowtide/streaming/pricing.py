@@ -1,0 +1,252 @@
+"""Pricing the strategies `whole` and `tiled` for one image: candidates with their ledgers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.rows import ImageInfo
+from lowtide.core.units import MIB
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.plan import LedgerRow, Origin, Place, Plan
+from lowtide.streaming.channels import ChannelPlan
+from lowtide.streaming.layout import Axis, least_tile, split_axis
+
+StrategyName = Literal["auto", "whole", "tiled"]
+
+_SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_BATCHES = (1, 2, 4, 8, 16)
+# Context for models whose reach has no bound: more hardly helps them, none shows.
+_DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
+# Measured with the bundled models: kernels' code and thread stacks touched for the first time,
+# and what the C allocator keeps between one size and the next.
+_RUNTIME, _RUNTIME_UPPER = 24 * MIB, 64 * MIB
+_SLACK, _SLACK_UPPER, _LIVE_UPPER = 0.10, 0.40, 1.05
+_BLOCK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What pricing must know of the model: scale, channels and size rule."""
+
+    scale: int
+    in_channels: int
+    out_channels: int
+    align: int = 1
+    minimum: int = 0
+    square: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What pricing must know of the image and its files.
+
+    ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
+    memory that reading and writing the formats take; ``scratch_bytes`` is disk.
+    """
+
+    info: ImageInfo
+    padded: tuple[int, int]
+    codec_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user fixed; None leaves it to the plan."""
+
+    strategy: StrategyName = "auto"
+    tile: int | None = None
+    overlap: int | None = None
+    batch: int | None = None
+    hann_blend: bool | None = None
+
+
+def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes) -> list[Plan]:
+    """Every plan worth pricing. Raises `UsageError` for wishes that contradict each other."""
+    overlap, blend = _overlap(costs, wishes)
+    if wishes.batch is not None and wishes.batch > 1 and not costs.batchable:
+        raise UsageError(
+            f"a tile batch of {wishes.batch} is not possible: this model mixes the images of a"
+            " batch",
+            hint="--tile-batch-size 1",
+        )
+    plans = []
+    if wishes.strategy in ("auto", "whole"):
+        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
+    if wishes.strategy in ("auto", "tiled"):
+        batches = (wishes.batch,) if wishes.batch else _BATCHES if costs.batchable else (1,)
+        for tile in _tiles(shape, picture, wishes, overlap):
+            columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
+            for batch in batches:
+                if batch <= columns or batch == wishes.batch:
+                    plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
+                    plans.append(plan)
+    if not plans:
+        raise ModelError(
+            "no tile of this model is smaller than the image", hint="--strategy whole"
+        )
+    return plans
+
+
+def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:
+    """(overlap, ramp width): the model's own reach on both sides of a cut, and the ramp."""
+    needed = None if costs.reach is None else 2 * costs.reach
+    wanted = wishes.hann_blend if wishes.hann_blend is not None else needed is None
+    if wishes.overlap is not None:
+        overlap = wishes.overlap
+        if wishes.hann_blend and not overlap:
+            raise UsageError("blending needs an overlap", hint="--tile-overlap 16")
+        spare = overlap if needed is None else max(overlap - needed, overlap // 2)
+        return overlap, min(spare, overlap, _DEFAULT_BLEND) if wanted else 0
+    if needed is None:
+        return _DEFAULT_OVERLAP, _DEFAULT_BLEND if wanted else 0
+    return (needed + _DEFAULT_BLEND, _DEFAULT_BLEND) if wanted else (needed, 0)
+
+
+def _tiles(
+    shape: Shape, picture: Picture, wishes: Wishes, overlap: int
+) -> Iterator[tuple[int, int]]:
+    """(height, width) of the tiles to price, on the model's grid, smaller than the image."""
+    floor = max(least_tile(overlap, shape.align), shape.minimum, 2 * shape.align)
+    height, width = picture.padded
+    if wishes.tile is not None:
+        if wishes.tile < floor:
+            raise UsageError(
+                f"--tile {wishes.tile} is too small for this model with an overlap of {overlap}",
+                hint=f"--tile {floor} is the smallest",
+            )
+        side = _round_up(wishes.tile, shape.align)
+        yield _clip(side, height, shape), _clip(side, width, shape)
+        return
+    sides = sorted({_round_up(max(side, floor), shape.align) for side in _SIDES})
+    seen = set()
+    for side in sides:
+        for wider in (1,) if shape.square else (1, 2, 4):
+            tile = _clip(side, height, shape), _clip(side * wider, width, shape)
+            if tile != picture.padded and tile not in seen:
+                seen.add(tile)
+                yield tile
+
+
+def _clip(side: int, length: int, shape: Shape) -> int:
+    return side if shape.square else min(side, length)
+
+
+def _plan(
+    costs: ModelCosts, shape: Shape, picture: Picture, strategy: str,
+    tile: tuple[int, int], batch: int, overlap: int, blend: int,
+) -> Plan:  # fmt: skip
+    axes = [
+        split_axis(length, side, overlap, align=shape.align, blend=blend)
+        for length, side in zip(picture.padded, tile, strict=True)
+    ]
+    rows, columns = axes
+    info = picture.info
+    context = min(rows.context, columns.context)
+    single = len(rows.starts) == len(columns.starts) == 1
+    exact = single or (costs.reach is not None and context >= costs.reach)
+    images = ChannelPlan(info.bands, shape.in_channels, shape.out_channels).images
+    pixels = rows.tile * columns.tile * images
+    at_once = pixels * batch
+    if not exact:
+        # The error is measured with more context than the tiles have; that run must fit too.
+        at_once = max(at_once, images * _reference_pixels(rows, columns, shape.align))
+    return Plan(
+        strategy=strategy,
+        accuracy="exact" if exact else "bounded",
+        device=costs.device,
+        precision=costs.precision,
+        channels_last=costs.channels_last,
+        width=info.width,
+        height=info.height,
+        padded_width=picture.padded[1],
+        padded_height=picture.padded[0],
+        scale=shape.scale,
+        align=shape.align,
+        minimum=shape.minimum,
+        square=shape.square,
+        tile_width=columns.tile,
+        tile_height=rows.tile,
+        overlap=overlap,
+        blend=blend,
+        batch=batch,
+        tiles=len(rows.starts) * len(columns.starts),
+        images_per_tile=images,
+        run_pixels=at_once,
+        seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
+        seconds=_seconds(costs, rows, columns, pixels, batch),
+        ledger=tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
+    )
+
+
+def _reference_pixels(rows: Axis, columns: Axis, align: int) -> int:
+    """Pixels of a tile with an eighth of its side more all round, at least one grid step."""
+    sides = (
+        min(axis.length, axis.tile + 2 * max(align, axis.tile // 8 // align * align))
+        for axis in (rows, columns)
+    )
+    return math.prod(sides)
+
+
+def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+    """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
+    spare = budget_bytes - plan.upper_bytes
+    pixels = plan.run_pixels
+    used = costs.activation_bytes(pixels)
+    while pixels < 1 << 34:
+        more = pixels * 9 // 8
+        if (costs.activation_bytes(more) - used) * (_LIVE_UPPER + _SLACK_UPPER) > spare:
+            break
+        pixels = more
+    return pixels // plan.images_per_tile
+
+
+def _inner(axis: Axis, overlap: int) -> float:
+    """Share of an axis that lies outside every overlap."""
+    return max(0.0, 1 - (len(axis.starts) - 1) * overlap / axis.length)
+
+
+def _seconds(costs: ModelCosts, rows: Axis, columns: Axis, pixels: int, batch: int) -> float:
+    full, rest = divmod(len(columns.starts), batch)
+    row = full * costs.seconds(pixels * batch) + (costs.seconds(pixels * rest) if rest else 0)
+    return len(rows.starts) * row
+
+
+def _ledger(
+    costs: ModelCosts, picture: Picture, rows: Axis, columns: Axis, pixels: int, scale: int
+) -> Iterator[LedgerRow]:
+    info, blended = picture.info, bool(rows.ramps or columns.ramps) and _blends(rows, columns)
+    sample = info.row_bytes // info.width
+    spans = (rows.span(index) for index in range(len(rows.starts)))
+    tallest = max(high - low for low, high in spans) * scale
+    out_row = info.width * scale * (4 * info.bands if blended else sample)
+    row_in = columns.length * sample
+
+    def row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:
+        return LedgerRow(
+            name=name, place=place, value=int(value), upper=int(upper), origin=origin
+        )
+
+    live = costs.activation_bytes(pixels)
+    yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
+    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, "probed")
+    yield row("allocator", "device", live * _SLACK, live * _SLACK_UPPER, "prior")
+    yield row("runtime", "device", _RUNTIME, _RUNTIME_UPPER, "prior")
+    buffers = row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
+    yield row("input rows", "host", buffers[0], buffers[0], "known")
+    yield row("output rows", "host", buffers[1], buffers[1], "known")
+    yield row("file formats", "host", picture.codec_bytes * 0.8, picture.codec_bytes, "prior")
+    if picture.scratch_bytes:
+        yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")
+
+
+def _blends(rows: Axis, columns: Axis) -> bool:
+    return any(low < high for low, high in (*rows.ramps, *columns.ramps))
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,170 @@
+"""Measuring what a model costs, by two or three tiny runs of the real step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.reach import Reach
+from lowtide.core.rows import ImageInfo
+from lowtide.memory.costs import ModelCosts, ProbePoint
+from lowtide.memory.meter import live_peak_bytes
+from lowtide.streaming.reach import REACH_SIDES, measure_reach
+from lowtide.streaming.step import Forward, Network, TileStep
+
+_SIDES = {"cpu": (64, 128, 256), "cuda": (128, 256, 512)}
+_LAYOUT_SIDE = 128
+_PATIENCE = 4.0  # seconds that one more probe may be expected to take
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# What must be gained before a model leaves the layout it was written in.
+_LAYOUT_GAIN = 0.92
+
+
+def probe(
+    network: Network, *, sha256: str, weight_bytes: int, align: int, minimum: int,
+    limit_bytes: int | None = None, cancel: Cancel = None,
+) -> tuple[ModelCosts, bool]:  # fmt: skip
+    """Reach, peak memory and seconds of ``network``, from a few tiny runs.
+
+    The memory layout (channels last or not) is chosen here by measurement. Sizes are the
+    smallest that the model accepts up to 256 pixels (512 on CUDA); fewer if the model is slow,
+    or if a run would take more than ``limit_bytes``. Returns the costs, and whether all of
+    them could be measured; what the limit cut short is better measured again another time.
+    """
+    kind = torch.device(network.device).type
+    sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
+    first = _point(network, sides[0])
+
+    def fits(side: int) -> bool:
+        return limit_bytes is None or first.peak_bytes * (side / sides[0]) ** 2 <= limit_bytes
+
+    check_cancel(cancel)
+    searched = [side for side in REACH_SIDES if side <= sides[0] or fits(side)]
+    reach = measure_reach(
+        _fp32_forward(network), channels=network.in_channels, scale=network.scale, align=align,
+        minimum=minimum, device=network.device, sides=searched,
+    )  # fmt: skip
+    trim_heap(collect=True)
+    network = _faster_layout(network, _fit(_LAYOUT_SIDE, align, minimum))
+    points: list[ProbePoint] = []
+    for side in sides:
+        check_cancel(cancel)
+        if len(points) >= 2 and not fits(side):
+            break
+        if len(points) >= 2 and points[-1].seconds * (side * side / points[-1].pixels) > _PATIENCE:
+            break
+        points.append(_point(network, side))
+        trim_heap(collect=True)
+    if len(points) < 2:
+        # A model of one size only: a second point half as large makes the line go through 0.
+        only = points[0]
+        points.insert(0, ProbePoint(
+            pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2, seconds=only.seconds / 2,
+        ))  # fmt: skip
+    complete = all(fits(side) for side in (*REACH_SIDES, *sides))
+    costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
+    return costs, complete
+
+
+def _costs(
+    network: Network, sha256: str, weight_bytes: int, side: int, reach: Reach,
+    points: list[ProbePoint],
+) -> ModelCosts:  # fmt: skip
+    return ModelCosts(
+        sha256=sha256,
+        device=network.device,
+        precision=_NAMES[network.dtype],  # pyright: ignore[reportArgumentType]
+        weight_bytes=weight_bytes,
+        channels_last=network.channels_last,
+        batchable=_batches_agree(network, side),
+        reach=reach.pixels,
+        reach_searched=reach.searched,
+        points=tuple(points),
+    )
+
+
+def _point(network: Network, side: int) -> ProbePoint:
+    step, tile = _step(network), _tile(network, side)
+
+    def work() -> None:  # what the runner does with a tile, conversion to samples included
+        step.to_samples(step([tile])[0])
+
+    seconds = _seconds(work, network.device)
+    peak = live_peak_bytes(work) if network.device == "cpu" else _cuda_peak(work, network.device)
+    return ProbePoint(pixels=side * side, peak_bytes=peak, seconds=seconds)
+
+
+def _faster_layout(network: Network, side: int) -> Network:
+    """Channels last where it is clearly faster on this machine, else as the model is."""
+    tile, seconds = _tile(network, side), []
+    for channels_last in (False, True):
+        candidate = dataclasses.replace(network, channels_last=channels_last)
+        step = _step(candidate)
+        seconds.append(_seconds(lambda step=step: step([tile]), network.device))
+    return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _LAYOUT_GAIN)
+
+
+def _batches_agree(network: Network, side: int) -> bool:
+    """Whether two tiles in one batch give what each gives alone; some models mix them."""
+    step = _step(network)
+    pair = [_tile(network, side, seed) for seed in (1, 2)]
+    try:
+        together = step(pair)
+    except (RuntimeError, ValueError, IndexError):  # written for a batch of one
+        return False
+    alone = torch.cat([step([tile]) for tile in pair])
+    tolerance = 1e-5 if network.dtype == torch.float32 else 2e-2
+    return bool((together - alone).abs().max() <= tolerance)
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    """The best of a few runs after one to warm up.
+
+    On the CPU this is the processor time shared by the threads, which other programs on the
+    machine hardly disturb; on CUDA the clock, since the work is done elsewhere.
+    """
+    on_cpu = device == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    call()
+    best, spent = float("inf"), 0.0
+    for _ in range(7):
+        start = clock()
+        call()  # the step ends with its result on the host, so the device is done
+        best = min(best, clock() - start)
+        spent += best
+        if spent > _PATIENCE / 4:
+            break
+    return best / torch.get_num_threads() if on_cpu else best
+
+
+def _cuda_peak(call: Callable[[], object], device: str) -> int:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    call()
+    return torch.cuda.max_memory_reserved(device) - before
+
+
+def _step(network: Network) -> TileStep:
+    return TileStep(network, ImageInfo(1, 1, network.in_channels))
+
+
+def _tile(network: Network, side: int, seed: int = 0) -> np.ndarray:
+    shape = (side, side, network.in_channels)
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def _fit(side: int, align: int, minimum: int) -> int:
+    return -(-max(side, minimum) // align) * align
+
+
+def _fp32_forward(network: Network) -> Forward:
+    """Reach is a matter of structure: looked for in fp32, where rounding cannot hide it."""
+    exact = network.exact_forward
+    return network.forward if network.dtype == torch.float32 or exact is None else exact()

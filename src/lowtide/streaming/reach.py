@@ -1,0 +1,90 @@
+"""Measuring a model's reach, by poisoning part of its input and looking where it spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lowtide.core.reach import Reach
+from lowtide.streaming.layout import split_axis
+from lowtide.streaming.step import Forward
+
+REACH_SIDES = (64, 192)
+_PHASES = 4
+# What rounding may do between a tile and the whole; true leakage is far larger.
+_TOLERANCE = 1e-4
+
+
+@torch.inference_mode()
+def measure_reach(
+    forward: Forward, *, channels: int, scale: int, align: int, minimum: int,
+    device: str = "cpu", sides: Sequence[int] = REACH_SIDES,
+) -> Reach:  # fmt: skip
+    """How many input pixels beyond its own place an output pixel depends on.
+
+    NaN is put on one side of a line through a random input; every output it comes through to
+    depends on that side. NaN passes everything that a number could, also what happens to be
+    zero or masked, so the answer is an upper bound. Lines lie on the ``align`` grid, as tile
+    borders do. What NaN cannot show (sizes and positions that a model computes with) is caught
+    by comparing tiles with the whole; a model that differs counts as unbounded. ``sides`` are
+    the sizes of the inputs to try, smallest first: a reach shows on one more than twice as large.
+    """
+    generator = torch.Generator().manual_seed(0)
+    searched = 0
+    for size in sides:
+        side = _round_up(max(size, minimum, 4 * align), align)
+        image = torch.rand(1, channels, side, side, generator=generator).to(device)
+        searched = side // 2 - align
+        reach = _spread(forward, image, scale, align)
+        if reach is None:
+            continue
+        certain = _tiles_agree(forward, image, scale, align, minimum, 2 * reach)
+        return Reach(reach if certain else None, searched)
+    return Reach(None, searched)
+
+
+def _spread(forward: Forward, image: Tensor, scale: int, align: int) -> int | None:
+    """Largest spread over both axes, both directions and several lines; None if it fills."""
+    side, reach = image.shape[-1], 0
+    middle = side // 2 // align * align
+    lines = [line for k in range(_PHASES) if (line := middle + (k - 1) * align) < side]
+    for axis in (2, 3):
+        for line in dict.fromkeys(lines):
+            for after in (True, False):
+                poisoned = image.clone()
+                index = slice(line, None) if after else slice(None, line)
+                poisoned[(slice(None),) * axis + (index,)] = torch.nan
+                bad = ~torch.isfinite(forward(poisoned))
+                hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
+                first, last = int(hit[0]) // scale, int(hit[-1]) // scale
+                spread = line - first if after else last + 1 - line
+                filled = first == 0 if after else last == side - 1
+                if filled:
+                    return None
+                reach = max(reach, spread)
+    return reach
+
+
+def _tiles_agree(
+    forward: Forward, image: Tensor, scale: int, align: int, minimum: int, overlap: int
+) -> bool:
+    """Whether tiles with this overlap reproduce the whole run along both axes."""
+    side = image.shape[-1]
+    tile = _round_up(max(overlap + align, minimum, side // 2), align)
+    layout = split_axis(side, tile, overlap, align=align)
+    whole = forward(image)
+    for axis in (2, 3):
+        for index, start in enumerate(layout.starts):
+            low, high = layout.span(index)
+            part = forward(image.narrow(axis, start, layout.tile).contiguous())
+            kept = part.narrow(axis, (low - start) * scale, (high - low) * scale)
+            wanted = whole.narrow(axis, low * scale, (high - low) * scale)
+            if not (kept - wanted).abs().max() <= _TOLERANCE:
+                return False
+    return True
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

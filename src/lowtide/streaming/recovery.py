@@ -1,0 +1,97 @@
+"""Going on after memory ran out: what is finished stays, only what failed is made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import OutOfMemoryError
+from lowtide.memory.failures import is_out_of_memory, release
+from lowtide.memory.plan import Plan
+from lowtide.streaming.layout import least_tile, split_axis
+
+
+class ResilientStep:
+    """Runs tiles in batches; halves the batch, then the tile, when memory runs out.
+
+    What had to shrink stays shrunk for the rest of the image. ``events`` says in words what
+    happened. Parts of a tile keep the plan's overlap between them, so a model whose reach the
+    overlap covers gives the same result. Raises `OutOfMemoryError` when the smallest part fails.
+    """
+
+    def __init__(
+        self, step: Callable[[Sequence[np.ndarray]], Tensor], plan: Plan, scale: int
+    ) -> None:
+        self._step, self._plan, self._scale = step, plan, scale
+        self.batch = plan.batch
+        self.events: list[str] = []
+        self._failed_sides: tuple[int, int] | None = None
+
+    def shrink(self, why: str) -> bool:
+        """Take a smaller batch from now on; False when it is 1 already."""
+        if self.batch == 1:
+            return False
+        self.batch //= 2
+        self.events.append(f"{why}: {self.batch} tiles at a time from here")
+        return True
+
+    def __call__(self, tiles: Sequence[np.ndarray]) -> list[Tensor]:
+        """(h, w, bands) arrays of one shape to float32 (bands, h·s, w·s) results, in order."""
+        results: list[Tensor] = []
+        while len(results) < len(tiles):
+            group = tiles[len(results) : len(results) + self.batch]
+            done = self._attempt(group) if not self._known_to_fail(group[0]) else None
+            if done is not None:
+                results.extend(done.unbind())
+            elif len(group) == 1:
+                results.append(self._in_parts(group[0]))
+            else:
+                self.batch = len(group)
+                self.shrink("out of memory")
+        return results
+
+    def _attempt(self, group: Sequence[np.ndarray]) -> Tensor | None:
+        failure: BaseException
+        try:
+            return self._step(group)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        # Outside the handler: only now can the frames that hold the tensors be let go.
+        release(failure, self._plan.device)
+        return None
+
+    def _known_to_fail(self, tile: np.ndarray) -> bool:
+        return self._failed_sides == tile.shape[:2]
+
+    def _in_parts(self, tile: np.ndarray) -> Tensor:
+        """One tile as two or more smaller ones along its longer side."""
+        plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
+        side = tile.shape[axis]
+        half = -(-(side + plan.overlap) // 2 // plan.align) * plan.align
+        floor = max(least_tile(plan.overlap, plan.align), plan.minimum)
+        if plan.square or half < floor or half >= side:
+            raise OutOfMemoryError(
+                f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
+                " cannot be divided further",
+                hint="close other programs, or pass a smaller --budget so that less is planned",
+            )
+        if self._failed_sides is None:
+            self.events.append(
+                f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here"
+            )
+            self._failed_sides = (tile.shape[0], tile.shape[1])
+        layout = split_axis(side, half, plan.overlap, align=plan.align)
+        parts = []
+        for index, start in enumerate(layout.starts):
+            low, high = layout.span(index)
+            piece = tile.take(range(start, start + layout.tile), axis=axis)
+            done = self._attempt([piece])
+            result = done[0] if done is not None else self._in_parts(piece)
+            keep = slice((low - start) * self._scale, (high - start) * self._scale)
+            parts.append(result[:, :, keep] if axis else result[:, keep])
+        return torch.cat(parts, dim=1 + axis)

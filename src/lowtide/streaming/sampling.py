@@ -1,0 +1,190 @@
+"""How far tiles are from the whole, and a low precision from fp32, measured on this image."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.rows import RowSource
+from lowtide.memory.plan import Plan
+from lowtide.streaming.executor import plan_axes
+from lowtide.streaming.layout import Axis
+from lowtide.streaming.step import Network, TileStep
+from lowtide.streaming.window import RowWindow
+
+_ALL, _MOST, _SHARE = 9, 8, 0.05
+# One-sided 95 % points of Student's t for 1, 2, ... degrees of freedom.
+_T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredError:
+    """Error of a sample of tiles, on a scale of 0..1.
+
+    ``psnr_db`` is a lower bound: every tile measured, or the 95 % bound of the mean from the
+    sample. ``max_error`` is the largest seen. ``against`` names what was compared with.
+    """
+
+    psnr_db: float
+    max_error: float
+    tiles_sampled: int
+    tiles_total: int
+    against: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    row: int
+    column: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def measure_execution(
+    network: Network, source: RowSource, plan: Plan, allowed_pixels: int
+) -> MeasuredError:
+    """Compare a sample of the plan's tiles with runs that see more of the image.
+
+    The reference is the whole image where ``allowed_pixels`` input pixels at once permit it,
+    otherwise each tile with up to half a tile more on every side. ``source`` is read from its start
+    and consumed. With blending the figure is an upper bound of the blended result's error,
+    since blending averages two tiles' errors.
+    """
+    rows, columns = plan_axes(plan)
+    whole = plan.padded_height * plan.padded_width <= allowed_pixels
+    samples = _choose(plan, rows, columns, whole, allowed_pixels)
+    step = TileStep(network, source.info)
+    squares: list[float] = []
+    largest = 0.0
+    reference: Tensor | None = None
+    # One reference serves all samples when it is the whole image.
+    for sample, area in _areas(source, plan, samples):
+        if reference is None or not whole:
+            reference = step([area])[0]
+        y, x = rows.starts[sample.row], columns.starts[sample.column]
+        tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
+        square, worst = _compare(step([tile])[0], reference, sample, (rows, columns), network.scale)
+        squares.append(square)
+        largest = max(largest, worst)
+    margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+    context = f"tiles with {min(margins)} px more context on each side"
+    return MeasuredError(
+        psnr_db=_decibel(_upper_mean(squares, plan.tiles)),
+        max_error=largest,
+        tiles_sampled=len(samples),
+        tiles_total=plan.tiles,
+        against="the whole image" if whole else context,
+    )
+
+
+def measure_precision(network: Network, source: RowSource, plan: Plan) -> MeasuredError:
+    """Compare a sample of tiles at the plan's precision with the same tiles in fp32."""
+    rows, columns = plan_axes(plan)
+    samples = _choose(plan, rows, columns, False, 0)[:3]
+    assert network.exact_forward is not None, "low precision needs its fp32 twin"
+    exact = dataclasses.replace(network, forward=network.exact_forward(), dtype=torch.float32)
+    low, high = TileStep(network, source.info), TileStep(exact, source.info)
+    squares: list[float] = []
+    largest = 0.0
+    for _, area in _areas(source, plan, samples):
+        difference = low([area]) - high([area])
+        squares.append(float(difference.square().mean()))
+        largest = max(largest, float(difference.abs().max()))
+    return MeasuredError(
+        _decibel(_upper_mean(squares, plan.tiles)), largest, len(samples), plan.tiles, "fp32"
+    )
+
+
+def _choose(
+    plan: Plan, rows: Axis, columns: Axis, whole: bool, allowed_pixels: int
+) -> list[_Sample]:
+    """Tiles to measure, from the top down, each with the area its reference sees."""
+    count = plan.tiles
+    if count > _ALL or not whole:
+        count = min(count, max(2, min(_MOST, round(_SHARE * plan.tiles))))
+    picked = sorted(random.Random(0).sample(range(plan.tiles), count))
+    samples = []
+    for index in picked:
+        row, column = divmod(index, len(columns.starts))
+        if whole:
+            samples.append(
+                _Sample(row, column, 0, 0, plan.padded_height, plan.padded_width)
+            )
+            continue
+        margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+        top, height = _extend(rows, row, margins[0])
+        left, width = _extend(columns, column, margins[1])
+        samples.append(_Sample(row, column, top, left, height, width))
+    return samples
+
+
+def _margins(plan: Plan, height: int, width: int, allowed_pixels: int) -> tuple[int, int]:
+    """More context on each side, as far as memory allows up to half a tile, on the grid.
+
+    The plan has priced at least one grid step, so the least of these always fits.
+    """
+    for share in (2, 4, 8):
+        margins = [
+            max(plan.align, side // share // plan.align * plan.align) for side in (height, width)
+        ]
+        if (height + 2 * margins[0]) * (width + 2 * margins[1]) <= allowed_pixels:
+            break
+    return margins[0], margins[1]
+
+
+def _extend(axis: Axis, index: int, margin: int) -> tuple[int, int]:
+    start = max(0, axis.starts[index] - margin)
+    return start, min(axis.length, axis.starts[index] + axis.tile + margin) - start
+
+
+def _areas(
+    source: RowSource, plan: Plan, samples: list[_Sample]
+) -> Iterator[tuple[_Sample, np.ndarray]]:
+    """Each sample's reference area, read in one pass down the image."""
+    tallest = max(sample.height for sample in samples)
+    window = RowWindow(source, plan.padded_height, plan.padded_width, tallest)
+    for sample in sorted(samples, key=lambda s: s.top):
+        rows = window.rows(sample.top, sample.top + sample.height)
+        yield sample, rows[:, sample.left : sample.left + sample.width]
+
+
+def _compare(
+    tile: Tensor, reference: Tensor, sample: _Sample, axes: tuple[Axis, Axis], scale: int
+) -> tuple[float, float]:
+    """(mean squared error weighted as in the merge, largest error) over the tile's own span."""
+    difference, weight = tile, torch.ones(1, 1)
+    for dim, (axis, index, origin) in enumerate(
+        ((axes[0], sample.row, sample.top), (axes[1], sample.column, sample.left)), start=1
+    ):
+        low, high = axis.span(index)
+        start = axis.starts[index]
+        difference = difference.narrow(dim, (low - start) * scale, (high - low) * scale)
+        reference = reference.narrow(dim, (low - origin) * scale, (high - low) * scale)
+        shape = (-1, 1) if dim == 1 else (1, -1)
+        weight = weight * torch.from_numpy(axis.weights(index, scale)).reshape(shape)
+    difference = (difference - reference).abs()
+    square = (difference.square() * weight).sum() / (weight.sum() * len(difference))
+    return float(square), float((difference * (weight > 0)).max())
+
+
+def _upper_mean(values: list[float], population: int) -> float:
+    """One-sided 95 % bound of the population's mean; the mean itself when all were seen."""
+    mean = sum(values) / len(values)
+    if len(values) == population or len(values) < 2:
+        return mean
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    unseen = math.sqrt(1 - len(values) / population)
+    quantile = _T95[min(len(values) - 2, len(_T95) - 1)]
+    return mean + quantile * spread * unseen / math.sqrt(len(values))
+
+
+def _decibel(square: float) -> float:
+    return math.inf if square <= 0 else -10 * math.log10(square)

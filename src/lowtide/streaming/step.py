@@ -1,0 +1,91 @@
+"""One step of the work: tiles of samples in, tiles of results out. Probes run the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import LowtideError
+from lowtide.core.rows import ImageInfo
+from lowtide.streaming.channels import ChannelPlan
+
+Forward = Callable[[Tensor], Tensor]
+_PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as the runner sees it: a function on (B, C, H, W) tensors in 0..1, and facts.
+
+    ``forward`` takes sizes that already satisfy the model's size rule, in ``dtype`` on
+    ``device``; its result need not be clamped. ``exact_forward`` is the same model in fp32,
+    used to redo a tile whose low-precision result is not finite.
+    """
+
+    forward: Forward
+    scale: int
+    in_channels: int
+    out_channels: int
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+    exact_forward: Callable[[], Forward] | None = None
+
+
+class TileStep:
+    """Runs equal tiles through a network, for images of one kind."""
+
+    def __init__(self, network: Network, info: ImageInfo) -> None:
+        self.network = network
+        self.info = info
+        self.channels = ChannelPlan(info.bands, network.in_channels, network.out_channels)
+        self.peak = _PEAK[info.sample]
+        self.redone = 0
+
+    @torch.inference_mode()
+    def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
+        """(h, w, bands) sample arrays to float32 (n, bands, h·s, w·s) in 0..1, on the host."""
+        batch = torch.stack([self._to_unit(tile) for tile in tiles])
+        result = self._run(self.channels.to_network(batch))
+        return self.channels.from_network(result, batch)
+
+    def _to_unit(self, tile: np.ndarray) -> Tensor:
+        # uint16 has few kernels in PyTorch; numpy converts it without a detour.
+        floats = torch.from_numpy(np.ascontiguousarray(tile, dtype=np.float32))
+        if self.peak == 1:
+            # A float image may hold anything; what is outside 0..1 has no place in a network.
+            floats = torch.nan_to_num(floats).clamp_(0, 1)
+        else:
+            floats.mul_(1 / self.peak)
+        return floats.permute(2, 0, 1)
+
+    def _run(self, images: Tensor) -> Tensor:
+        network = self.network
+        layout = torch.channels_last if network.channels_last else torch.contiguous_format
+        given = images.to(network.device, network.dtype).contiguous(memory_format=layout)
+        result = network.forward(given)
+        if network.dtype != torch.float32:
+            result = result.float()
+            if not torch.isfinite(result).all() and network.exact_forward is not None:
+                self.redone += 1
+                result = network.exact_forward()(given.float())
+        if not torch.isfinite(result).all():
+            raise LowtideError(
+                "the model returned values that are not finite (NaN or infinity)",
+                hint="the weights may be damaged; try --precision fp32 or another model",
+            )
+        return result.cpu()
+
+    def to_samples(self, unit: Tensor) -> np.ndarray:
+        """Float (bands, h, w) in 0..1 to (h, w, bands) samples of the image's type, rounded."""
+        rows = unit.permute(1, 2, 0)
+        if self.peak == 1:
+            return rows.numpy()
+        levels = rows.mul(self.peak).round_()
+        if self.peak == 255:
+            return levels.to(torch.uint8).numpy()
+        return levels.to(torch.int32).numpy().astype(np.uint16)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowtide.core.errors import ImageError, UsageError
+from lowtide.media.discover import discover
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def pairs(root: Path, inputs: list[str], output: str, **options: str) -> dict[str, str]:
+    found = discover([str(root / item) for item in inputs], root / output, **options)
+    return {
+        job.source.relative_to(root).as_posix(): job.target.relative_to(root).as_posix()
+        for job in found
+    }
+
+
+def test_one_file_to_a_file(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    assert pairs(tmp_path, ["a.png"], "b.jpg") == {"a.png": "b.jpg"}
+
+
+def test_one_file_to_a_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "there.png/x.txt")
+    assert pairs(tmp_path, ["a.png"], "out") == {"a.png": "out/a.png"}
+    assert pairs(tmp_path, ["a.png"], "there.png") == {"a.png": "there.png/a.png"}
+
+
+def test_format_and_added_text_change_the_names(tmp_path: Path) -> None:
+    touch(tmp_path, "a.b.png")
+    options = {"format": "JPG", "suffix_text": "_x4"}
+    assert pairs(tmp_path, ["a.b.png"], "out", **options) == {"a.b.png": "out/a.b_x4.jpg"}
+
+
+def test_a_folder_is_mirrored_sorted_and_without_what_is_no_image(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "in/z.png", "in/b/c.WEBP", "in/a.tif", "in/readme.txt", "in/.hidden.png",
+        "in/.dir/a.png", "in/.z.png.lowtide.part",
+    )  # fmt: skip
+    assert list(pairs(tmp_path, ["in"], "out").items()) == [
+        ("in/a.tif", "out/a.tif"),
+        ("in/b/c.WEBP", "out/b/c.WEBP"),
+        ("in/z.png", "out/z.png"),
+    ]
+
+
+def test_an_output_folder_inside_the_input_is_not_an_input(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png", "in/out/a.png", "in/out/deep/b.png", "in/outer/c.png")
+    assert pairs(tmp_path, ["in"], "in/out") == {
+        "in/a.png": "in/out/a.png",
+        "in/outer/c.png": "in/out/outer/c.png",
+    }
+
+
+def test_patterns(tmp_path: Path) -> None:
+    touch(tmp_path, "a1.png", "a2.png", "b.png", "a3.txt", "s/a4.png")
+    assert pairs(tmp_path, ["a*"], "out") == {"a1.png": "out/a1.png", "a2.png": "out/a2.png"}
+    assert len(pairs(tmp_path, ["**/a*.png"], "out")) == 3
+    with pytest.raises(ImageError, match="matches no image"):
+        pairs(tmp_path, ["q*.png"], "out")
+
+
+def test_a_file_with_brackets_in_its_name_is_that_file(tmp_path: Path) -> None:
+    touch(tmp_path, "a[1].png")
+    assert pairs(tmp_path, ["a[1].png"], "out") == {"a[1].png": "out/a[1].png"}
+
+
+def test_an_input_named_twice_is_one_job(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png")
+    assert len(pairs(tmp_path, ["in", "in/a.png"], "out")) == 1
+
+
+def test_two_inputs_for_one_output_are_refused_by_name(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png", "in/a.jpg", "x/b.png", "y/B.PNG")
+    with pytest.raises(UsageError, match=r"in/a\.jpg and .*in/a\.png"):
+        pairs(tmp_path, ["in"], "out", format="png")
+    with pytest.raises(UsageError, match=r"x/b\.png and .*y/B\.PNG"):
+        pairs(tmp_path, ["x/b.png", "y/B.PNG"], "out")
+
+
+@pytest.mark.parametrize("output", ["a.png", ".", "A.PNG", "sub/../a.png"])
+def test_an_output_that_is_the_input_is_refused(tmp_path: Path, output: str) -> None:
+    touch(tmp_path, "a.png", "sub/x.txt")
+    with pytest.raises(UsageError, match="is the input"):
+        pairs(tmp_path, ["a.png"], output)
+
+
+def test_an_output_that_is_another_input_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b/a.png")
+    with pytest.raises(UsageError, match="is the input"):
+        pairs(tmp_path, ["a.jpg", "b/a.png"], "b", format="png")
+
+
+def test_unsupported_suffixes_are_refused_with_a_list(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.gif")
+    for inputs, output, options in (
+        (["a.png"], "b.bmp", {}),
+        (["a.png"], "out", {"format": "gif"}),
+        (["b.gif"], "out", {}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            pairs(tmp_path, inputs, output, **options)
+        assert ".png" in (caught.value.hint or "")
+
+
+def test_nothing_there_is_an_image_error(tmp_path: Path) -> None:
+    touch(tmp_path, "in/readme.txt")
+    with pytest.raises(ImageError, match="no such file"):
+        pairs(tmp_path, ["a.png"], "out")
+    with pytest.raises(ImageError, match="no images"):
+        pairs(tmp_path, ["in"], "out")
+    with pytest.raises(UsageError, match="no input"):
+        discover([], tmp_path)

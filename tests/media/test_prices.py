@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from media_files import make_rows, write_image
+
+from lowtide.core.rows import ImageInfo
+from lowtide.media import EncodeOptions, inspect_image, output_cost
+
+_READ = """
+import re, sys
+from lowtide.media import inspect_image, open_image
+def peak(name):
+    text = open("/proc/self/status").read()
+    return int(re.search(name + r":\\s+(\\d+)", text).group(1)) * 1024
+def run(path):
+    with open_image(path) as source:
+        while len(source.read(16)): pass
+run(sys.argv[1])
+open("/proc/self/clear_refs", "w").write("5")
+before = peak("VmRSS")
+run(sys.argv[2])
+print(peak("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with /proc")
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".avif", ".tif"])
+def test_reading_stays_under_its_price(tmp_path: Path, suffix: str) -> None:
+    options = EncodeOptions(avif_effort=0, avif_quality=50, png_compression=1)
+    small = write_image(tmp_path / f"s{suffix}", make_rows(64, 64, 3), options=options)
+    large = write_image(
+        tmp_path / f"l{suffix}", make_rows(1100, 1300, 3), options=options, step=100
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, str(small), str(large)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    asked = 16 * 1300 * 3
+    assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * asked
+
+
+def test_formats_that_are_written_by_rows_do_not_cost_by_height() -> None:
+    for name in ("a.png", "a.jpg", "a.tif"):
+        low = output_cost(name, ImageInfo(4000, 4000, 3))
+        assert low == output_cost(name, ImageInfo(4000, 40_000, 3))
+        assert low.resident_bytes < 60 << 20
+
+
+def test_formats_that_are_written_whole_cost_by_pixels() -> None:
+    for name in ("a.webp", "a.avif"):
+        low = output_cost(name, ImageInfo(4000, 2000, 3))
+        high = output_cost(name, ImageInfo(4000, 4000, 3))
+        assert high.resident_bytes - low.resident_bytes > 4000 * 2000 * 9
+        assert "as a whole" in high.why
+
+
+def test_resizing_and_alpha_cost_more() -> None:
+    rgb, rgba = ImageInfo(4000, 3000, 3), ImageInfo(4000, 3000, 4)
+    plain = output_cost("a.png", rgb).resident_bytes
+    assert output_cost("a.png", rgb, resized_from=rgb).resident_bytes > plain
+    lossy = [output_cost("a.webp", info, EncodeOptions()).resident_bytes for info in (rgb, rgba)]
+    assert lossy[0] < lossy[1]

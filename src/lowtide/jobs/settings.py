@@ -90,9 +90,8 @@ class UpscaleSettings(BaseModel):
     @property
     def wishes(self) -> Wishes:
         """The part that the planner must respect."""
-        tiled = self.tile is not None and self.strategy == "auto"
         return Wishes(
-            strategy="tiled" if tiled else self.strategy,
+            strategy=self.strategy,
             tile=self.tile,
             overlap=self.tile_overlap,
             batch=self.tile_batch_size,

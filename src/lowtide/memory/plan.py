@@ -19,7 +19,7 @@ Place = Literal["device", "host", "disk"]
 Origin = Literal["known", "probed", "prior"]
 
 # Predicted times closer than this are a tie, which the smaller memory wins.
-_TIE = 1.03
+_TIE = 1.1
 
 
 class LedgerRow(BaseModel):

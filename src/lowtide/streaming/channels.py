@@ -16,6 +16,7 @@ from lowtide.core.errors import ModelError
 
 # Below half a step of 8 bits a pixel is invisible and its color is noise divided by noise.
 _INVISIBLE = 0.5 / 255
+_NOISE = 0.02
 
 
 class ChannelPlan:
@@ -49,14 +50,15 @@ class ChannelPlan:
     def from_network(self, output: Tensor, tiles: Tensor) -> Tensor:
         """The network's output to (n, bands, h·s, w·s) in 0..1; ``tiles`` as given before."""
         count = len(tiles) * self.color_images
-        color = self._gather(output[:count].clamp_(0, 1), len(tiles))
         if not self.alpha:
-            return color
-        opacity = output[count:].mean(1, keepdim=True).clamp_(0, 1)
-        opacity = _keep_flat(tiles[:, -1:], opacity)
-        visible = opacity > _INVISIBLE
-        color = torch.where(visible, color / opacity.clamp_min(_INVISIBLE), 0).clamp_(0, 1)
-        return torch.cat([color, opacity], 1)
+            return self._gather(output.clamp_(0, 1), len(tiles))
+        color = self._gather(output[:count], len(tiles))
+        raw = output[count:].mean(1, keepdim=True)
+        # Both sides of the division ring alike at an edge, and only unclamped does it cancel.
+        visible = raw > _INVISIBLE
+        color = torch.where(visible, color / _divisor(raw).clamp_min(_INVISIBLE), 0)
+        opacity = _keep_flat(tiles[:, -1:], raw.clamp(0, 1))
+        return torch.cat([color.clamp_(0, 1), opacity], 1)
 
     def _spread(self, color: Tensor) -> Tensor:
         if self.color_images == 3:
@@ -70,6 +72,17 @@ class ChannelPlan:
         if self.color_images == 3:
             return color.reshape(count, 3, *color.shape[2:])
         return color if color.shape[1] == self.color_bands else color.mean(1, keepdim=True)
+
+
+def _divisor(raw: Tensor) -> Tensor:
+    """The network's opacity, with values that only round 1 drawn to 1.
+
+    No network returns a white area as exactly 1; dividing by its error would tint what is
+    opaque. Real ringing is larger and stays.
+    """
+    error = raw - 1
+    certain = ((error.abs() - _NOISE) / _NOISE).clamp_(0, 1)
+    return 1 + error * certain
 
 
 def _keep_flat(before: Tensor, after: Tensor) -> Tensor:

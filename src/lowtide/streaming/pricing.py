@@ -75,7 +75,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
             hint="--tile-batch-size 1",
         )
     plans = []
-    if wishes.strategy in ("auto", "whole"):
+    if wishes.strategy == "whole" or (wishes.strategy == "auto" and wishes.tile is None):
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     if wishes.strategy in ("auto", "tiled"):
         batches = (wishes.batch,) if wishes.batch else _BATCHES if costs.batchable else (1,)

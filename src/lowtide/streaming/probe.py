@@ -18,7 +18,7 @@ from lowtide.memory.meter import live_peak_bytes
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
 
-_SIDES = {"cpu": (64, 128, 256), "cuda": (128, 256, 512)}
+_SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
 _PATIENCE = 4.0  # seconds that one more probe may be expected to take
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -33,7 +33,7 @@ def probe(
     """Reach, peak memory and seconds of ``network``, from a few tiny runs.
 
     The memory layout (channels last or not) is chosen here by measurement. Sizes are the
-    smallest that the model accepts up to 256 pixels (512 on CUDA); fewer if the model is slow,
+    smallest that the model accepts up to 512 pixels (1024 on CUDA); fewer if the model is slow,
     or if a run would take more than ``limit_bytes``. Returns the costs, and whether all of
     them could be measured; what the limit cut short is better measured again another time.
     """

@@ -62,7 +62,7 @@ def measure_execution(
     whole = plan.padded_height * plan.padded_width <= allowed_pixels
     samples = _choose(plan, rows, columns, whole, allowed_pixels)
     step = TileStep(network, source.info)
-    squares: list[float] = []
+    squares: list[tuple[float, float]] = []
     largest = 0.0
     reference: Tensor | None = None
     # One reference serves all samples when it is the whole image.
@@ -92,11 +92,11 @@ def measure_precision(network: Network, source: RowSource, plan: Plan) -> Measur
     assert network.exact_forward is not None, "low precision needs its fp32 twin"
     exact = dataclasses.replace(network, forward=network.exact_forward(), dtype=torch.float32)
     low, high = TileStep(network, source.info), TileStep(exact, source.info)
-    squares: list[float] = []
+    squares: list[tuple[float, float]] = []
     largest = 0.0
     for _, area in _areas(source, plan, samples):
         difference = low([area]) - high([area])
-        squares.append(float(difference.square().mean()))
+        squares.append((float(difference.square().sum(dtype=torch.float64)), difference.numel()))
         largest = max(largest, float(difference.abs().max()))
     return MeasuredError(
         _decibel(_upper_mean(squares, plan.tiles)), largest, len(samples), plan.tiles, "fp32"
@@ -158,8 +158,8 @@ def _areas(
 
 def _compare(
     tile: Tensor, reference: Tensor, sample: _Sample, axes: tuple[Axis, Axis], scale: int
-) -> tuple[float, float]:
-    """(mean squared error weighted as in the merge, largest error) over the tile's own span."""
+) -> tuple[tuple[float, float], float]:
+    """((squared error, weight) as in the merge, largest error) over the tile's own span."""
     difference, weight = tile, torch.ones(1, 1)
     for dim, (axis, index, origin) in enumerate(
         ((axes[0], sample.row, sample.top), (axes[1], sample.column, sample.left)), start=1
@@ -171,19 +171,26 @@ def _compare(
         shape = (-1, 1) if dim == 1 else (1, -1)
         weight = weight * torch.from_numpy(axis.weights(index, scale)).reshape(shape)
     difference = (difference - reference).abs()
-    square = (difference.square() * weight).sum() / (weight.sum() * len(difference))
-    return float(square), float((difference * (weight > 0)).max())
+    squares = (difference.square() * weight).sum(dtype=torch.float64)
+    total = weight.sum(dtype=torch.float64) * len(difference)
+    return (float(squares), float(total)), float((difference * (weight > 0)).max())
 
 
-def _upper_mean(values: list[float], population: int) -> float:
-    """One-sided 95 % bound of the population's mean; the mean itself when all were seen."""
-    mean = sum(values) / len(values)
-    if len(values) == population or len(values) < 2:
+def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:
+    """One-sided 95 % bound of the mean error per pixel; the mean itself when all were seen.
+
+    ``sums`` holds (squared error, weight) for each sampled tile. Tiles differ in size, hence a
+    ratio estimate with the spread of its residuals.
+    """
+    count, total = len(sums), sum(weight for _, weight in sums)
+    mean = sum(square for square, _ in sums) / total
+    if count == population or count < 2:
         return mean
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    unseen = math.sqrt(1 - len(values) / population)
-    quantile = _T95[min(len(values) - 2, len(_T95) - 1)]
-    return mean + quantile * spread * unseen / math.sqrt(len(values))
+    residuals = sum((square - mean * weight) ** 2 for square, weight in sums) / (count - 1)
+    spread = math.sqrt(residuals) / (total / count)
+    unseen = math.sqrt(1 - count / population)
+    quantile = _T95[min(count - 2, len(_T95) - 1)]
+    return mean + quantile * spread * unseen / math.sqrt(count)
 
 
 def _decibel(square: float) -> float:

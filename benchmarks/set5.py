@@ -1,0 +1,107 @@
+"""PSNR-Y on Set5: cubic enlargement, the bundled models, and any model file.
+
+    python benchmarks/set5.py --data FOLDER [--model craft_x4.pth ...] [--fresh]
+
+FOLDER (or the environment variable LOWTIDE_DATA) holds ``images/set5/HR/NAME.png`` and
+``images/set5/LR_bicubic/XN/NAMExN.png``, the low-resolution pictures made by MATLAB. Each
+picture is run whole, in fp32 on the CPU. Protocol: result rounded to 8 bits, BT.601 luma,
+enlargement factor cropped on all sides; the mean is over pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import ResultFile
+from PIL import Image
+
+import lowtide.models
+from lowtide.core.figures import psnr_y
+from lowtide.models.resample import resize_cubic
+
+ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale, pictures run whole"
+CUBIC_SCALES = (2, 4)
+
+
+def read(path: Path) -> np.ndarray:
+    """A picture as uint8 (H, W, 3)."""
+    with Image.open(path) as image:
+        return np.array(image.convert("RGB"))
+
+
+def pictures(folder: Path, scale: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Name to (low, high); the high one cropped to whole low-resolution pixels."""
+    found = {}
+    for path in sorted((folder / "HR").glob("*.png")):
+        low = read(folder / "LR_bicubic" / f"X{scale}" / f"{path.stem}x{scale}.png")
+        high = read(path)[: low.shape[0] * scale, : low.shape[1] * scale]
+        found[path.stem] = (low, high)
+    if not found:
+        raise SystemExit(f"no pictures in {folder / 'HR'}")
+    return found
+
+
+def cubic(low: np.ndarray, scale: int) -> np.ndarray:
+    """MATLAB's cubic enlargement."""
+    return resize_cubic(low, low.shape[0] * scale, low.shape[1] * scale)
+
+
+def by_model(model: lowtide.models.Model) -> Callable[[np.ndarray, int], np.ndarray]:
+    """The model as a function on uint8 pictures."""
+
+    def enlarge(low: np.ndarray, scale: int) -> np.ndarray:
+        image = torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255.0
+        result = (model(image)[0] * 255.0).round().byte()
+        return result.permute(1, 2, 0).numpy()
+
+    return enlarge
+
+
+def measure(
+    results: ResultFile, folder: Path, row: str, scale: int,
+    enlarge: Callable[[np.ndarray, int], np.ndarray], **facts: object,
+) -> None:  # fmt: skip
+    """Add one row: every picture and the mean."""
+    if results.has(row):
+        return
+    scores = {
+        name: psnr_y(enlarge(low, scale), high, scale)
+        for name, (low, high) in pictures(folder, scale).items()
+    }
+    mean = round(float(np.mean(list(scores.values()))), 3)
+    rounded = {name: round(score, 3) for name, score in scores.items()}
+    results.add(row, scale=scale, mean_db=mean, pictures_db=rounded, **facts)
+
+
+def main() -> None:
+    """Parse the command line and measure what is missing."""
+    parser = argparse.ArgumentParser(description="PSNR-Y on Set5.")
+    default = os.environ.get("LOWTIDE_DATA")
+    parser.add_argument("--data", type=Path, default=default, required=default is None)
+    parser.add_argument(
+        "--model", action="append", default=[], help="model file beside the bundled ones"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    options = parser.parse_args()
+    folder = Path(options.data) / "images" / "set5"
+    results = ResultFile("set5", about=ABOUT, fresh=options.fresh)
+    for scale in CUBIC_SCALES:
+        measure(results, folder, f"cubic x{scale}", scale, cubic)
+    for name in (*lowtide.models.names(), *options.model):
+        model = lowtide.models.load(name)
+        facts = model.descriptor
+        if (facts.in_channels, facts.out_channels) != (3, 3) or facts.scale not in (2, 3, 4):
+            raise SystemExit(f"{name}: Set5 needs an RGB model for x2, x3 or x4")
+        measure(
+            results, folder, facts.name, facts.scale, by_model(model),
+            architecture=facts.architecture, parameters=facts.parameters, sha256=facts.sha256,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Models: what they are, how to load one, and the two that ship with the package.
+
+`load` gives a `Model`; its `ModelDescriptor` states the facts the planner needs. `names` and
+`describe` list the bundled models without importing PyTorch, and so does importing this room.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowtide.models.bundled import describe, names
+    from lowtide.models.descriptor import ModelDescriptor, SizeRule
+    from lowtide.models.loader import load
+    from lowtide.models.model import Model
+
+__all__ = ["Model", "ModelDescriptor", "SizeRule", "describe", "load", "names"]
+
+_HOMES = {
+    "Model": "model",
+    "ModelDescriptor": "descriptor",
+    "SizeRule": "descriptor",
+    "describe": "bundled",
+    "load": "loader",
+    "names": "bundled",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

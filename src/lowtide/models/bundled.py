@@ -1,0 +1,79 @@
+"""The models that ship with the package, and what their files must hash to."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lowtide.core.errors import ModelError
+from lowtide.models import native
+from lowtide.models.descriptor import ModelDescriptor
+from lowtide.models.files import sha256_of
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """One bundled model: its name, the SHA-256 of its file and the license of its weights."""
+
+    name: str
+    sha256: str
+    license: str = "MIT"
+
+    @property
+    def path(self) -> Path:
+        """The weights."""
+        return WEIGHTS / f"{self.name}.safetensors"
+
+    @property
+    def card(self) -> Path:
+        """What the model is, what it was trained on, what it scores: Markdown."""
+        return WEIGHTS / f"{self.name}.md"
+
+
+_MODELS = (
+    Bundled("lowtide-x2", "c17282a19a943d7601086c078a04b75972be8d0a74599ae207ddab98e0902c1b"),
+    Bundled("lowtide-x4", "31e3da8669b94b65254cc81e198841fbd6c6cde2b70925efa936441a573fbcf4"),
+)
+
+
+def names() -> tuple[str, ...]:
+    """Names that `lowtide.models.load` accepts in place of a file."""
+    return tuple(model.name for model in _MODELS)
+
+
+def find(name: str) -> Bundled:
+    """The entry of a bundled model; ModelError with the nearest name for an unknown one."""
+    for model in _MODELS:
+        if model.name == name:
+            return model
+    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    raise ModelError(
+        f"there is no model {name!r}; bundled are {', '.join(names())}",
+        hint=f"did you mean {near[0]!r}?" if near else "give one of these, or a model file",
+    )
+
+
+def describe(name: str) -> ModelDescriptor:
+    """Facts about a bundled model, without loading it or importing PyTorch.
+
+    Raises ModelError for an unknown name, and for a file that is missing from the
+    installation or is not the one that was released.
+    """
+    model = find(name)
+    if not model.path.is_file():
+        raise ModelError(
+            f"{model.path} is missing from the installation",
+            hint="pip install --force-reinstall lowtide",
+        )
+    digest = sha256_of(model.path)
+    if digest != model.sha256:
+        raise ModelError(
+            f"{model.path} is not the released file: its SHA-256 is {digest}, "
+            f"expected {model.sha256}",
+            hint="pip install --force-reinstall lowtide",
+        )
+    facts = native.describe(model.path, native.metadata(model.path), name, digest)
+    return replace(facts, license=model.license)

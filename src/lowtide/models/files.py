@@ -1,0 +1,81 @@
+"""Model files on disk: which are accepted, and what is wrong with the others.
+
+Nothing here opens a pickle. A file is looked at from outside, so that every common mishap (an
+error page saved under a model's name, a Git LFS pointer, a broken download, TorchScript) has
+its own message.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from lowtide.core.errors import ModelError
+from lowtide.core.hashing import file_sha256
+
+SUFFIXES = (".safetensors", ".pth", ".ckpt")
+_ZIP = b"PK\x03\x04"
+# The first opcode of every pickle since protocol 2, which torch.save always used.
+_PICKLE = b"\x80"
+
+_HINTS = {
+    ".pt": "save its state_dict as .safetensors; .pt is mostly TorchScript, which is a program",
+    ".onnx": "get the PyTorch weights (.safetensors or .pth) that it was exported from",
+    ".bin": "get the .safetensors file that most repositories offer beside it",
+    ".gguf": "get the PyTorch weights (.safetensors or .pth) that it was converted from",
+    ".zip": "unpack it and give the model file inside",
+}
+
+
+def require_model_file(path: Path) -> None:
+    """Raise ModelError unless ``path`` is a file that may hold a model."""
+    suffix = path.suffix.lower()
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if stat.S_ISDIR(mode):
+        raise ModelError(f"{path} is a folder, not a model file", hint="name one file in it")
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{path} is not a regular file")
+    if suffix not in SUFFIXES:
+        raise ModelError(
+            f"{path} is not of a kind Lowtide loads ({', '.join(SUFFIXES)})",
+            hint=_HINTS.get(suffix, "give a model's weights in one of these formats"),
+        )
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    _require_content(path, suffix, head)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal; ModelError if it cannot be read."""
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def is_zip(path: Path) -> bool:
+    """Whether the file is PyTorch's zip format rather than the older bare pickle."""
+    with path.open("rb") as file:
+        return file.read(len(_ZIP)) == _ZIP
+
+
+def _require_content(path: Path, suffix: str, head: bytes) -> None:
+    again = "download it again, and compare its size with the one stated there"
+    if not head:
+        raise ModelError(f"{path} is empty", hint=again)
+    if head.startswith(b"version https://git-lfs"):
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not the model it stands for", hint="git lfs pull"
+        )
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise ModelError(f"{path} is a web page that was saved under a model's name", hint=again)
+    if suffix != ".safetensors" and not head.startswith((_ZIP, _PICKLE)):
+        raise ModelError(f"{path} is not a file that torch.save wrote, or is damaged", hint=again)

@@ -1,0 +1,54 @@
+"""From a name or a file to a model that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowtide.core.errors import ModelError
+from lowtide.models import bundled, foreign, native
+from lowtide.models.files import require_model_file, sha256_of
+from lowtide.models.model import Model
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Model:
+    """Load a bundled model by name, or a model file.
+
+    Files: .safetensors, and .pth or .ckpt through an allow-list that lets nothing in them run.
+    A safetensors file with Lowtide's metadata is built from that; every other one is
+    recognized by spandrel. The model comes in the type its weights are run in by default
+    (fp32 for all known families), ready on ``device``.
+
+    Raises ModelError where the name is unknown or the file is missing, damaged, hostile, of an
+    unknown kind or family, or no image-to-image model; UsageError for a device this machine
+    does not have.
+    """
+    name = str(name_or_path)
+    path = _expanded(Path(name_or_path))
+    if name in bundled.names() or _is_name(name_or_path, path):
+        facts = bundled.describe(name)
+        path = bundled.find(name).path
+        return Model(native.build(path, native.metadata(path)), facts).to(device)
+    require_model_file(path)
+    digest = sha256_of(path)
+    entries = native.metadata(path) if path.suffix.lower() == ".safetensors" else {}
+    if native.ARCHITECTURE in entries:
+        facts = native.describe(path, entries, path.stem, digest)
+        return Model(native.build(path, entries), facts).to(device)
+    module, facts = foreign.load(path, path.stem, digest)
+    return Model(module, facts).to(device)
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"{path} does not exist: there is no such user") from error
+
+
+def _is_name(given: str | Path, path: Path) -> bool:
+    """Whether this is a (misspelled) name rather than a file: a bare word without a suffix."""
+    return isinstance(given, str) and path.name == given and not path.suffix

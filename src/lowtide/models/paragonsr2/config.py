@@ -1,0 +1,67 @@
+"""Shapes of the ParagonSR2 kind, without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowtide.core.errors import ModelError
+
+SCALES = (1, 2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class ParagonConvConfig:
+    """Shape of a `ParagonConv`: enlargement, width and depth of its trunk.
+
+    Raises ModelError for a scale that is not in `SCALES` or a size below 1.
+    """
+
+    scale: int
+    features: int
+    blocks: int
+
+    def __post_init__(self) -> None:
+        values = (self.scale, self.features, self.blocks)
+        if not all(type(value) is int and value >= 1 for value in values):
+            raise ModelError(f"ParagonConv needs whole numbers from 1 on, not {asdict(self)}")
+        if self.scale not in SCALES:
+            raise ModelError(
+                f"ParagonConv enlarges by {', '.join(map(str, SCALES))}, not by {self.scale}"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ParagonConvConfig:
+        """The reverse of `to_dict`; ModelError names entries that are missing or unknown."""
+        wrong = set(values) ^ set(cls.__dataclass_fields__)
+        if wrong:
+            raise ModelError(
+                f"ParagonConv's configuration lacks or does not know: {', '.join(sorted(wrong))}"
+            )
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    @property
+    def reach(self) -> int:
+        """How far an output pixel looks, in input pixels to each side.
+
+        One per 3x3 convolution: first, blocks, last. The cubic path looks 2 far, so it never
+        counts.
+        """
+        return self.blocks + 2
+
+    @property
+    def parameters(self) -> int:
+        """Number of learned values."""
+        per_output = 9 * self.features + 1
+        outputs = self.blocks * self.features + 3 * self.scale**2
+        return self.features * (9 * 3 + 1) + outputs * per_output
+
+    @property
+    def constants(self) -> int:
+        """Number of values of the fixed path: one dense 5x5 kernel from 3 channels."""
+        return 3 * self.scale**2 * 3 * 25

@@ -1,0 +1,59 @@
+"""What every test may use: private caches, real photographs, and data that is not shipped."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory):
+    """Measurements of this test run only; shared by the processes that tests start."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["LOWTIDE_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photo():
+    """The example photograph, (400, 600, 3) uint8."""
+    import pyvips
+
+    return pyvips.Image.new_from_file(str(ROOT / "examples" / "coffee.jpg")).numpy()
+
+
+@pytest.fixture(scope="session")
+def data_folder():
+    """The folder of real weights and benchmark images, which is not part of the project."""
+    for folder in (os.environ.get("LOWTIDE_DATA"), ROOT.parent / "shared" / "data"):
+        if folder and Path(folder).is_dir():
+            return Path(folder)
+    pytest.skip("no data folder: set LOWTIDE_DATA to run this on real weights and Set5")
+
+
+@pytest.fixture
+def save():
+    """Write an array as an image file; the suffix says which format."""
+    import pyvips
+
+    def write(path: Path, array: np.ndarray, **options) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyvips.Image.new_from_array(np.ascontiguousarray(array)).write_to_file(str(path), **options)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def read():
+    """Read an image file as an array, (height, width, bands)."""
+    import pyvips
+
+    def load(path: Path) -> np.ndarray:
+        array = pyvips.Image.new_from_file(str(path)).numpy()
+        return array[..., None] if array.ndim == 2 else array
+
+    return load

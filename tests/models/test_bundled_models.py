@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lowtide.core.errors import ModelError
+from lowtide.core.figures import psnr_y
+from lowtide.models import bundled, describe, load, names, native
+from lowtide.models.resample import resize_cubic
+
+
+def test_names() -> None:
+    assert names() == ("lowtide-x2", "lowtide-x4")
+
+
+@pytest.mark.parametrize("name", names())
+def test_file_card_and_description(name: str) -> None:
+    model, facts = load(name), describe(name)
+    assert model.descriptor == facts
+    assert facts.license == "MIT"
+    entry = bundled.find(name)
+    assert entry.path.stat().st_size < 2**20
+    card = entry.card.read_text()
+    assert facts.sha256 in card
+    assert f"{facts.parameters:,} parameters" in card
+    rows = [json.loads(line) for line in entry.path.with_suffix(".jsonl").read_text().splitlines()]
+    assert rows[-1]["scale"] == facts.scale
+
+
+@pytest.mark.parametrize("name", names())
+def test_better_than_cubic(name: str) -> None:
+    import skimage.data
+
+    model = load(name)
+    scale = model.descriptor.scale
+    high = skimage.data.coffee()[: 400 // scale * scale, : 600 // scale * scale]
+    low = resize_cubic(high, high.shape[0] // scale, high.shape[1] // scale)
+    image = torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255
+    result = (model(image)[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    cubic = resize_cubic(low, *high.shape[:2])
+    assert psnr_y(result, high, scale) > psnr_y(cubic, high, scale) + 1.0
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    image = torch.rand(1, 3, 20, 30)
+    exact = load(name)(image)
+    model = load(name).to(dtype=dtype, memory_format=torch.channels_last)
+    error = (model(image.to(dtype)).float() - exact).abs().max()
+    assert error < (0.004 if dtype == torch.float16 else 0.03)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ModelError, match="bundled are lowtide-x2, lowtide-x4") as caught:
+        load("lowtide-x3")
+    assert "lowtide-x" in (caught.value.hint or "")
+    with pytest.raises(ModelError, match="no model 'zebra'"):
+        describe("zebra")
+
+
+def test_changed_file_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in names():
+        shutil.copy(bundled.find(name).path, tmp_path)
+    monkeypatch.setattr(bundled, "WEIGHTS", tmp_path)
+    path = tmp_path / "lowtide-x2.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match="not the released file"):
+        load("lowtide-x2")
+    path.unlink()
+    with pytest.raises(ModelError, match="missing from the installation"):
+        load("lowtide-x2")
+    assert load("lowtide-x4").descriptor.scale == 4
+
+
+def test_recognized_anywhere_by_its_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.safetensors"
+    shutil.copy(bundled.find("lowtide-x2").path, path)
+    model = load(str(path))
+    assert model.descriptor.name == "elsewhere"
+    assert model.descriptor.architecture == "ParagonConv"
+    image = torch.rand(1, 3, 9, 8)
+    assert torch.equal(model(image), load("lowtide-x2")(image))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "words"),
+    [
+        ("ParagonVast", "{}", "does not have"),
+        ("ParagonConv", "{", "damaged"),
+        ("ParagonConv", "[]", "no configuration"),
+        ("ParagonConv", '{"scale": 2}', "blocks, features"),
+        ("ParagonConv", '{"scale": 5, "features": 4, "blocks": 1}', "not by 5"),
+        ("ParagonConv", '{"scale": 2, "features": 4, "blocks": "1"}', "whole numbers"),
+        ("ParagonConv", '{"scale": 2, "features": 4, "blocks": 1}', "do not fit"),
+    ],
+)
+def test_wrong_metadata(tmp_path: Path, architecture: str, config: str, words: str) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(bundled.find("lowtide-x2").path)
+    save_file(tensors, path, {native.ARCHITECTURE: architecture, native.CONFIG: config})
+    with pytest.raises(ModelError, match=words):
+        load(path)
+
+
+def test_set5_benchmark(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's own code finds the figures that the cards and the README may state."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import common  # pyright: ignore[reportMissingImports]
+    import set5  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["set5.py", "--data", str(data)])
+    set5.main()
+    rows = json.loads((tmp_path / "set5.json").read_text())["rows"]
+    found = {row["row"]: row["mean_db"] for row in rows}
+    assert found["cubic x2"] == pytest.approx(33.66, abs=0.02)
+    assert found["cubic x4"] == pytest.approx(28.42, abs=0.02)
+    assert found["lowtide-x2"] >= 36.95
+    assert found["lowtide-x4"] >= 30.6
+    assert all(np.isfinite(list(row["pictures_db"].values())).all() for row in rows)

@@ -1,0 +1,69 @@
+"""The stated error of tiles holds for the whole image."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import ArraySource, Centered, conv_net, make_plan, network, run_array
+
+from lowtide.core.figures import psnr
+from lowtide.streaming.sampling import measure_execution, measure_precision
+
+RNG = np.random.default_rng(2)
+
+
+def uneven(height, width):
+    ramp = np.linspace(0.2, 0.8, height * width, dtype=np.float32).reshape(height, width, 1)
+    return (ramp + 0.05 * RNG.random((height, width, 3), np.float32)).astype(np.float32)
+
+
+@pytest.mark.parametrize("blend", [True, False])
+def test_with_all_tiles_sampled_the_error_is_the_error(blend):
+    array, net = uneven(90, 90), network(Centered(), scale=1)
+    plan = make_plan(array, None, scale=1, tile=48, overlap=8, hann_blend=blend)
+    stated = measure_execution(net, ArraySource(array), plan, 10**9)
+    assert stated.against == "the whole image"
+    assert stated.tiles_sampled == stated.tiles_total == plan.tiles
+    tiled, _ = run_array(net, array, plan)
+    whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
+    actual = psnr(tiled, whole)
+    assert stated.psnr_db <= actual + 1e-3
+    assert stated.psnr_db == pytest.approx(actual, abs=0.01 if not blend else 3)
+    assert np.abs(tiled - whole).max() <= stated.max_error + 1e-6
+
+
+def test_a_sample_states_a_lower_bound():
+    array, net = uneven(400, 420), network(Centered(), scale=1)
+    plan = make_plan(array, None, scale=1, tile=64)
+    stated = measure_execution(net, ArraySource(array), plan, 10**9)
+    assert stated.tiles_sampled < stated.tiles_total
+    whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
+    tiled, _ = run_array(net, array, plan)
+    assert stated.psnr_db <= psnr(tiled, whole)
+
+
+def test_without_room_for_the_whole_it_says_what_it_compared_with():
+    array, net = uneven(200, 200), network(Centered(), scale=1)
+    plan = make_plan(array, None, scale=1, tile=64)
+    stated = measure_execution(net, ArraySource(array), plan, 80 * 80)
+    assert stated.against == "tiles with 8 px more context on each side"
+    assert math.isfinite(stated.psnr_db)
+    assert stated.max_error > 0
+
+
+def test_low_precision_is_measured_against_fp32():
+    array = RNG.integers(0, 256, (100, 100, 3), np.uint8)
+    exact = conv_net()
+    low = network(
+        conv_net().to(torch.bfloat16), dtype=torch.bfloat16, exact_forward=lambda: exact
+    )
+    plan = make_plan(array, 4, tile=64)
+    stated = measure_precision(low, ArraySource(array), plan)
+    assert stated.against == "fp32"
+    assert 30 < stated.psnr_db < 90
+    twin = dataclasses.replace(low, forward=exact, dtype=torch.float32)
+    a, _ = run_array(low, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
+    b, _ = run_array(twin, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
+    assert stated.psnr_db == pytest.approx(psnr(a, b), abs=1.5)

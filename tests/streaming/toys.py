@@ -1,0 +1,113 @@
+"""Small real networks and in-memory rows for tests of the runner."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from lowtide.core.rows import ImageInfo
+from lowtide.memory.budget import Budget
+from lowtide.memory.costs import ModelCosts, ProbePoint
+from lowtide.memory.plan import choose
+from lowtide.streaming.executor import run
+from lowtide.streaming.pricing import Picture, Shape, Wishes, candidates
+from lowtide.streaming.step import Network
+
+GIB = 1 << 30
+
+
+class ArraySource:
+    """Rows of an array."""
+
+    def __init__(self, array):
+        self.array, self.row = array, 0
+        self.info = ImageInfo(array.shape[1], array.shape[0], array.shape[2], str(array.dtype))
+
+    def read(self, count):
+        rows = self.array[self.row : self.row + count]
+        self.row += len(rows)
+        return rows
+
+    def close(self):
+        pass
+
+
+class ArraySink:
+    """Rows into an array."""
+
+    def __init__(self):
+        self.parts = []
+
+    def write(self, rows):
+        self.parts.append(np.array(rows))
+
+    def commit(self):
+        return np.concatenate(self.parts)
+
+    def abort(self):
+        self.parts = []
+
+
+def conv_net(scale=2, channels=3, features=8, layers=3, seed=0):
+    """A plain convolutional upscaler with a reach of ``layers`` + 1 pixels."""
+    torch.manual_seed(seed)
+    body = [nn.Conv2d(channels, features, 3, padding=1), nn.LeakyReLU(0.1)]
+    for _ in range(layers - 1):
+        body += [nn.Conv2d(features, features, 3, padding=1), nn.LeakyReLU(0.1)]
+    body += [nn.Conv2d(features, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
+    return nn.Sequential(*body).eval().requires_grad_(False)
+
+
+class Centered(nn.Module):
+    """A network with a global statistic, which tiles cannot know."""
+
+    def forward(self, x):
+        return x - 0.5 * x.mean((2, 3), keepdim=True) + 0.25
+
+
+class Strided(nn.Module):
+    """A network on a grid of four pixels: unshuffle, convolve, shuffle."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = nn.Conv2d(48, 48, 3, padding=1)
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        y = nn.functional.pixel_unshuffle(x, 4)
+        return nn.functional.pixel_shuffle(y + 0.1 * self.conv(y), 4)
+
+
+def network(module, scale=2, channels=3, **more):
+    """The module as the runner sees it."""
+    return Network(module, scale, channels, channels, **more)
+
+
+def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
+    """Costs as a probe would report them."""
+    points = tuple(
+        ProbePoint(pixels=side * side, peak_bytes=side * side * per_pixel, seconds=side**2 * 1e-7)
+        for side in (64, 128)
+    )
+    return ModelCosts(
+        sha256="0" * 64, device=device, precision="fp32", weight_bytes=1000, channels_last=False,
+        batchable=batchable, reach=reach, reach_searched=31, points=points,
+    )  # fmt: skip
+
+
+def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=GIB, **wishes):
+    """The plan for an array."""
+    height, width, bands = array.shape
+    pad = lambda side: -(-max(side, minimum) // align) * align  # noqa: E731
+    info = ImageInfo(width, height, bands, str(array.dtype))
+    shape = Shape(scale, channels, channels, align, minimum)
+    picture = Picture(info, (pad(height), pad(width)))
+    plans = candidates(costs(reach), shape, picture, Wishes(**wishes))
+    return choose(plans, Budget(budget, budget, budget))
+
+
+def run_array(net, array, plan, **more):
+    """Run an array through the plan; returns (result, outcome)."""
+    sink = ArraySink()
+    outcome = run(net, ArraySource(array), sink, plan, **more)
+    return sink.commit(), outcome

@@ -19,6 +19,7 @@ import pyvips
 import torch
 
 import lowtide
+from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import anonymous_bytes, open_meter
 
 TILE, PAD = 256, 10
@@ -86,6 +87,8 @@ def main() -> None:
     kind, source, target, model, *rest = sys.argv[1:]
     options: dict[str, str] = dict(word.split("=", 1) for word in rest)
     device = options.pop("device", "cpu")
+    if options.pop("tuned", "yes") == "yes":
+        tune_heap()  # as the command line does
     # Both load what they need before the meter starts; kernels are warmed by neither.
     lowtide.load(model)
     extra: dict[str, object] = {}

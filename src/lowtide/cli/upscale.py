@@ -139,6 +139,9 @@ def _work(
     inputs: list[str], output: Path | None, dry_run: bool, force: bool, sidecar: bool,
     line: ProgressLine, budgets: dict[str, Any], settings: dict[str, Any],
 ) -> UpscaleReport:  # fmt: skip
+    from lowtide.core.heap import tune_heap
+
+    tune_heap()  # before the libraries load: this process is ours alone
     from lowtide.jobs import upscale as job
 
     if dry_run:

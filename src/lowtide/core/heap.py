@@ -1,20 +1,50 @@
-"""Giving freed memory back to the system."""
+"""The C heap: reusing freed memory, and giving it back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import gc
-from collections.abc import Callable
+import sys
+
+# mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# Maps of one tile stay below this and are reused; larger blocks go back when they are freed.
+REUSED_BELOW = 32 << 20
+_KEPT_AT_MOST = 512 << 20
+
+_tuned = False
 
 
 @functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    # Only glibc has it, and only glibc needs it.
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
+def _glibc() -> ctypes.CDLL | None:
+    """The C library if it is glibc: only it has these calls, and only it needs them."""
+    if not sys.platform.startswith("linux"):
         return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
+
+
+def tune_heap() -> bool:
+    """Make this process reuse the memory of one tile for the next; True if that could be set.
+
+    By default glibc returns large blocks to the system on every `free` and gets them back page
+    by page, which costs a small network on the CPU a third of its time. This is a setting of
+    the whole process, so only a program of its own should make it: the command line does.
+    """
+    global _tuned
+    library = _glibc()
+    if library is not None:
+        _tuned = bool(
+            library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW)
+            and library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)
+        )
+    return _tuned
+
+
+def heap_is_tuned() -> bool:
+    """Whether `tune_heap` is in effect; times measured with and without it differ."""
+    return _tuned
 
 
 def trim_heap(*, collect: bool = False) -> None:
@@ -24,6 +54,6 @@ def trim_heap(*, collect: bool = False) -> None:
     """
     if collect:
         gc.collect()
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)

@@ -61,7 +61,7 @@ def plan_image(
         notes.append(
             f"the model makes {made.width}×{made.height}, then resized to {width}×{height}"
         )
-    picture = prepared.picture(info, codec, facts.scratch_bytes)
+    picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
     plans = candidates(prepared.costs, prepared.shape, picture, settings.wishes)
     if below is not None:
         plans = [plan for plan in plans if plan.upper_bytes < below] or plans[-1:]

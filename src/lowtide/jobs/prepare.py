@@ -12,6 +12,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load
@@ -20,6 +21,9 @@ from lowtide.streaming.probe import probe
 from lowtide.streaming.step import Network
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Of the budget, for rows waiting to be run or written.
+_ROW_SHARE = 0.016
 
 
 @dataclass
@@ -32,12 +36,14 @@ class Prepared:
     costs: ModelCosts
     precision: str
 
-    def picture(self, info: ImageInfo, codec_bytes: int, scratch_bytes: int) -> Picture:
+    def picture(
+        self, info: ImageInfo, codec_bytes: int, scratch_bytes: int, budget: Budget
+    ) -> Picture:
         """An image as pricing wants it, padded by the model's size rule."""
         rows, columns = self.descriptor.size.padding(info.height, info.width)
-        return Picture(
-            info, (info.height + rows, info.width + columns), codec_bytes, scratch_bytes
-        )
+        padded = info.height + rows, info.width + columns
+        row_bytes = int(budget.host_bytes * _ROW_SHARE)
+        return Picture(info, padded, codec_bytes, scratch_bytes, row_bytes)
 
 
 def resolve_device(name: str) -> str:

@@ -8,24 +8,32 @@ import re
 import pyvips
 
 from lowtide.core.heap import trim_heap
+from lowtide.media._vips_windows import shrink_windows
 
-# libvips keeps 256 rows and more per worker between the stages of a pipeline, so its memory grows
-# with the number of cores; and the AVIF encoder cuts its work by this number, so that the bytes
-# of a file would depend on the machine. Two workers keep both fixed.
-WORKERS = 2
+# libvips keeps rows for each worker between the stages of a pipeline, so its memory grows with
+# the number of cores; and the AVIF encoder cuts its work by this number, so that the bytes of a
+# file would depend on the machine. Compressing is serial and the network has the other cores.
+WORKERS = 1
 
-_TRIM_EVERY = 2 << 20
+TRIM_READING, TRIM_WRITING = 8 << 20, 32 << 20
 # Lines that say nothing, and one that fills pages when a file ends early.
 _EMPTY_TALK = re.compile(r": bad seek to \d|^system error: Unknown error")
 
 
 @functools.cache
 def configure() -> None:
-    """Make libvips streaming-only: no operation cache, a fixed small number of workers."""
+    """Make libvips streaming-only: no operation cache, one worker, small windows."""
     pyvips.cache_set_max(0)
     pyvips.cache_set_max_mem(0)
     # pyvips makes this one at run time, out of sight of type checkers.
     pyvips.concurrency_set(WORKERS)  # pyright: ignore[reportAttributeAccessIssue]
+    windows_are_small()
+
+
+@functools.cache
+def windows_are_small() -> bool:
+    """Whether libvips could be told to keep few rows; prices depend on it."""
+    return shrink_windows()
 
 
 class HeapTrimmer:
@@ -36,13 +44,13 @@ class HeapTrimmer:
     stays resident.
     """
 
-    def __init__(self) -> None:
-        self._pending = 0
+    def __init__(self, every: int) -> None:
+        self._every, self._pending = every, 0
 
     def add(self, count: int) -> None:
         """Note that ``count`` bytes passed through; returns free pages when enough have."""
         self._pending += count
-        if self._pending >= _TRIM_EVERY:
+        if self._pending >= self._every:
             self._pending = 0
             trim_heap()
 

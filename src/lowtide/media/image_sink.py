@@ -18,7 +18,7 @@ import pyvips
 
 from lowtide.core.errors import OutputError
 from lowtide.core.rows import ImageInfo
-from lowtide.media._libvips import HeapTrimmer, configure
+from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
 from lowtide.media._part_file import disk_error, output_error, prepare, sync
 from lowtide.media.encode import EncodeOptions, save
 from lowtide.media.formats import Format, check_output, output_sample
@@ -123,7 +123,7 @@ class ImageSink:
         self._made_folders = prepare(path, self._part)
         self._rows = 0
         self._failure: BaseException | None = None
-        self._trimmer = HeapTrimmer()
+        self._trimmer = HeapTrimmer(TRIM_WRITING)
         out, self._pipe = os.pipe()
         self._thread: threading.Thread | None = threading.Thread(
             target=self._encode, args=(encoder.run, out), name="lowtide-encoder", daemon=True

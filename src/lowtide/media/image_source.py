@@ -9,7 +9,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
-from lowtide.media._libvips import HeapTrimmer, reason
+from lowtide.media._libvips import TRIM_READING, HeapTrimmer, reason
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of
@@ -30,6 +30,10 @@ def open_image(
     return ImageSource(source, open_decoder(source, max_pixels), scratch)
 
 
+# libvips keeps several times what is fetched at once.
+_FETCH_ROWS = 8
+
+
 class _Decoder:
     """Rows as they are stored, one call after the other."""
 
@@ -37,7 +41,7 @@ class _Decoder:
         self._path = path
         self._info = info
         self._region = pyvips.Region.new(image)
-        self._trimmer = HeapTrimmer()
+        self._trimmer = HeapTrimmer(TRIM_READING)
         self._next = 0
 
     def read(self, count: int) -> np.ndarray:
@@ -45,18 +49,23 @@ class _Decoder:
         count = min(count, info.height - top)
         if count <= 0:
             return np.empty((0, info.width, info.bands), dtype_of(info.sample))
+        rows = np.empty((count, info.width, info.bands), dtype_of(info.sample))
+        for start in range(0, count, _FETCH_ROWS):
+            self._fetch(rows[start : start + _FETCH_ROWS])
+        return rows
+
+    def _fetch(self, rows: np.ndarray) -> None:
+        info = self._info
         try:
-            # The buffer is ours: libvips allocates one for each call.
-            pixels = self._region.fetch(0, top, info.width, count)
+            pixels = self._region.fetch(0, self._next, info.width, len(rows))
         except pyvips.Error as error:
             raise ImageError(
-                f"{self._path}: damaged or cut short after row {top:,} of {info.height:,} "
+                f"{self._path}: damaged or cut short after row {self._next:,} of {info.height:,} "
                 f"({reason(error)})"
             ) from error
-        self._next = top + count
-        self._trimmer.add(count * info.row_bytes)
-        rows = np.frombuffer(pixels, dtype_of(info.sample))
-        return rows.reshape(count, info.width, info.bands)
+        rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
+        self._next += len(rows)
+        self._trimmer.add(rows.nbytes)
 
 
 class ImageSource:

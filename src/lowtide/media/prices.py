@@ -8,16 +8,32 @@ pixel covers the frame and the working planes of the codec.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from lowtide.core.rows import ImageInfo
+from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.media._libvips import windows_are_small
 
-# libvips keeps lines for workers that may lag behind, and freed lines wait to be given back.
-_WINDOW_ROWS = 704
-_WINDOW_BYTES = 8 << 20
-# The TIFF writer gathers strips of 128 rows, floats pass through one stage more, and a resample
-# keeps rows on both of its sides.
-_LONG_WINDOW_ROWS = 1400
-_RESIZE_ROWS = 1100
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that libvips keeps, by sample type: reading, writing, gathering strips, resampling."""
+
+    read: dict[SampleType, int]
+    write: int
+    strips: int
+    resize: dict[SampleType, int]
+
+
+_SMALL = _Rows(
+    read={"uint8": 480, "uint16": 390, "float32": 690}, write=140, strips=260,
+    resize={"uint8": 380, "uint16": 460, "float32": 620},
+)  # fmt: skip
+# Where libvips could not be told to keep less.
+_LARGE = _Rows(
+    read=dict.fromkeys(("uint8", "uint16", "float32"), 1400), write=704, strips=1400,
+    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
+)  # fmt: skip
+_READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
 
 # Bytes per pixel, by bands or by sample type.
 _WEBP_DECODE = {3: 8.5, 4: 10.0}
@@ -31,9 +47,14 @@ _AVIF_FULL_COLOR, _AVIF_FULL_COLOR_FACTOR = 90, 1.45
 _AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
 
 
-def window(info: ImageInfo, rows: int = _WINDOW_ROWS) -> int:
-    """Bytes for a pipeline that keeps ``rows`` rows like those of ``info``."""
-    return min(rows, info.height) * info.row_bytes + _WINDOW_BYTES
+def _rows() -> _Rows:
+    return _SMALL if windows_are_small() else _LARGE
+
+
+def window(info: ImageInfo, rows: int | None = None) -> int:
+    """Bytes to read rows like those of ``info`` as they come, or ``rows`` of them at a time."""
+    kept = _rows().read[info.sample] if rows is None else rows
+    return min(kept, info.height) * info.row_bytes + _READ_BYTES
 
 
 def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> int:
@@ -58,18 +79,18 @@ def avif_decoding(info: ImageInfo) -> int:
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> int:
     """Bytes for the rows on their way to an encoder, which may gather them in strips."""
-    long = strips or info.sample == "float32"
-    return window(info, _LONG_WINDOW_ROWS if long else _WINDOW_ROWS)
+    kept = _rows().strips if strips or info.sample == "float32" else _rows().write
+    return min(kept, info.height) * info.row_bytes + _WRITE_BYTES
 
 
-def tiled_rows(tile_height: int) -> int:
+def tiled_rows(tile_height: int, sample: SampleType) -> int:
     """Rows that a tiled image keeps at a time, at least those of any other image."""
-    return max(_WINDOW_ROWS, 2 * tile_height + 256)
+    return max(_rows().read[sample], 2 * tile_height + 256)
 
 
 def resizing(info: ImageInfo) -> int:
     """Bytes to resample rows like ``info`` on their way, which is done in floats."""
-    return _RESIZE_ROWS * info.width * info.bands * 4
+    return _rows().resize[info.sample] * info.width * info.bands * 4
 
 
 def webp_encoding(info: ImageInfo, *, lossless: bool) -> int:

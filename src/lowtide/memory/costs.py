@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+_UNTRIED = 1.25
+
 
 class ProbePoint(BaseModel):
     """One tiny run: input pixels, peak bytes while it ran, seconds."""
@@ -53,19 +55,21 @@ class ModelCosts(BaseModel):
     def seconds(self, pixels: int) -> float:
         """Predicted seconds of a run on ``pixels`` input pixels.
 
-        Seconds per pixel are interpolated over the logarithm of the size, and beyond the
-        largest probe taken as its own.
+        Seconds per pixel follow the logarithm of the size between the probes, and beyond the
+        largest go on as they rose: memory gets no faster. Sizes far beyond it are taken for a
+        quarter slower, since they outgrow what the heap reuses. Below the smallest, fixed
+        costs rule.
         """
-        points = self.points
+        points, low, high, share = self.points, 0.0, 0.0, 0.0
         if pixels <= points[0].pixels:
-            # Small runs are dominated by fixed costs: never faster than the smallest probe.
             return points[0].seconds
         for left, right in pairwise(points):
+            low, high = left.seconds / left.pixels, right.seconds / right.pixels
+            share = math.log(pixels / left.pixels) / math.log(right.pixels / left.pixels)
             if pixels <= right.pixels:
-                share = math.log(pixels / left.pixels) / math.log(right.pixels / left.pixels)
-                low, high = left.seconds / left.pixels, right.seconds / right.pixels
                 return pixels * (low + share * (high - low))
-        return pixels * points[-1].seconds / points[-1].pixels
+        untried = _UNTRIED if pixels > 2 * points[-1].pixels else 1.0
+        return pixels * max(high, low + share * (high - low)) * untried
 
 
 def fit_growth(points: Sequence[ProbePoint]) -> tuple[float, float, float]:

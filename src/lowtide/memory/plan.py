@@ -5,6 +5,7 @@ Strategies contribute candidates, each priced as a ledger; `choose` knows none o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,8 +19,8 @@ Accuracy = Literal["exact", "bounded"]
 Place = Literal["device", "host", "disk"]
 Origin = Literal["known", "probed", "prior"]
 
-# Predicted times closer than this are a tie, which the smaller memory wins.
-_TIE = 1.1
+# A doubling of memory has to buy this share of the time.
+_DOUBLING_BUYS = 0.04
 
 
 class LedgerRow(BaseModel):
@@ -113,7 +114,8 @@ class Plan(BaseModel):
 
 
 def choose(candidates: Sequence[Plan], budget: Budget) -> Plan:
-    """The candidate that fits and serves best: exact first, fewest seams, fastest, smallest.
+    """The candidate that fits and serves best: exact first, fewest seams, then time,
+    where a doubling of memory must buy a few percent of it.
 
     Raises `BudgetError` naming the smallest budget that any candidate would accept.
     """
@@ -122,10 +124,7 @@ def choose(candidates: Sequence[Plan], budget: Budget) -> Plan:
         raise _nothing_fits(candidates, budget)
     exact = [plan for plan in fitting if plan.accuracy == "exact"]
     pool = exact or [min(fitting, key=lambda plan: (round(plan.seam_share, 2), plan.seconds))]
-    fastest = min(plan.seconds for plan in pool)
-    best = min(
-        (plan for plan in pool if plan.seconds <= fastest * _TIE), key=lambda p: p.upper_bytes
-    )
+    best = min(pool, key=_score)
     return best.model_copy(
         update={
             "budget_bytes": budget.device_bytes,
@@ -134,6 +133,10 @@ def choose(candidates: Sequence[Plan], budget: Budget) -> Plan:
             "refused": _refusals(best, candidates, budget),
         }
     )
+
+
+def _score(plan: Plan) -> float:
+    return plan.seconds * (1 + _DOUBLING_BUYS * math.log2(max(plan.upper_bytes / MIB, 1)))
 
 
 def _shortfall(plan: Plan, budget: Budget) -> str | None:
@@ -153,7 +156,7 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
     if len(fitting) == 1:
         why = "the only candidate that fits"
     elif best.accuracy == "exact":
-        why = f"fastest exact of {len(fitting)} candidates that fit"
+        why = f"exact, and the best of {len(fitting)} candidates that fit"
     else:
         why = f"fewest seams of {len(fitting)} candidates that fit"
     return (

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lowtide._version import __version__
+from lowtide.core.heap import heap_is_tuned
 from lowtide.memory.costs import ModelCosts
 
 
@@ -40,7 +41,7 @@ class CostStore:
             hardware = torch.cuda.get_device_name(device)
         parts = (
             sha256, device, precision, hardware, str(torch.__version__), __version__,
-            str(torch.get_num_threads()),
+            str(torch.get_num_threads()), str(heap_is_tuned()),
         )  # fmt: skip
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 

@@ -10,7 +10,7 @@ from lowtide.core.rows import RowSink
 from lowtide.streaming.layout import Axis
 from lowtide.streaming.step import TileStep
 
-_WRITE_ROWS = 64  # convert blended rows in blocks, so that no second strip exists
+_WRITE_ROWS = 16  # convert blended rows in blocks, so that no second strip exists
 
 
 class StripMerger:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.heap import REUSED_BELOW, heap_is_tuned
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
@@ -21,11 +22,15 @@ _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _BATCHES = (1, 2, 4, 8, 16)
 # Context for models whose reach has no bound: more hardly helps them, none shows.
 _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
-# Measured with the bundled models: kernels' code and thread stacks touched for the first time,
-# and what the C allocator keeps between one size and the next.
-_RUNTIME, _RUNTIME_UPPER = 24 * MIB, 64 * MIB
-_SLACK, _SLACK_UPPER, _LIVE_UPPER = 0.10, 0.40, 1.05
-_BLOCK_ROWS = 64
+# Kernels' code and thread stacks touched for the first time, measured with the bundled models.
+_RUNTIME, _RUNTIME_UPPER = 8 * MIB, 40 * MIB
+_LIVE_UPPER = 1.05
+# A small network has about three maps alive at once.
+_REUSE_ENDS = 3 * REUSED_BELOW
+_BLOCK_ROWS = 16
+_ROW_BUFFERS = "input rows", "output rows"
+# What a tile costs beside the network: slicing, merging, and Python between them.
+_TILE_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,15 @@ class Picture:
     """What pricing must know of the image and its files.
 
     ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
-    memory that reading and writing the formats take; ``scratch_bytes`` is disk.
+    memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
+    is what the rows held for one row of tiles should stay below where lower tiles allow it.
     """
 
     info: ImageInfo
     padded: tuple[int, int]
     codec_bytes: int = 0
     scratch_bytes: int = 0
+    row_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,23 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
         raise ModelError(
             "no tile of this model is smaller than the image", hint="--strategy whole"
         )
-    return plans
+    return _flat(plans, picture.row_bytes)
+
+
+def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
+    """Leave out tiles so high that the rows of a wide image would take a large share.
+
+    Those rows are the one use of memory that grows with the image. They are kept small by
+    lower, wider tiles, so that the rest of the budget serves every image alike.
+    """
+    if limit is None:
+        return plans
+    kept = [
+        plan for plan in plans
+        if plan.tiles == 1
+        or sum(row.upper for row in plan.ledger if row.name in _ROW_BUFFERS) <= limit
+    ]  # fmt: skip
+    return kept if any(plan.tiles > 1 for plan in kept) else plans
 
 
 def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:
@@ -125,7 +148,7 @@ def _tiles(
     sides = sorted({_round_up(max(side, floor), shape.align) for side in _SIDES})
     seen = set()
     for side in sides:
-        for wider in (1,) if shape.square else (1, 2, 4):
+        for wider in (1,) if shape.square else (1, 2, 4, 8):
             tile = _clip(side, height, shape), _clip(side * wider, width, shape)
             if tile != picture.padded and tile not in seen:
                 seen.add(tile)
@@ -199,7 +222,10 @@ def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
     used = costs.activation_bytes(pixels)
     while pixels < 1 << 34:
         more = pixels * 9 // 8
-        if (costs.activation_bytes(more) - used) * (_LIVE_UPPER + _SLACK_UPPER) > spare:
+        live = costs.activation_bytes(more)
+        growth = (live - used) * _LIVE_UPPER
+        growth += _heap_slack(live, plan.device)[1] - _heap_slack(used, plan.device)[1]
+        if growth > spare:
             break
         pixels = more
     return pixels // plan.images_per_tile
@@ -213,7 +239,7 @@ def _inner(axis: Axis, overlap: int) -> float:
 def _seconds(costs: ModelCosts, rows: Axis, columns: Axis, pixels: int, batch: int) -> float:
     full, rest = divmod(len(columns.starts), batch)
     row = full * costs.seconds(pixels * batch) + (costs.seconds(pixels * rest) if rest else 0)
-    return len(rows.starts) * row
+    return len(rows.starts) * (row + _TILE_SECONDS * len(columns.starts))
 
 
 def _ledger(
@@ -234,14 +260,27 @@ def _ledger(
     live = costs.activation_bytes(pixels)
     yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
     yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, "probed")
-    yield row("allocator", "device", live * _SLACK, live * _SLACK_UPPER, "prior")
+    yield row("allocator", "device", *_heap_slack(live, costs.device), "prior")
     yield row("runtime", "device", _RUNTIME, _RUNTIME_UPPER, "prior")
     buffers = row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
-    yield row("input rows", "host", buffers[0], buffers[0], "known")
-    yield row("output rows", "host", buffers[1], buffers[1], "known")
+    for name, count in zip(_ROW_BUFFERS, buffers, strict=True):
+        yield row(name, "host", count, count, "known")
     yield row("file formats", "host", picture.codec_bytes * 0.8, picture.codec_bytes, "prior")
     if picture.scratch_bytes:
         yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")
+
+
+def _heap_slack(live: int, device: str) -> tuple[float, float]:
+    """Bytes the allocator holds beyond those alive, expected and at most; measured.
+
+    A heap tuned to reuse one tile's memory keeps about as much again, until blocks are so large
+    that they are returned at once.
+    """
+    if device == "cpu" and heap_is_tuned():
+        large = max(0, live - _REUSE_ENDS)
+        small = live - large
+        return 0.8 * small + 0.1 * large, 1.5 * small + 0.4 * large
+    return 0.15 * live, 0.5 * live
 
 
 def _blends(rows: Axis, columns: Axis) -> bool:

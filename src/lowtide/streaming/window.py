@@ -8,7 +8,7 @@ from lowtide.core.errors import ImageError
 from lowtide.core.rows import RowSource
 from lowtide.streaming.layout import reflect_index
 
-_READ_ROWS = 64  # decode in blocks, so that no second copy of a strip exists
+_READ_ROWS = 16  # decode in blocks, so that no second copy of a strip exists
 
 
 class RowWindow:

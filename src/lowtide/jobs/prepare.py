@@ -110,6 +110,7 @@ def prepare(
         align=descriptor.size.multiple_of,
         minimum=descriptor.size.minimum,
         square=descriptor.size.square,
+        tileable=descriptor.tiling != "internal",
     )
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:

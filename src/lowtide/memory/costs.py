@@ -27,7 +27,8 @@ class ModelCosts(BaseModel):
 
     ``reach`` is how many input pixels beyond its own place an output pixel depends on; None
     means that no bound was found within ``reach_searched`` pixels, and tiles then differ from
-    the whole. ``batchable`` says whether a batch gave the same results as single runs.
+    the whole. ``context_bytes`` is what the driver takes on the device. ``batchable`` says
+    whether a batch gave the same results as single runs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +39,7 @@ class ModelCosts(BaseModel):
     weight_bytes: int
     channels_last: bool
     batchable: bool
+    context_bytes: int = 0
     reach: int | None
     reach_searched: int
     points: tuple[ProbePoint, ...]

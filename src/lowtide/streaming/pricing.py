@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
@@ -35,7 +35,10 @@ _TILE_SECONDS = 1e-3
 
 @dataclass(frozen=True)
 class Shape:
-    """What pricing must know of the model: scale, channels and size rule."""
+    """What pricing must know of the model: scale, channels, size rule, and if tiles make sense.
+
+    ``tileable`` is False for models that cut the image up themselves or need all of it.
+    """
 
     scale: int
     in_channels: int
@@ -43,6 +46,7 @@ class Shape:
     align: int = 1
     minimum: int = 0
     square: bool = False
+    tileable: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,10 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
             " batch",
             hint="--tile-batch-size 1",
         )
+    if not shape.tileable:
+        if wishes.strategy == "tiled" or wishes.tile is not None:
+            raise UsageError("this model must see the whole image", hint="--strategy whole")
+        wishes = replace(wishes, strategy="whole")
     plans = []
     if wishes.strategy == "whole" or (wishes.strategy == "auto" and wishes.tile is None):
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
@@ -105,14 +113,14 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
     Those rows are the one use of memory that grows with the image. They are kept small by
     lower, wider tiles, so that the rest of the budget serves every image alike.
     """
-    if limit is None:
+    rows = {
+        index: sum(row.upper for row in plan.ledger if row.name in _ROW_BUFFERS)
+        for index, plan in enumerate(plans) if plan.tiles > 1
+    }  # fmt: skip
+    if limit is None or not rows:
         return plans
-    kept = [
-        plan for plan in plans
-        if plan.tiles == 1
-        or sum(row.upper for row in plan.ledger if row.name in _ROW_BUFFERS) <= limit
-    ]  # fmt: skip
-    return kept if any(plan.tiles > 1 for plan in kept) else plans
+    allowed = max(limit, min(rows.values()))
+    return [plan for index, plan in enumerate(plans) if rows.get(index, 0) <= allowed]
 
 
 def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:
@@ -261,7 +269,13 @@ def _ledger(
     yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
     yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, "probed")
     yield row("allocator", "device", *_heap_slack(live, costs.device), "prior")
-    yield row("runtime", "device", _RUNTIME, _RUNTIME_UPPER, "prior")
+    if costs.device == "cpu":
+        yield row("runtime", "host", _RUNTIME, _RUNTIME_UPPER, "prior")
+    else:
+        yield row("context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed")
+        # A batch in floats on its way there, and its result on its way back.
+        staged = 4 * pixels * (info.bands + info.bands * scale**2)
+        yield row("copy buffers", "host", staged, 2 * staged, "known")
     buffers = row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
     for name, count in zip(_ROW_BUFFERS, buffers, strict=True):
         yield row(name, "host", count, count, "known")

@@ -14,7 +14,7 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.meter import live_peak_bytes
+from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
 
@@ -83,6 +83,7 @@ def _costs(
         weight_bytes=weight_bytes,
         channels_last=network.channels_last,
         batchable=_batches_agree(network, side),
+        context_bytes=0 if network.device == "cpu" else cuda_context_bytes(network.device),
         reach=reach.pixels,
         reach_searched=reach.searched,
         points=tuple(points),

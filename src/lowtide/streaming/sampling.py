@@ -68,10 +68,11 @@ def measure_execution(
     # One reference serves all samples when it is the whole image.
     for sample, area in _areas(source, plan, samples):
         if reference is None or not whole:
-            reference = step([area])[0]
+            reference = _rounded(step([area])[0], step.peak)
         y, x = rows.starts[sample.row], columns.starts[sample.column]
         tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
-        square, worst = _compare(step([tile])[0], reference, sample, (rows, columns), network.scale)
+        result = _rounded(step([tile])[0], step.peak)
+        square, worst = _compare(result, reference, sample, plan, network.scale)
         squares.append(square)
         largest = max(largest, worst)
     margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
@@ -157,23 +158,34 @@ def _areas(
 
 
 def _compare(
-    tile: Tensor, reference: Tensor, sample: _Sample, axes: tuple[Axis, Axis], scale: int
+    tile: Tensor, reference: Tensor, sample: _Sample, plan: Plan, scale: int
 ) -> tuple[tuple[float, float], float]:
-    """((squared error, weight) as in the merge, largest error) over the tile's own span."""
+    """((squared error, weight) as in the merge, largest error) over the tile's own span.
+
+    Only over the picture itself: what a tile makes of the padding is cut off in the end.
+    """
+    rows, columns = plan_axes(plan)
     difference, weight = tile, torch.ones(1, 1)
-    for dim, (axis, index, origin) in enumerate(
-        ((axes[0], sample.row, sample.top), (axes[1], sample.column, sample.left)), start=1
+    for dim, axis, index, origin, length in (
+        (1, rows, sample.row, sample.top, plan.height),
+        (2, columns, sample.column, sample.left, plan.width),
     ):
         low, high = axis.span(index)
-        start = axis.starts[index]
-        difference = difference.narrow(dim, (low - start) * scale, (high - low) * scale)
-        reference = reference.narrow(dim, (low - origin) * scale, (high - low) * scale)
+        count, start = (min(high, length) - low) * scale, axis.starts[index]
+        difference = difference.narrow(dim, (low - start) * scale, count)
+        reference = reference.narrow(dim, (low - origin) * scale, count)
         shape = (-1, 1) if dim == 1 else (1, -1)
-        weight = weight * torch.from_numpy(axis.weights(index, scale)).reshape(shape)
+        weights = axis.weights(index, scale)[:count]
+        weight = weight * torch.from_numpy(weights).reshape(shape)
     difference = (difference - reference).abs()
     squares = (difference.square() * weight).sum(dtype=torch.float64)
     total = weight.sum(dtype=torch.float64) * len(difference)
     return (float(squares), float(total)), float((difference * (weight > 0)).max())
+
+
+def _rounded(unit: Tensor, peak: int) -> Tensor:
+    """Values as the file will hold them: two results that round apart differ by a whole step."""
+    return unit if peak == 1 else unit.mul(peak).round_().div_(peak)
 
 
 def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:

@@ -1,0 +1,88 @@
+"""A folder job killed with SIGKILL at random moments ends as an undisturbed one."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lowtide.jobs.journal import JOURNAL_NAME
+
+OPTIONS = ["--budget", "256MiB", "--tile", "64"]
+
+
+def command(source: Path, target: Path) -> list[str]:
+    return [sys.executable, "-m", "lowtide", "upscale", str(source), "-o", str(target), *OPTIONS]
+
+
+def make_folder(folder: Path, photo: np.ndarray, count: int, save) -> None:
+    """Crops of a photograph in several sizes and formats, some in subfolders."""
+    generator = random.Random(0)
+    for index in range(count):
+        height, width = generator.randint(70, 380), generator.randint(70, 580)
+        top, left = generator.randint(0, 400 - height), generator.randint(0, 600 - width)
+        name = f"{'deep/' * (index % 3)}photo{index:02}.{('png', 'jpg', 'tif')[index % 3]}"
+        save(folder / name, photo[top : top + height, left : left + width])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != JOURNAL_NAME
+    }
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """Files that the journal calls done, with the time they got their content."""
+    journal = folder / JOURNAL_NAME
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    names = []
+    for line in lines:
+        try:
+            names.append(json.loads(line).get("done"))
+        except json.JSONDecodeError:
+            continue
+    return {name: (folder / name).stat().st_mtime_ns for name in names if name}
+
+
+def kill_while_running(words: list[str], delay: float) -> bool:
+    """Start the job, wait until it works on an image and ``delay`` longer, then kill it."""
+    job = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert job.stderr is not None
+    for line in job.stderr:
+        if line.startswith("["):
+            break
+    time.sleep(delay)
+    job.send_signal(signal.SIGKILL)
+    job.communicate()
+    return job.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("images", "kills"), [(6, 2), pytest.param(40, 20, marks=pytest.mark.slow)]
+)
+def test_killed_and_restarted_equals_undisturbed(tmp_path, photo, save, images, kills):
+    source, calm, disturbed = tmp_path / "in", tmp_path / "calm", tmp_path / "disturbed"
+    make_folder(source, photo, images, save)
+    subprocess.run(command(source, calm), check=True, capture_output=True)
+
+    generator = random.Random(images)
+    landed, before = 0, {}
+    for _ in range(kills):
+        landed += kill_while_running(command(source, disturbed), generator.uniform(0, 0.5))
+        now = finished(disturbed)
+        assert before.items() <= now.items(), "finished work was done again"
+        before = now
+    done = subprocess.run(command(source, disturbed), check=True, capture_output=True, text=True)
+
+    assert landed >= kills * 0.7, "most kills must hit a running job"
+    assert before.items() <= finished(disturbed).items()
+    assert done.stdout.count("finished before, skipped") >= len(before)
+    assert files_of(disturbed) == files_of(calm)
+    assert len(files_of(calm)) == images

@@ -1,0 +1,137 @@
+"""Candidates and their ledgers: what the user fixed is respected, what is asked is priced."""
+
+import numpy as np
+import pytest
+from toys import costs, make_plan
+
+from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.rows import ImageInfo
+from lowtide.core.units import MIB
+from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
+
+PHOTO = ImageInfo(3000, 2000, 3)
+SHAPE = Shape(2, 3, 3)
+
+
+def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, **wishes):
+    picture = picture or Picture(PHOTO, (PHOTO.height, PHOTO.width))
+    return candidates(costs(reach, batchable=batchable), shape, picture, Wishes(**wishes))
+
+
+def test_wishes_are_respected():
+    assert {plan.strategy for plan in plans()} == {"whole", "tiled"}
+    assert {plan.strategy for plan in plans(strategy="whole")} == {"whole"}
+    assert {(p.tile_width, p.tile_height) for p in plans(tile=200)} == {(200, 200)}
+    assert {plan.batch for plan in plans(batch=3, strategy="tiled")} == {3}
+    assert {plan.overlap for plan in plans(overlap=20, strategy="tiled")} == {20}
+    assert {plan.blend for plan in plans(hann_blend=True, strategy="tiled")} == {16}
+    assert {plan.blend for plan in plans(strategy="tiled")} == {0}
+
+
+def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
+    assert {plan.overlap for plan in plans(9, strategy="tiled")} == {18}
+    blended = plans(9, strategy="tiled", hann_blend=True)
+    assert {(plan.overlap, plan.accuracy) for plan in blended} == {(34, "exact")}
+    unbounded = plans(None, strategy="tiled")
+    assert {(p.overlap, p.blend, p.accuracy) for p in unbounded} == {(32, 16, "bounded")}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (dict(tile=6), "too small"),
+        (dict(overlap=0, hann_blend=True, strategy="tiled"), "needs an overlap"),
+    ],
+)
+def test_contradictions_are_named(wishes, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        plans(**wishes)
+    assert caught.value.hint
+
+
+def test_a_batch_is_refused_for_models_that_mix_it():
+    with pytest.raises(UsageError, match="mixes the images"):
+        plans(batch=2, batchable=False)
+    assert {plan.batch for plan in plans(batchable=False)} == {1}
+
+
+def test_models_that_must_see_everything_are_never_cut():
+    shape = Shape(2, 3, 3, tileable=False)
+    assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
+    with pytest.raises(UsageError, match="whole image"):
+        plans(shape=shape, tile=64)
+
+
+def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
+    shape = Shape(2, 3, 3, align=16, minimum=96)
+    for plan in plans(shape=shape, picture=Picture(PHOTO, (2000, 3008)), strategy="tiled"):
+        assert plan.tile_width % 16 == plan.tile_height % 16 == 0
+        assert min(plan.tile_width, plan.tile_height) >= 96
+    square = Shape(2, 3, 3, align=16, square=True)
+    for plan in plans(shape=square, picture=Picture(PHOTO, (3008, 3008)), strategy="tiled"):
+        assert plan.tile_width == plan.tile_height
+
+
+def test_a_grid_no_tile_fits_is_an_error_that_names_the_way_out():
+    shape = Shape(2, 3, 3, align=512)
+    picture = Picture(ImageInfo(512, 512, 3), (512, 512))
+    with pytest.raises(ModelError, match="smaller than the image"):
+        plans(shape=shape, picture=picture, strategy="tiled")
+
+
+@pytest.mark.parametrize("width", [3000, 12000, 48000])
+def test_wide_images_get_low_tiles(width):
+    def buffers(plan):
+        return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
+
+    picture = Picture(ImageInfo(width, 2000, 3), (2000, width), row_bytes=40 * MIB)
+    free = Picture(picture.info, picture.padded)
+    lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
+    kept = plans(picture=picture, strategy="tiled")
+    assert kept
+    assert max(map(buffers, kept)) <= max(40 * MIB, lowest)
+
+
+def test_the_ledger_prices_formats_scratch_and_alpha():
+    base = plans(strategy="whole")[0]
+    picture = Picture(PHOTO, (2000, 3000), codec_bytes=50 * MIB, scratch_bytes=7 * MIB)
+    priced = plans(picture=picture, strategy="whole")[0]
+    assert priced.upper_bytes == base.upper_bytes + 50 * MIB
+    assert priced.bytes_at("disk") == 7 * MIB
+    rgba = ImageInfo(3000, 2000, 4)
+    alpha = plans(picture=Picture(rgba, (2000, 3000)), strategy="whole")[0]
+    assert alpha.run_pixels == 2 * base.run_pixels
+    assert alpha.upper_bytes > 1.8 * base.upper_bytes
+
+
+def test_blended_rows_cost_floats():
+    def output_rows(**wishes):
+        plan = plans(tile=256, batch=1, **wishes)[0]
+        return next(row.value for row in plan.ledger if row.name == "output rows")
+
+    assert output_rows(hann_blend=True) > 3 * output_rows()
+
+
+def test_bounded_plans_price_the_run_that_measures_their_error():
+    bounded, exact = plans(None, tile=256, batch=1)[0], plans(4, tile=256, batch=1)[0]
+    assert bounded.run_pixels == 320 * 320
+    assert exact.run_pixels == 256 * 256
+
+
+def test_affordable_pixels_grow_with_the_budget_and_stay_within_it():
+    array = np.empty((2000, 3000, 3), np.uint8)
+    plan = make_plan(array, None, tile=256, batch=1)
+    few = affordable_pixels(costs(None), plan, plan.upper_bytes)
+    many = affordable_pixels(costs(None), plan, plan.upper_bytes + 500 * MIB)
+    assert few == plan.run_pixels
+    assert few < many
+    assert costs(None).activation_bytes(many) < plan.upper_bytes + 500 * MIB
+
+
+def test_a_budget_below_the_smallest_plan_names_it():
+    array = np.empty((2000, 3000, 3), np.uint8)
+    with pytest.raises(BudgetError) as caught:
+        make_plan(array, 4, budget=4 * MIB)
+    again = make_plan(array, 4, budget=caught.value.smallest)
+    assert again.upper_bytes <= caught.value.smallest
+    assert f"{caught.value.smallest // MIB}MiB" in str(caught.value.hint)

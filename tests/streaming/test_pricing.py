@@ -13,9 +13,10 @@ PHOTO = ImageInfo(3000, 2000, 3)
 SHAPE = Shape(2, 3, 3)
 
 
-def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, **wishes):
+def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
     picture = picture or Picture(PHOTO, (PHOTO.height, PHOTO.width))
-    return candidates(costs(reach, batchable=batchable), shape, picture, Wishes(**wishes))
+    measured = costs(reach, batchable=batchable, device=device)
+    return candidates(measured, shape, picture, Wishes(**wishes))
 
 
 def test_wishes_are_respected():
@@ -52,7 +53,12 @@ def test_contradictions_are_named(wishes, words):
 def test_a_batch_is_refused_for_models_that_mix_it():
     with pytest.raises(UsageError, match="mixes the images"):
         plans(batch=2, batchable=False)
-    assert {plan.batch for plan in plans(batchable=False)} == {1}
+    assert {plan.batch for plan in plans(batchable=False, device="cuda:0")} == {1}
+
+
+def test_batches_are_tried_where_they_gain():
+    assert {plan.batch for plan in plans()} == {1}
+    assert len({plan.batch for plan in plans(device="cuda:0")}) > 2
 
 
 def test_models_that_must_see_everything_are_never_cut():

@@ -86,7 +86,10 @@ def network(module, scale=2, channels=3, **more):
 def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
     """Costs as a probe would report them."""
     points = tuple(
-        ProbePoint(pixels=side * side, peak_bytes=side * side * per_pixel, seconds=side**2 * 1e-7)
+        ProbePoint(
+            pixels=side**2, peak_bytes=side**2 * per_pixel,
+            resident_bytes=side**2 * per_pixel * 3 // 2, seconds=side**2 * 1e-7,
+        )
         for side in (64, 128)
     )
     return ModelCosts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import warnings
@@ -11,8 +12,10 @@ import typer
 from lowtide.cli import doctor, models, upscale
 from lowtide.cli.shell import State
 
-_EXIT_CODES = """Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the
-budget · 4 some inputs of a batch failed · 130 interrupted."""
+_EXIT_CODES = (
+    "Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the budget ·"
+    " 4 some inputs of a batch failed · 130 interrupted."
+)
 
 app = typer.Typer(
     name="lowtide",
@@ -52,14 +55,23 @@ def _common(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `_` and `-` are one letter in option names, `--debug` may stand anywhere."""
+    """Entry point: `_` and `-` are one letter in option names, `--debug` may stand anywhere.
+
+    What follows a bare `--` is names of files, and stays as it is.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    State.debug = "--debug" in words
-    words = [_spell(word) for word in words if word != "--debug"]
+    end = words.index("--") if "--" in words else len(words)
+    options, names = words[:end], words[end:]
+    State.debug = "--debug" in options
+    words = [_spell(word) for word in options if word != "--debug"] + names
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name or sign that the terminal's encoding lacks must not undo a finished job.
+            stream.reconfigure(errors="backslashreplace")
     if not State.debug:
         # Deprecations inside model files' architectures are nothing a user can act on.
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    app(words)
+    app(words, prog_name="lowtide")
 
 
 def _spell(word: str) -> str:

@@ -31,7 +31,8 @@ def _print_image(image: ImageReport) -> None:
         typer.echo(f"{image.output}: finished before, skipped")
         return
     if image.status == "failed":
-        typer.echo(f"{image.input}: failed: {image.error}")
+        what = (image.error or "").removeprefix(f"{image.input}: ")
+        typer.echo(f"{image.input}: failed: {what}")
         if image.hint:
             typer.echo(f"  hint       {image.hint}")
         return
@@ -89,9 +90,12 @@ def _figure(error: ErrorFigure) -> str:
 
 
 def _memory_line(memory: Memory) -> str:
+    checking = ""
+    if memory.measuring_peak_bytes is not None:
+        checking = f"; {format_bytes(memory.measuring_peak_bytes)} while measuring the error"
     verdict = "" if memory.within_budget else " OVER THE BUDGET"
     return (
         f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.budget_bytes)}{verdict}"
         f" (expected {format_bytes(memory.predicted_bytes)},"
-        f" at most {format_bytes(memory.upper_bytes)})"
+        f" at most {format_bytes(memory.upper_bytes)}){checking}"
     )

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from lowtide.core.errors import LowtideError
+from lowtide.core.errors import BudgetError, LowtideError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +35,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             if kwargs.get("as_json"):
                 detail = {"type": type(error).__name__, "message": error.message,
                           "hint": error.hint, "exit_code": error.exit_code}  # fmt: skip
+                if isinstance(error, BudgetError):
+                    detail["smallest_bytes"] = error.smallest
                 typer.echo(json.dumps({"schema_version": 1, "error": detail}, indent=2))
             complain(error.message, error.hint)
             raise typer.Exit(error.exit_code) from None

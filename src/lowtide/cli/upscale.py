@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from enum import StrEnum
 from pathlib import Path
@@ -84,7 +85,8 @@ def upscale(
     force: Annotated[bool, _option("--force", panel=_FILES,
                                    help="Replace files and redo finished work.")] = False,
     strip_metadata: Annotated[bool, _option("--strip-metadata", panel=_FILES, help=(
-        "Leave out EXIF, XMP and IPTC. The color profile stays: colors depend on it."))] = False,
+        "Leave out EXIF, XMP, IPTC and resolution, but not the color profile, on which"
+        " colors depend."))] = False,
     max_pixels: Annotated[int, _option(panel=_FILES, help=(
         "Refuse inputs with more pixels than this."))] = 1_000_000_000,
     png_compression: Annotated[int, _option(panel=_FILES, help="0 fast to 9 small.")] = 3,
@@ -144,6 +146,7 @@ def _work(
     tune_heap()  # before the libraries load: this process is ours alone
     from lowtide.jobs import upscale as job
 
+    gc.freeze()  # the libraries stay: the collection before each image need not go through them
     if dry_run:
         return job.plan(inputs, output or Path("upscaled"), progress=line, **budgets, **settings)
     assert output is not None
@@ -159,8 +162,7 @@ def _show(result: UpscaleReport, *, as_json: bool) -> None:
         typer.echo(result.model_dump_json(indent=2))
     else:
         print_report(result)
-    if result.failures:
-        raise typer.Exit(4)
+    result.raise_for_failures()
 
 
 def _planned() -> Any:
@@ -170,7 +172,8 @@ def _planned() -> Any:
     def plan(**kwargs: Any) -> None:
         upscale(**{**kwargs, "dry_run": True})
 
-    shape = inspect.signature(upscale)
+    # Annotations are strings here and would be resolved without this module's names.
+    shape = inspect.signature(upscale, eval_str=True)
     without = {"dry_run", "force", "report"}
     kept = [item for name, item in shape.parameters.items() if name not in without]
     plan.__signature__ = shape.replace(parameters=kept)  # pyright: ignore[reportAttributeAccessIssue]

@@ -73,11 +73,11 @@ class BudgetError(LowtideError):
 
 
 class BatchError(LowtideError):
-    """Some inputs of a batch failed; ``failures`` maps each to its error."""
+    """Some inputs of a batch failed; ``failures`` maps each to what was wrong with it."""
 
     exit_code = 4
 
-    def __init__(self, message: str, *, failures: dict[str, LowtideError]) -> None:
+    def __init__(self, message: str, *, failures: dict[str, str]) -> None:
         super().__init__(message)
         self.failures = failures
 

@@ -18,6 +18,7 @@ from lowtide.jobs.report import Accuracy, ErrorFigure, ImageReport, Memory
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import open_image, open_sink
 from lowtide.memory.budget import Budget
+from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import Outcome, run
@@ -64,16 +65,31 @@ def run_image(
         )
         try:
             report = _attempt(context, task, source, target, index, before_commit)
-        except OutOfMemoryError as error:
-            if attempt == _TRIES or len(task.plans) == 1:
+        except (OutOfMemoryError, RuntimeError, MemoryError) as error:
+            if not isinstance(error, OutOfMemoryError) and not is_out_of_memory(error):
                 raise
-            below = int(task.plan.upper_bytes * _STEP_DOWN)
-            events.append(f"{error.message}; planned again for {format_bytes(below)}")
+            failure = error
         else:
             report.events[:0] = events
             report.seconds = time.perf_counter() - started
             report.cpu_seconds = time.process_time() - cpu
             return report
+        # Outside the handler: only now can the frames that hold the tensors be let go.
+        release(failure, task.plan.device)
+        if attempt == _TRIES or len(task.plans) == 1:
+            raise _out_of_memory(failure, source)
+        below = int(task.plan.upper_bytes * _STEP_DOWN)
+        what = str(failure).partition("\n")[0] or "memory ran out"
+        events.append(f"{what}; planned again for {format_bytes(below)}")
+
+
+def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:
+    if isinstance(failure, OutOfMemoryError):
+        return failure
+    return OutOfMemoryError(
+        f"{source}: memory ran out beside the network ({failure})",
+        hint="close other programs, or pass a smaller --budget so that less is planned",
+    )
 
 
 def _attempt(
@@ -90,20 +106,36 @@ def _attempt(
             context.prepared.network, reading, sink, plan,
             on_rows=_row_counter(context, source, task.made.height, index),
             cancel=context.cancel,
-            over_budget=lambda: context.meter.now_bytes > context.budget.device_bytes,
+            over_budget=lambda: _over_budget(context, plan),
         )  # fmt: skip
+        running = context.meter.lap()
+        trim_heap(collect=True)  # the sizes that are run now are others than before
+        context.meter.lap()
         accuracy = _accuracy(context, plan, source)
+        measuring = context.meter.lap()
+        trim_heap(collect=True)
+        context.meter.lap()
         if before_commit is not None:
             before_commit()
         sink.commit()
         notes = [*task.notes, *sink.notes]
+        # Some formats are encoded only now, and all at once.
+        used = running.with_more(context.meter.lap())
     return ImageReport(
         input=str(source), output=str(target), status="done",
         width=task.facts.info.width, height=task.facts.info.height,
         out_width=task.written.width, out_height=task.written.height,
-        plan=plan, accuracy=accuracy, memory=_memory(plan, context.meter.lap()),
+        plan=plan, accuracy=accuracy, memory=_memory(context, plan, used, measuring),
         notes=notes, events=_events(outcome),
     )  # fmt: skip
+
+
+def _over_budget(context: Context, plan: Plan) -> bool:
+    """Whether the run holds more than the budget, after giving back what the heap only keeps."""
+    if context.meter.now_bytes <= plan.upper_bytes:
+        return False
+    trim_heap()
+    return context.meter.now_bytes > context.budget.device_bytes
 
 
 def _row_counter(
@@ -171,13 +203,15 @@ def _figure(error: MeasuredError) -> ErrorFigure:
     )  # fmt: skip
 
 
-def _memory(plan: Plan, usage: Usage) -> Memory:
+def _memory(context: Context, plan: Plan, used: Usage, measuring: Usage) -> Memory:
+    measured = plan.accuracy == "bounded" or plan.precision != "fp32"
+    checking = measuring.peak_bytes if measured else None
     return Memory(
         budget_bytes=plan.budget_bytes, predicted_bytes=plan.predicted_bytes,
-        upper_bytes=plan.upper_bytes, peak_bytes=usage.peak_bytes,
-        high_water_bytes=usage.high_water_bytes,
-        within_budget=usage.peak_bytes <= plan.budget_bytes,
-        measured_as=usage.source, ledger=plan.ledger,
+        upper_bytes=plan.upper_bytes, peak_bytes=used.peak_bytes,
+        high_water_bytes=used.high_water_bytes, measuring_peak_bytes=checking,
+        within_budget=max(used.peak_bytes, checking or 0) <= context.budget.device_bytes,
+        measured_as=used.source, ledger=plan.ledger,
     )  # fmt: skip
 
 

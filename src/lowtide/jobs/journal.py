@@ -13,10 +13,11 @@ died before writing ``done``; unless it is still the old file that it was to rep
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lowtide.core.errors import OutputError
 from lowtide.core.hashing import file_sha256
@@ -30,10 +31,13 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / JOURNAL_NAME
-        self._file = self._path.open("a+", encoding="utf-8")
-        _lock(self._file.fileno(), self._path)
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = _open_locked(self._path)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
         self.pin: dict[str, Any] = {}
         self._begun: dict[str, dict[str, Any]] = {}
         self._done: dict[str, dict[str, Any]] = {}
@@ -41,11 +45,16 @@ class Journal:
 
     def _read(self) -> None:
         self._file.seek(0)
-        for line in self._file.read().splitlines():
+        text = self._file.read()
+        if text and not text.endswith("\n"):
+            self._file.write("\n")  # or the next record would join what was cut off
+        for line in text.splitlines():
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue  # the last line of a process that was killed while writing it
+            if not isinstance(record, dict):
+                continue
             if "pin" in record:
                 self.pin = record["pin"]
             elif "begin" in record:
@@ -96,23 +105,43 @@ class Journal:
         self._done[record["done"]] = record
         self._append(record)
 
+    def forget(self, target: Path) -> None:
+        """Take back `begin`: the file could not be finished, and what may lie there is not ours."""
+        self._begun.pop(self._name(target), None)
+
     def close(self) -> None:
-        """Rewrite the journal without what is superseded, and unlock it."""
+        """Rewrite the journal without what is superseded, and unlock it.
+
+        A journal without records goes, and so do the folders that were made for it.
+        """
         if self._file.closed:
             return
         records = [{"pin": self.pin}] if self.pin else []
         records += [self._done[name] for name in sorted(self._done)]
         open_ends = self._begun.keys() - self._done.keys()
         records += [self._begun[name] for name in sorted(open_ends)]
+        # What cannot be rewritten (a full disk) stays as it was appended: longer, as complete.
+        with contextlib.suppress(OSError):
+            self._rewrite(records)
+        self._file.close()
+
+    def _rewrite(self, records: list[dict[str, Any]]) -> None:
+        if not records:
+            self._path.unlink()
+            for folder in self._made:
+                folder.rmdir()  # fails, and ends this, where something lies in it by now
+            return
         draft = self._path.with_name(f".{JOURNAL_NAME}.lowtide.part")
         draft.write_text("".join(json.dumps(record) + "\n" for record in records))
         draft.replace(self._path)
-        self._file.close()
 
     def _append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     def _name(self, target: Path) -> str:
         return target.relative_to(self.folder).as_posix()
@@ -132,6 +161,21 @@ def _identity(target: Path) -> list[int] | None:
     return [facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
+def _open_locked(path: Path) -> TextIO:
+    """The journal, open and locked; `OutputError` while another process has it."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            _lock(file.fileno(), path)
+            # The job that just ended may have replaced the file between the two calls above.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
 def _lock(descriptor: int, path: Path) -> None:
     try:
         import fcntl
@@ -148,6 +192,10 @@ def _lock(descriptor: int, path: Path) -> None:
             raise _busy(path) from error
     except BlockingIOError as error:
         raise _busy(path) from error
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path}: cannot be written ({error.strerror})")
 
 
 def _busy(path: Path) -> OutputError:

@@ -64,5 +64,6 @@ def plan_image(
     picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
     plans = candidates(prepared.costs, prepared.shape, picture, settings.wishes)
     if below is not None:
-        plans = [plan for plan in plans if plan.upper_bytes < below] or plans[-1:]
+        smallest = min(plans, key=lambda plan: plan.upper_bytes)
+        plans = [plan for plan in plans if plan.upper_bytes < below] or [smallest]
     return Task(facts, made, written, plans, choose(plans, budget), notes)

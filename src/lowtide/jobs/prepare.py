@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load
 from lowtide.streaming.pricing import Picture, Shape
@@ -95,8 +96,23 @@ def prepare(
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
 
     A probe stays below ``limit_bytes``; one that this cut short is not stored. Raises
-    `ModelError` and `UsageError`.
+    `ModelError`, `UsageError` and `OutOfMemoryError`.
     """
+    try:
+        return _prepare(settings, device, costs, limit_bytes, cancel)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"memory ran out while {settings.model_name} was loaded and measured",
+            hint="close other programs, or pass a smaller --budget so that less is tried",
+        ) from error
+
+
+def _prepare(
+    settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
+    cancel: Cancel,
+) -> Prepared:  # fmt: skip
     model = load(settings.model_name)
     descriptor = model.descriptor
     if descriptor.scale < 1:

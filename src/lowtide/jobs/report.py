@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lowtide._version import __version__
+from lowtide.core.errors import BatchError, OutputError
 from lowtide.memory.plan import LedgerRow, Plan
 
 REPORT_SUFFIX = ".lowtide.json"
@@ -36,13 +37,18 @@ class Accuracy(BaseModel):
 
 
 class Memory(BaseModel):
-    """Predicted beside measured, in bytes on the compute device."""
+    """Predicted beside measured, in bytes on the compute device.
+
+    ``measuring_peak_bytes`` is the peak while errors were measured, which may use whatever the
+    budget leaves; None if nothing had to be measured.
+    """
 
     budget_bytes: int
     predicted_bytes: int
     upper_bytes: int
     peak_bytes: int
     high_water_bytes: int | None
+    measuring_peak_bytes: int | None = None
     within_budget: bool
     measured_as: str
     ledger: tuple[LedgerRow, ...]
@@ -85,6 +91,14 @@ class UpscaleReport(BaseModel):
         """The images that were not done."""
         return [image for image in self.images if image.status == "failed"]
 
+    def raise_for_failures(self) -> None:
+        """Raise `BatchError` if any image failed; the others are done."""
+        if failed := self.failures:
+            raise BatchError(
+                f"{len(failed)} of {len(self.images)} images failed",
+                failures={image.input: image.error or "" for image in failed},
+            )
+
 
 def versions() -> dict[str, str]:
     """Versions of everything that decides the numbers."""
@@ -105,7 +119,11 @@ def write_sidecar(report: UpscaleReport, image: ImageReport) -> Path:
     path = Path(image.output + REPORT_SUFFIX)
     data = report.model_dump(mode="json", exclude={"images"})
     data["image"] = image.model_dump(mode="json")
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(data, indent=2) + "\n")
-    draft.replace(path)
+    draft = path.with_name(f".{path.name}.lowtide.part")
+    try:
+        draft.write_text(json.dumps(data, indent=2) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +29,7 @@ class UpscaleSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str | None = None
+    model: str | Path | None = None
     scale: float | None = Field(None, gt=0, le=64)
     width: int | None = Field(None, ge=1)
     height: int | None = Field(None, ge=1)
@@ -73,7 +74,8 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 f"{' and '.join(chosen)} contradict each other", hint=f"keep {chosen[0]} only"
             )
-        tiling = self.tile or self.tile_overlap or self.tile_batch_size or self.hann_blend
+        numbers = self.tile, self.tile_overlap, self.tile_batch_size
+        tiling = self.hann_blend or any(number is not None for number in numbers)
         if self.strategy == "whole" and tiling:
             raise UsageError(
                 "--strategy whole has no tiles, but an option for tiles was given",
@@ -84,7 +86,7 @@ class UpscaleSettings(BaseModel):
     def model_name(self) -> str:
         """The model asked for, or the bundled one that suits the target size."""
         if self.model is not None:
-            return self.model
+            return str(self.model)
         return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
 
     @property

@@ -17,6 +17,7 @@ from lowtide.jobs.planning import plan_image
 from lowtide.jobs.prepare import prepare, resolve_device
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions, write_sidecar
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
@@ -48,13 +49,18 @@ def upscale(
     chosen = UpscaleSettings.of(**settings)
     started = time.perf_counter()
     jobs, folder = _find(inputs, Path(output), chosen)
+    if folder is None:
+        # Before minutes may go into measuring a new model.
+        inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
+        _refuse_overwriting(jobs[0].target, None, force)
+    place = Path(scratch) if scratch else folder or Path(output).parent
     device = resolve_device(chosen.device)
     versions()  # the libraries are loaded before the meter takes its baseline
     meter = open_meter(device)
     meter.start()
     try:
         with _open_journal(folder) as journal:
-            parsed, costs = _pinned(journal, budget, device, host_budget, disk_budget, scratch)
+            parsed, costs = _pinned(journal, budget, device, host_budget, disk_budget, place)
             _tell(progress, "load", chosen.model_name)
             prepared = prepare(
                 chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
@@ -63,8 +69,7 @@ def upscale(
             if journal is not None:
                 journal.set_pin(_pin(parsed, prepared.costs))
             context = Context(
-                prepared, chosen, parsed, meter, progress, cancel,
-                Path(scratch) if scratch else folder or Path(output).parent, len(jobs),
+                prepared, chosen, parsed, meter, progress, cancel, place, len(jobs)
             )  # fmt: skip
             report = UpscaleReport(
                 model=prepared.descriptor.to_dict(), device=device, versions=versions()
@@ -145,7 +150,12 @@ def _one(
             return ImageReport(input=str(job.source), output=str(job.target), status="skipped")
         _refuse_overwriting(job.target, journal, force)
         begin = (lambda: journal.begin(job.target, key)) if journal is not None else None
-        image = run_image(context, job.source, job.target, index, begin)
+        try:
+            image = run_image(context, job.source, job.target, index, begin)
+        except LowtideError:
+            if journal is not None:
+                journal.forget(job.target)
+            raise
         if journal is not None:
             journal.done(job.target, key)
         return image
@@ -168,7 +178,7 @@ def _refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> N
         return
     if journal is not None and journal.owns(target):
         raise UsageError(
-            f"{target} was made from another input or with other settings",
+            f"{target} was made from another input or with other settings, or changed since",
             hint="--force to make it again, or another output folder",
         )
     raise UsageError(f"{target} exists already", hint="--force to replace it")
@@ -193,17 +203,14 @@ def _open_journal(folder: Path | None):
 
 def _pinned(
     journal: Journal | None, budget: str | int | Budget, device: str,
-    host: str | int | None, disk: str | int | None, scratch: str | Path | None,
+    host: str | int | None, disk: str | int | None, scratch: Path,
 ) -> tuple[Budget, ModelCosts | None]:  # fmt: skip
     """The budget, and the costs of the run that began this folder if all else is equal.
 
     Costs are measured and so differ a little each time; with the pinned ones a resumed file is
     planned, and so made, as in an undisturbed run.
     """
-    parsed = Budget.parse(
-        budget, device=device, host=host, disk=disk,
-        scratch=Path(scratch) if scratch else journal.folder if journal else None,
-    )  # fmt: skip
+    parsed = Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
     pin = journal.pin if journal is not None else {}
     if pin.get("versions") != versions():
         return parsed, None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
-from lowtide.memory.meter import available_host_bytes
+from lowtide.memory.meter import available_host_bytes, total_host_bytes
 
 # Left to the rest of the machine by `auto`: a desktop, a browser, the page cache.
 _AUTO_HOST_SHARE, _AUTO_DEVICE_SHARE = 0.6, 0.9
@@ -40,53 +40,67 @@ class Budget:
     ) -> Budget:
         """A budget from ``"6GiB"``, ``"80%"`` (of what is free now), ``"auto"`` or bytes.
 
-        ``host`` and ``disk`` take the same forms; left out, they are what is free. Raises
+        ``host`` and ``disk`` take the same forms; left out, they are ``auto``. Raises
         `UsageError` for text that is no size, or for more than the machine has.
         """
         if isinstance(text, Budget):
             return text
-        free_host = available_host_bytes()
-        free_disk = shutil.disk_usage(_existing(scratch or Path())).free
         on_cpu = device == "cpu"
-        free_device = free_host if on_cpu else _free_device_bytes(device)
-        share = _AUTO_HOST_SHARE if on_cpu else _AUTO_DEVICE_SHARE
-        device_bytes = _resolve(text, free_device, share, "budget")
-        host_bytes = _resolve(host or "auto", free_host, _AUTO_HOST_SHARE, "host budget")
+        memory = _Room(available_host_bytes(), total_host_bytes(), _AUTO_HOST_SHARE)
+        place = shutil.disk_usage(_existing(scratch or Path()))
+        disk_room = _Room(place.free, place.total, _AUTO_DEVICE_SHARE)
+        device_bytes = _resolve(text, memory if on_cpu else _device_room(device), "budget")
+        host_bytes = _resolve(host, memory, "host budget")
         if on_cpu:
             # One memory, two names: the explicit or the smaller one rules.
             device_bytes = host_bytes = min(device_bytes, host_bytes) if host else device_bytes
-        disk_bytes = _resolve(disk or "auto", free_disk, _AUTO_DEVICE_SHARE, "disk budget")
+        disk_bytes = _resolve(disk, disk_room, "disk budget")
         return cls(device_bytes, host_bytes, disk_bytes, device)
 
     def __str__(self) -> str:
         return format_bytes(self.device_bytes)
 
 
-def _resolve(text: str | int, free: int, auto_share: float, what: str) -> int:
-    words = str(text).strip().lower()
+@dataclass(frozen=True)
+class _Room:
+    """Bytes of one kind: free, there at all, and the share of the free ones that `auto` takes."""
+
+    free: int
+    total: int
+    auto_share: float
+
+
+def _resolve(text: str | int | None, room: _Room, what: str) -> int:
+    words = "auto" if text is None else str(text).strip().lower()
     if words == "auto":
-        return int(free * auto_share)
+        return int(room.free * room.auto_share)
     if words.endswith("%"):
         try:
             share = float(words[:-1]) / 100
         except ValueError:
-            share = -1
+            share = -1.0
         if not 0 < share <= 1:
             raise UsageError(f"{what} {text!r} is not a percentage from 1% to 100%")
-        return int(free * share)
-    count = parse_bytes(text, what=what)
+        return int(room.free * share)
+    count = parse_bytes(words, what=what)
     if count < MIB:
         raise UsageError(
             f"{what} {text!r} is {format_bytes(count)}, less than any run can work in",
             hint="did you mean a larger unit, such as 2GiB or 600MiB?",
         )
+    if count > room.total:
+        raise UsageError(
+            f"{what} {text!r} is more than there is: {format_bytes(room.total)},"
+            f" {format_bytes(room.free)} of it free now",
+            hint="auto, or 80% for a share of what is free",
+        )
     return count
 
 
-def _free_device_bytes(device: str) -> int:
+def _device_room(device: str) -> _Room:
     import torch
 
-    return torch.cuda.mem_get_info(torch.device(device))[0]
+    return _Room(*torch.cuda.mem_get_info(torch.device(device)), _AUTO_DEVICE_SHARE)
 
 
 def _existing(path: Path) -> Path:

@@ -13,12 +13,13 @@ _UNTRIED = 1.25
 
 
 class ProbePoint(BaseModel):
-    """One tiny run: input pixels, peak bytes while it ran, seconds."""
+    """One tiny run: input pixels, bytes alive at its peak, bytes resident then, seconds."""
 
     model_config = ConfigDict(frozen=True)
 
     pixels: int
     peak_bytes: int
+    resident_bytes: int
     seconds: float
 
 
@@ -45,14 +46,17 @@ class ModelCosts(BaseModel):
     points: tuple[ProbePoint, ...]
 
     def activation_bytes(self, pixels: int) -> int:
-        """Peak bytes of a run on ``pixels`` input pixels (all tiles of a batch together).
+        """Bytes alive at the peak of a run on ``pixels`` input pixels (a whole batch together).
 
         A line through the two largest probes, and where three show that it bends upward
         (attention over the whole map), a parabola; never below the largest smaller probe.
         """
-        fixed, linear, square = fit_growth(self.points)
-        floor = max((p.peak_bytes for p in self.points if p.pixels <= pixels), default=0)
-        return max(floor, math.ceil(fixed + linear * pixels + square * pixels * pixels))
+        return _extrapolate([(p.pixels, p.peak_bytes) for p in self.points], pixels)
+
+    def slack_bytes(self, pixels: int) -> int:
+        """Bytes that the allocator holds at that peak beyond those alive."""
+        resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
+        return max(0, resident - self.activation_bytes(pixels))
 
     def seconds(self, pixels: int) -> float:
         """Predicted seconds of a run on ``pixels`` input pixels.
@@ -74,18 +78,24 @@ class ModelCosts(BaseModel):
         return pixels * max(high, low + share * (high - low)) * untried
 
 
-def fit_growth(points: Sequence[ProbePoint]) -> tuple[float, float, float]:
-    """(fixed, per pixel, per pixel²) bytes through the probes, none of them negative."""
-    *_, left, right = points
-    linear = (right.peak_bytes - left.peak_bytes) / (right.pixels - left.pixels)
+def fit_growth(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """(fixed, per pixel, per pixel²) bytes through (pixels, bytes), none of them negative."""
+    (left, left_bytes), (right, right_bytes) = points[-2:]
+    linear = (right_bytes - left_bytes) / (right - left)
     if len(points) >= 3:
-        first = points[-3]
-        slope = (left.peak_bytes - first.peak_bytes) / (left.pixels - first.pixels)
-        square = (linear - slope) / (right.pixels - first.pixels)
+        first, first_bytes = points[-3]
+        slope = (left_bytes - first_bytes) / (left - first)
+        square = (linear - slope) / (right - first)
         # A bend of a few percent is rounding of small buffers, not attention over the map.
         if linear > 1.1 * slope > 0:
-            linear = slope - square * (first.pixels + left.pixels)
-            fixed = first.peak_bytes - linear * first.pixels - square * first.pixels**2
+            linear = slope - square * (first + left)
+            fixed = first_bytes - linear * first - square * first**2
             return max(fixed, 0.0), max(linear, 0.0), square
     linear = max(linear, 0.0)
-    return max(right.peak_bytes - linear * right.pixels, 0.0), linear, 0.0
+    return max(right_bytes - linear * right, 0.0), linear, 0.0
+
+
+def _extrapolate(points: Sequence[tuple[int, int]], pixels: int) -> int:
+    fixed, linear, square = fit_growth(points)
+    floor = max((count for size, count in points if size <= pixels), default=0)
+    return max(floor, math.ceil(fixed + linear * pixels + square * pixels * pixels))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import gc
+import re
 import traceback
+
+from lowtide.core.heap import trim_heap
+
+# oneDNN without memory for its generated code; with "descriptor" it would be something it lacks.
+_NO_PRIMITIVE = re.compile(r"could not create a primitive(?! descriptor)")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -21,11 +26,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         "DefaultCPUAllocator: can't allocate memory" in text
         or "DefaultCPUAllocator: not enough memory" in text  # the wording on Windows
         or "could not create a memory object" in text  # oneDNN's own scratch
+        or _NO_PRIMITIVE.search(text) is not None
     )
 
 
 def release(error: BaseException, device: str) -> None:
-    """Drop everything that a caught ``error`` keeps alive, then empty the device's cache.
+    """Drop everything that a caught ``error`` keeps alive, then empty the allocator's cache.
 
     To be called after the ``except`` block has ended: inside it the frames are still held. The
     frames of the whole exception chain are cleared, because a chained cause holds its own.
@@ -37,7 +43,8 @@ def release(error: BaseException, device: str) -> None:
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
-    gc.collect()
+    # What the heap keeps may be just what other allocators (oneDNN's, numpy's) were missing.
+    trim_heap(collect=True)
     if device != "cpu":
         import torch
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowtide.core.heap import trim_heap
+
 _STATUS = Path("/proc/self/status")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _SAMPLE_SECONDS = 0.02
@@ -30,6 +32,12 @@ class Usage:
     high_water_bytes: int | None
     source: str
 
+    def with_more(self, other: Usage) -> Usage:
+        """The peak over both laps."""
+        marks = (self.high_water_bytes, other.high_water_bytes)
+        high = None if None in marks else max(mark or 0 for mark in marks)
+        return Usage(max(self.peak_bytes, other.peak_bytes), high, self.source)
+
 
 class HostMeter:
     """Follows this process's resident memory from `start` until `stop`, in laps."""
@@ -39,9 +47,11 @@ class HostMeter:
         self._thread: threading.Thread | None = None
         self._base = self._base_resident = self._peak = 0
         self._marks = False
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Take the baseline and begin to sample."""
+        trim_heap(collect=True)  # what the heap keeps from before would hide what the run adds
         self._marks = _reset_high_water()
         self._base, self._base_resident = anonymous_bytes(), _status_bytes("VmRSS")
         self._peak = self._base
@@ -50,24 +60,31 @@ class HostMeter:
 
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):
-            self._peak = max(self._peak, anonymous_bytes())
+            self._look()
+
+    def _look(self) -> int:
+        with self._lock:
+            now = anonymous_bytes()
+            self._peak = max(self._peak, now)
+            return now
 
     @property
     def now_bytes(self) -> int:
-        """Bytes above the baseline at this moment."""
-        return max(0, anonymous_bytes() - self._base)
+        """Bytes above the baseline at this moment; what is seen here counts for the peak."""
+        return max(0, self._look() - self._base)
 
     @property
     def peak_bytes(self) -> int:
         """Highest sampled bytes above the baseline so far."""
-        self._peak = max(self._peak, anonymous_bytes())
+        self._look()
         return max(0, self._peak - self._base)
 
     def lap(self) -> Usage:
         """The peak since `start` or the last lap, above the baseline of `start`."""
         high = max(0, _status_bytes("VmHWM") - self._base_resident) if self._marks else None
         usage = Usage(self.peak_bytes, high, "anonymous resident memory, sampled")
-        self._peak = anonymous_bytes()
+        with self._lock:
+            self._peak = anonymous_bytes()
         _reset_high_water()
         return usage
 
@@ -156,23 +173,52 @@ def available_host_bytes() -> int:
     return int(os.sysconf("SC_AVPHYS_PAGES")) * _PAGE
 
 
+def total_host_bytes() -> int:
+    """Host memory of this machine, used or free."""
+    return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
+
+
 def live_peak_bytes(call: Callable[[], Any]) -> int:
     """Peak bytes of tensors and kernel scratch that live at once while ``call`` runs, on the CPU.
 
     Read from the profiler's memory events, which see every allocation of PyTorch's CPU
     allocator, the operators' own scratch included. The result of ``call`` is dropped inside.
     """
-    from torch.profiler import ProfilerActivity, profile
+    # Not torch.profiler: it imports 900 modules and 80 MiB that the run does not need.
+    from torch.autograd.profiler import profile
 
-    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+    with _quiet_stderr(), profile(use_kineto=True, profile_memory=True) as run:
         call()
-    results = run.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
     live = peak = 0
-    for event in results.events():  # pyright: ignore[reportOptionalMemberAccess]
+    for event in run.kineto_results.events():  # pyright: ignore[reportOptionalMemberAccess]
         if event.name() == "[memory]":
             live += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
             peak = max(peak, live)
     return peak
+
+
+def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
+    """What ``call``, run a few times, adds to the process's resident memory on the CPU.
+
+    More than is alive at once: the C heap keeps pieces it cannot reuse. Both differ by model.
+    """
+    trim_heap(collect=True)
+    base, peak, stop = anonymous_bytes(), 0, threading.Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while not stop.wait(0.001):
+            peak = max(peak, anonymous_bytes())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    for _ in range(runs):
+        call()
+    peak = max(peak, anonymous_bytes())
+    stop.set()
+    thread.join()
+    trim_heap(collect=True)
+    return max(0, peak - base)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import sys
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
@@ -52,7 +51,7 @@ class CostStore:
             return None
         try:
             return ModelCosts.model_validate_json(path.read_text())
-        except (ValidationError, OSError):
+        except (ValueError, OSError):
             return None  # damaged or of another version: it is measured again and replaced
 
     def put(self, key: str, costs: ModelCosts) -> None:
@@ -64,4 +63,5 @@ class CostStore:
             draft.write_text(costs.model_dump_json(indent=1))
             draft.replace(path)
         except OSError:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.core.heap import REUSED_BELOW, heap_is_tuned
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
@@ -25,8 +24,8 @@ _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
 # Kernels' code and thread stacks touched for the first time, measured with the bundled models.
 _RUNTIME, _RUNTIME_UPPER = 8 * MIB, 40 * MIB
 _LIVE_UPPER = 1.05
-# A small network has about three maps alive at once.
-_REUSE_ENDS = 3 * REUSED_BELOW
+# The heap's habits in a long run, beyond those of a probe.
+_SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
 _BLOCK_ROWS = 16
 _ROW_BUFFERS = "input rows", "output rows"
 # What a tile costs beside the network: slicing, merging, and Python between them.
@@ -93,7 +92,9 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
     if wishes.strategy == "whole" or (wishes.strategy == "auto" and wishes.tile is None):
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     if wishes.strategy in ("auto", "tiled"):
-        batches = (wishes.batch,) if wishes.batch else _BATCHES if costs.batchable else (1,)
+        # On the CPU a batch gains nothing over a larger tile, and its odd rest wastes heap.
+        several = costs.batchable and costs.device != "cpu"
+        batches = (wishes.batch,) if wishes.batch else _BATCHES if several else (1,)
         for tile in _tiles(shape, picture, wishes, overlap):
             columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
             for batch in batches:
@@ -227,16 +228,19 @@ def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
     """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
     spare = budget_bytes - plan.upper_bytes
     pixels = plan.run_pixels
-    used = costs.activation_bytes(pixels)
+    used = _run_bytes(costs, pixels)
     while pixels < 1 << 34:
         more = pixels * 9 // 8
-        live = costs.activation_bytes(more)
-        growth = (live - used) * _LIVE_UPPER
-        growth += _heap_slack(live, plan.device)[1] - _heap_slack(used, plan.device)[1]
-        if growth > spare:
+        if _run_bytes(costs, more) - used > spare:
             break
         pixels = more
     return pixels // plan.images_per_tile
+
+
+def _run_bytes(costs: ModelCosts, pixels: int) -> float:
+    """Upper bound of a run on so many network pixels: what lives and what the allocator keeps."""
+    live = costs.activation_bytes(pixels)
+    return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
 
 
 def _inner(axis: Axis, overlap: int) -> float:
@@ -268,7 +272,8 @@ def _ledger(
     live = costs.activation_bytes(pixels)
     yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
     yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, "probed")
-    yield row("allocator", "device", *_heap_slack(live, costs.device), "prior")
+    slack = costs.slack_bytes(pixels)
+    yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
     if costs.device == "cpu":
         yield row("runtime", "host", _RUNTIME, _RUNTIME_UPPER, "prior")
     else:
@@ -282,19 +287,6 @@ def _ledger(
     yield row("file formats", "host", picture.codec_bytes * 0.8, picture.codec_bytes, "prior")
     if picture.scratch_bytes:
         yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")
-
-
-def _heap_slack(live: int, device: str) -> tuple[float, float]:
-    """Bytes the allocator holds beyond those alive, expected and at most; measured.
-
-    A heap tuned to reuse one tile's memory keeps about as much again, until blocks are so large
-    that they are returned at once.
-    """
-    if device == "cpu" and heap_is_tuned():
-        large = max(0, live - _REUSE_ENDS)
-        small = live - large
-        return 0.8 * small + 0.1 * large, 1.5 * small + 0.4 * large
-    return 0.15 * live, 0.5 * live
 
 
 def _blends(rows: Axis, columns: Axis) -> bool:

@@ -14,7 +14,7 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes
+from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes, resident_peak_bytes
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
 
@@ -65,7 +65,8 @@ def probe(
         # A model of one size only: a second point half as large makes the line go through 0.
         only = points[0]
         points.insert(0, ProbePoint(
-            pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2, seconds=only.seconds / 2,
+            pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2,
+            resident_bytes=only.resident_bytes // 2, seconds=only.seconds / 2,
         ))  # fmt: skip
     complete = all(fits(side) for side in (*REACH_SIDES, *sides))
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
@@ -97,8 +98,13 @@ def _point(network: Network, side: int) -> ProbePoint:
         step.to_samples(step([tile])[0])
 
     seconds = _seconds(work, network.device)
-    peak = live_peak_bytes(work) if network.device == "cpu" else _cuda_peak(work, network.device)
-    return ProbePoint(pixels=side * side, peak_bytes=peak, seconds=seconds)
+    if network.device == "cpu":
+        alive, resident = live_peak_bytes(work), resident_peak_bytes(work)
+    else:
+        alive, resident = _cuda_peaks(work, network.device)
+    return ProbePoint(
+        pixels=side * side, peak_bytes=alive, resident_bytes=resident, seconds=seconds
+    )
 
 
 def _faster_layout(network: Network, side: int) -> Network:
@@ -144,12 +150,14 @@ def _seconds(call: Callable[[], object], device: str) -> float:
     return best / torch.get_num_threads() if on_cpu else best
 
 
-def _cuda_peak(call: Callable[[], object], device: str) -> int:
+def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
+    """(allocated, reserved) peaks of a call, above what was there before."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     call()
-    return torch.cuda.max_memory_reserved(device) - before
+    after = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return after[0] - before[0], after[1] - before[1]
 
 
 def _step(network: Network) -> TileStep:

@@ -1,0 +1,228 @@
+"""What people do wrong: one sentence, a hint where there is one, an exit code, no traceback."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lowtide.core.errors import ModelError
+
+
+def complaint(result, code, words, hint=""):
+    """Check an error as the command line must show it."""
+    assert result.code == code, result.err
+    assert result.out == ""
+    lines = result.err.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("error: "))
+    assert words in lines[at]
+    assert "Traceback" not in result.err
+    if hint:
+        assert lines[at + 1 : at + 2] == [""]
+        assert lines[at + 2].startswith("hint: ")
+        assert hint in lines[at + 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty (0 bytes)"),
+        (b"hello, this is a letter\n" * 4, "this is a text file"),
+        (b"<!DOCTYPE html><html>", "this is"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(30), "damaged or unsupported PNG"),
+    ],
+)
+def test_files_that_are_no_images(lowtide, tmp_path, out, content, words):
+    (tmp_path / "bad.png").write_bytes(content)
+    complaint(lowtide("upscale", tmp_path / "bad.png", "-o", out), 2, words)
+    assert not out.exists()
+
+
+def test_a_truncated_image(lowtide, source, tmp_path, out):
+    source.write_bytes(source.read_bytes()[:4000])
+    complaint(lowtide("upscale", source, "-o", out), 2, "damaged or cut short after row")
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+def test_a_missing_file(lowtide, tmp_path, out):
+    complaint(lowtide("upscale", tmp_path / "no.png", "-o", out), 2, "no such file")
+
+
+def test_an_image_past_the_limit(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "--max-pixels", 10)
+    complaint(result, 2, "4,200 pixels and the limit is 10", "--max-pixels 4200")
+
+
+def test_a_misspelled_model(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "-m", "lowtide-x3")
+    complaint(result, 2, "no model 'lowtide-x3'", "did you mean 'lowtide-x")
+    complaint(lowtide("models", "lowtidex2"), 2, "no model", "did you mean 'lowtide-x2'?")
+
+
+class Hostile:
+    """Makes a file when it is unpickled by anything careless."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+def test_a_hostile_model_does_not_run(lowtide, source, tmp_path, out):
+    torch.save({"params": Hostile(tmp_path / "ran")}, tmp_path / "evil.pth")
+    for words in (["upscale", source, "-o", out, "-m"], ["models"]):
+        complaint(lowtide(*words, tmp_path / "evil.pth"), 2, "refused")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_that_is_no_model(lowtide, source, tmp_path, out, suffix):
+    (tmp_path / f"letter{suffix}").write_text("dear model")
+    result = lowtide("upscale", source, "-o", out, "-m", tmp_path / f"letter{suffix}")
+    complaint(result, 2, "letter")
+
+
+def test_weights_of_nothing_known(lowtide, source, tmp_path, out):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "odd.pth")
+    complaint(lowtide("upscale", source, "-o", out, "-m", tmp_path / "odd.pth"), 2, "odd.pth")
+
+
+@pytest.mark.parametrize("name", ["photo.png/out.png", "photo.png/deep/out.png"])
+def test_a_target_below_a_file(lowtide, source, tmp_path, name):
+    complaint(lowtide("upscale", source, "-o", tmp_path / name), 1, "cannot be written")
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_where_a_file_is(lowtide, source, tmp_path, name):
+    (tmp_path / "file").write_text("a regular file")
+    complaint(lowtide("upscale", source, source.parent / "*.png", "-o", tmp_path / name), 1,
+              "cannot be written")  # fmt: skip
+
+
+def test_an_existing_target(lowtide, source, out):
+    out.write_text("precious")
+    complaint(lowtide("upscale", source, "-o", out), 2, "exists already", "--force")
+    assert out.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scale", 2, "--width", 9], "--scale and --width/--height contradict"),
+        (["--tile-auto", "--tile", 64], "--tile-auto and --tile contradict"),
+        (["--strategy", "whole", "--tile", 64], "has no tiles"),
+        (["--budget", "plenty"], "not a number of bytes"),
+        (["--budget", "6"], "less than any run"),
+        (["--budget", "900TiB"], "more than there is"),
+        (["--device", "cuda:7"], "this machine has"),
+        (["--format", "bmp"], "not an image format"),
+        (["--jpeg-quality", 0], "--jpeg-quality 0"),
+    ],
+)
+def test_options_that_make_no_sense(lowtide, source, out, words, message):
+    complaint(lowtide("upscale", source, "-o", out, *words), 2, message)
+
+
+@pytest.mark.parametrize(
+    "words", [["--sclae", "2"], ["--tile", "many"], ["--precision", "fp8"], []], ids=str
+)
+def test_words_that_are_no_options(lowtide, source, words):
+    """These are typer's own messages; the code is the same."""
+    result = lowtide("upscale", *([source, "-o", "x.png", *words] if words else []))
+    assert result.code == 2
+    assert result.out == ""
+    assert "Usage: lowtide upscale" in result.err
+
+
+def test_no_output(lowtide, source):
+    complaint(lowtide("upscale", source), 2, "where should the result go?", "-o OUTPUT")
+
+
+def test_no_plan_fits_and_the_hint_works(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "--budget", "2MiB")
+    complaint(result, 3, "no plan fits in 2.00 MiB", "--budget ")
+    hint = result.err.partition("hint: ")[2].split()
+    assert lowtide("upscale", source, "-o", out, *hint).code == 0
+
+
+def test_errors_as_json(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "--budget", "2MiB", "--json")
+    assert result.code == 3
+    assert result.json["schema_version"] == 1
+    error = result.json["error"]
+    assert error["type"] == "BudgetError"
+    assert error["exit_code"] == 3
+    assert f"--budget {error['smallest_bytes'] >> 20}MiB" == error["hint"]
+    assert "error: " in result.err
+    result = lowtide("models", "nothing", "--json")
+    assert result.json["error"]["type"] == "ModelError"
+
+
+def test_some_of_a_batch_failed(lowtide, source, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"")
+    result = lowtide("upscale", source, tmp_path / "bad.png", "-o", tmp_path / "out")
+    assert result.code == 4
+    assert "bad.png: failed: " in result.out
+    assert "1 done, 1 failed" in result.out
+
+
+def test_debug_shows_where(source, out):
+    from lowtide.cli.main import main
+
+    for words in (["--debug", "upscale"], ["upscale", "--debug"]):
+        with pytest.raises(ModelError):
+            main([*words, str(source), "-o", str(out), "-m", "lowtide-x3"])
+
+
+def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
+    from lowtide.cli import progress
+
+    def interrupt(self, moment):
+        if moment.done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.ProgressLine, "__call__", interrupt)
+    complaint(lowtide("upscale", source, "-o", out), 130, "interrupted", "goes on where")
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+def test_a_real_control_c(tmp_path, save, photo):
+    save(tmp_path / "in" / "photo.png", photo)
+    words = ["upscale", tmp_path / "in", "-o", tmp_path / "out", "--tile", 16]
+    command = [sys.executable, "-m", "lowtide", *map(str, words)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as job:
+        for line in job.stderr:
+            if "%" in line:
+                break
+        time.sleep(0.2)
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=60)
+    assert job.returncode == 130, err
+    assert "error: interrupted" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not [path for path in (tmp_path / "out").rglob("*") if ".part" in path.name]
+
+
+FULL = """
+import resource, sys
+from lowtide.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits files as Unix does")
+def test_a_full_disk(source, tmp_path, out):
+    command = [sys.executable, "-c", FULL, "upscale", str(source), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "error: " in done.stderr
+    assert "the disk is full" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]

@@ -1,0 +1,191 @@
+"""The commands when all is well: results on stdout, progress on stderr."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from lowtide.cli.main import _spell
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["upscale", "plan", "models", "doctor", "Exit codes"]),
+        (["upscale"], ["--budget", "--tile-batch-size", "--strip-metadata", "--json"]),
+        (["plan"], ["upscale"]),
+        (["plan", "upscale"], ["--budget", "writes nothing"]),
+        (["models"], ["bundled"]),
+        (["doctor"], ["--json"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(lowtide, words, expected, flag):
+    result = lowtide(*words, flag)
+    assert result.code == 0
+    assert result.err == ""
+    assert f"Usage: {' '.join(['lowtide', *words])}" in result.out
+    for text in expected:
+        assert text in result.out
+
+
+def test_a_plan_offers_what_upscaling_does_but_for_writing(lowtide):
+    offered = [
+        {word.strip(",") for word in lowtide(*words, "-h").out.split() if word.startswith("--")}
+        for words in (["upscale"], ["plan", "upscale"])
+    ]
+    assert offered[0] - offered[1] == {"--dry-run", "--force", "--report"}
+
+
+def test_version(lowtide):
+    import lowtide as package
+
+    assert lowtide("--version").out == f"lowtide {package.__version__}\n"
+
+
+def test_upscale(lowtide, source, out, read):
+    result = lowtide("upscale", source, "-o", out, "--budget", "256MiB")
+    assert result.code == 0
+    assert read(out).shape == (120, 140, 3)
+    assert f"{source} → {out}  70×60 → 140×120" in result.out
+    for name in ("plan", "ledger", "accuracy", "precision", "memory", "time"):
+        assert f"\n  {name:<10} " in result.out
+    assert "exact: the whole image at once" in result.out
+    assert "of 256 MiB" in result.out
+    # Progress goes elsewhere, so that results can be piped.
+    assert "loading lowtide-x2" in result.err
+    assert "photo.png 100%" in result.err
+    assert "%" not in result.out
+
+
+@pytest.mark.parametrize("how", ["-q", "--quiet", "LOWTIDE_NO_PROGRESS"])
+def test_silence(lowtide, source, out, monkeypatch, how):
+    if how.startswith("LOWTIDE"):
+        monkeypatch.setenv(how, "1")
+    result = lowtide("upscale", source, "-o", out, *([how] if how.startswith("-") else []))
+    assert result.err == ""
+    assert "exact" in result.out
+
+
+def test_json(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "--json", "-b", "256MiB")
+    assert result.code == 0
+    report = result.json
+    assert report["schema_version"] == 1
+    assert report["model"]["name"] == "lowtide-x2"
+    image = report["images"][0]
+    assert image["status"] == "done"
+    assert image["plan"]["strategy"] == "whole"
+    assert image["memory"]["budget_bytes"] == 256 << 20
+
+
+def test_underscores_and_hyphens_are_one(lowtide, source, out):
+    words = ["--tile=32", "--tile_batch_size", "2", "--tile_overlap=20", "--no_hann_blend"]
+    result = lowtide("upscale", source, "-o", out, "--json", *words)
+    plan = result.json["images"][0]["plan"]
+    assert (plan["batch"], plan["overlap"], plan["blend"]) == (2, 20, 0)
+
+
+def test_only_option_names_are_respelled(lowtide, tmp_path, save, monkeypatch):
+    assert _spell("--max_pixels=a_b") == "--max-pixels=a_b"
+    assert _spell("some_file.png") == "some_file.png"
+    assert _spell("-o") == "-o"
+    # What follows a bare `--` is a file, whatever it looks like.
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "--odd_name.png", np.zeros((4, 4, 3), np.uint8))
+    result = lowtide("upscale", "-o", "out.png", "--", "--odd_name.png")
+    assert result.code == 0, result.err
+    assert (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize("words", [["plan", "upscale"], ["upscale", "--dry-run"]], ids=str)
+def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = lowtide(*words, source, "--tile", 32, "--budget", "256MiB")
+    assert result.code == 0
+    assert "tiled 32×32" in result.out
+    assert "ledger" in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+    report = lowtide(*words, source, "-o", "x.png", "--json").json
+    assert report["images"][0]["status"] == "planned"
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+def test_reports_beside_results(lowtide, source, out, tmp_path):
+    assert lowtide("upscale", source, "-o", out, "--report").code == 0
+    kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())
+    assert kept["image"]["output"] == str(out)
+
+
+def test_a_folder_twice(lowtide, source, tmp_path):
+    folder = source.parent / "in"
+    folder.mkdir()
+    for name in ("a.png", "b.png"):
+        (folder / name).write_bytes(source.read_bytes())
+    first = lowtide("upscale", folder, "-o", tmp_path / "out")
+    assert "2 done in" in first.out
+    assert "[1/2] a.png" in first.err
+    second = lowtide("upscale", folder, "-o", tmp_path / "out")
+    assert second.code == 0
+    assert second.out.count("finished before, skipped") == 2
+    assert "2 skipped in" in second.out
+
+
+def test_one_pixel(lowtide, tmp_path, save, read, out):
+    save(tmp_path / "one.png", np.full((1, 1, 3), 99, np.uint8))
+    assert lowtide("upscale", tmp_path / "one.png", "-o", out).code == 0
+    assert read(out).shape == (2, 2, 3)
+
+
+def test_bounded_results_say_so(lowtide, source, out):
+    result = lowtide("upscale", source, "-o", out, "--tile", 32, "--tile-overlap", 2)
+    assert "bounded: the model reaches 7 px" in result.out
+    assert "against the whole image" in result.out
+
+
+def test_models(lowtide):
+    text = lowtide("models")
+    assert text.code == 0
+    assert "lowtide-x2: ParagonConv ×2" in text.out
+    assert "lowtide-x4: ParagonConv ×4" in text.out
+    assert text.err == ""
+    listed = lowtide("models", "--json").json
+    assert listed["schema_version"] == 1
+    assert [model["name"] for model in listed["models"]] == ["lowtide-x2", "lowtide-x4"]
+
+
+def test_models_describes_a_file(lowtide, tmp_path):
+    from lowtide.models.bundled import find
+
+    (tmp_path / "mine.safetensors").write_bytes(find("lowtide-x4").path.read_bytes())
+    row = lowtide("models", tmp_path / "mine.safetensors", "--json").json["models"][0]
+    assert (row["name"], row["scale"], row["sha256"]) == ("mine", 4, find("lowtide-x4").sha256)
+
+
+def test_doctor(lowtide, private_cache):
+    text = lowtide("doctor")
+    assert text.code == 0
+    assert text.err == ""
+    for word in ("system", "devices", "cpu: ", "disk", "extras", "attention", "sdpa-math"):
+        assert word in text.out
+    facts = lowtide("doctor", "--json").json
+    assert facts["schema_version"] == 1
+    assert facts["devices"][0]["name"] == "cpu"
+    assert facts["cache"] == str(private_cache)
+    assert {"lowtide", "torch", "libvips", "spandrel"} <= facts["versions"].keys()
+    assert all(extra["complete"] or extra["fix"] for extra in facts["extras"])
+    assert all(row["available"] or row["reason"] for row in facts["attention"])
+
+
+def test_as_a_process_on_a_terminal_without_these_signs(lowtide_process, source, out):
+    """`→` and `×` are not in every encoding, which must not spoil a finished job."""
+    done = lowtide_process(
+        "upscale", source, "-o", out, "-b", "256MiB",
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LOWTIDE_NO_PROGRESS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "exact: the whole image at once" in done.stdout
+    assert out.exists()

@@ -1,0 +1,38 @@
+"""The C heap, in processes of their own: its settings are for a whole process."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_tuning_says_whether_it_worked():
+    code = (
+        "from lowtide.core.heap import *; from lowtide.core.heap import heap_is_tuned;"
+        "print(heap_is_tuned(), tune_heap(), heap_is_tuned())"
+    )
+    assert run(code) == f"False {GLIBC} {GLIBC}"
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc keeps freed memory so")
+def test_a_tuned_heap_keeps_memory_until_it_is_trimmed():
+    code = (
+        "from lowtide.core.heap import tune_heap, trim_heap\n"
+        "from lowtide.memory.meter import anonymous_bytes\n"
+        "tune_heap(); start = anonymous_bytes()\n"
+        "pieces = [bytearray(8 << 20) for _ in range(8)]\n"
+        "for piece in pieces: piece[::4096] = bytes([1]) * 2048\n"
+        "full = anonymous_bytes(); del pieces, piece\n"
+        "kept = anonymous_bytes(); trim_heap(collect=True); rest = anonymous_bytes()\n"
+        "print(full - start > 60 << 20, kept - start > 40 << 20, rest - start < 10 << 20)"
+    )
+    assert run(code) == "True True True"

@@ -1,0 +1,24 @@
+"""Progress and cancellation."""
+
+import threading
+
+import pytest
+
+from lowtide.core.errors import Cancelled
+from lowtide.core.progress import Progress, check_cancel
+
+
+def test_time_left_follows_the_pace():
+    assert Progress("run", done=50, total=200, elapsed=10).eta == pytest.approx(30)
+    assert Progress("run", done=0, total=200, elapsed=10).eta is None
+    assert Progress("load").eta is None
+
+
+def test_events_and_callables_cancel():
+    event = threading.Event()
+    for cancel in (None, event, lambda: False):
+        check_cancel(cancel)
+    event.set()
+    for cancel in (event, lambda: True):
+        with pytest.raises(Cancelled):
+            check_cancel(cancel)

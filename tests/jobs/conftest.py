@@ -1,0 +1,51 @@
+"""What jobs need: known costs of the bundled models, small pictures, and a reference."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(private_cache):
+    from measured import quick_jobs
+
+    yield from quick_jobs()
+
+
+@pytest.fixture(scope="session")
+def model():
+    import lowtide
+
+    return lowtide.load("lowtide-x2")
+
+
+@pytest.fixture(scope="session")
+def expected(model):
+    """The picture that the plain model makes of an array, rounded to its own type."""
+    import torch
+
+    def run(array: np.ndarray) -> np.ndarray:
+        peak = np.iinfo(array.dtype).max
+        image = torch.from_numpy(array.astype(np.float32) / peak).permute(2, 0, 1)[None]
+        if array.shape[2] == 1:
+            result = model(image.expand(-1, 3, -1, -1)).mean(1, keepdim=True)
+        else:
+            result = model(image)
+        return np.rint(result[0].permute(1, 2, 0).numpy() * peak).astype(array.dtype)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def crop(photo):
+    """A piece of the photograph, (100, 120, 3)."""
+    return photo[100:200, 200:320]
+
+
+@pytest.fixture
+def source(tmp_path, save, crop):
+    return save(tmp_path / "photo.png", crop)

@@ -1,0 +1,65 @@
+"""Costs of the bundled models as probes measured them, so that no test waits for one.
+
+Probing takes seconds per model and precision; tests/streaming probes, and `test_first_run.py`.
+"""
+
+import gc
+from collections.abc import Iterator
+
+import torch
+
+import lowtide
+from lowtide.core import heap
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.store import CostStore
+
+SIDES = (64, 128, 256, 512)
+# Reach, weights, peak bytes per input pixel, seconds at the four sides.
+KNOWN = {
+    ("lowtide-x2", "fp32"): (7, 206_016, 408, (0.003, 0.011, 0.05, 0.25)),
+    ("lowtide-x2", "bf16"): (7, 103_008, 210, (0.001, 0.008, 0.04, 0.15)),
+    ("lowtide-x4", "fp32"): (8, 601_728, 600, (0.013, 0.06, 0.17, 0.75)),
+}
+
+
+def costs_of(name: str, precision: str = "fp32") -> ModelCosts:
+    reach, weights, per_pixel, seconds = KNOWN[name, precision]
+    points = [
+        dict(
+            pixels=side * side, peak_bytes=side * side * per_pixel,
+            resident_bytes=side * side * per_pixel * 5 // 4, seconds=time,
+        )
+        for side, time in zip(SIDES, seconds, strict=True)
+    ]  # fmt: skip
+    return ModelCosts.model_validate(dict(
+        sha256=lowtide.load(name).descriptor.sha256, device="cpu", precision=precision,
+        weight_bytes=weights, channels_last=True, batchable=True, reach=reach,
+        reach_searched=31, points=points,
+    ))  # fmt: skip
+
+
+def remember_all() -> None:
+    """Put them where jobs look: for this process, and for commands, which tune the heap."""
+    before = heap._tuned
+    for heap._tuned in (False, True):
+        for name, precision in KNOWN:
+            store, costs = CostStore(), costs_of(name, precision)
+            store.put(store.key(costs.sha256, "cpu", precision), costs)
+    heap._tuned = before
+
+
+def quick_jobs() -> Iterator[None]:
+    """A fixture's body: costs are known, and one thread runs what is too small to be shared.
+
+    Threads that wait for each other would take most of the time of these tests, and what is
+    left of it the collector, which every job calls: it need not look at all of PyTorch.
+    """
+    remember_all()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    remember_all()
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(before)

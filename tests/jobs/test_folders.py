@@ -1,0 +1,257 @@
+"""Folders: mirrored, resumed, locked; one bad image spoils nothing."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import lowtide
+from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
+from lowtide.jobs.journal import JOURNAL_NAME, Journal
+
+OPTIONS = {"budget": "256MiB", "tile": 32}
+
+
+@pytest.fixture
+def folder(tmp_path, save, crop):
+    """Three pictures, one of them deeper, and a file that is none."""
+    root = tmp_path / "in"
+    save(root / "a.png", crop[:40, :50])
+    save(root / "b.png", crop[:50, :40])
+    save(root / "deep" / "er" / "c.jpg", crop[:60, :60])
+    (root / "notes.txt").write_text("none of yours")
+    return root
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def upscale(inputs, output, **options):
+    return lowtide.upscale(inputs, output, **{**OPTIONS, **options})
+
+
+def statuses(report):
+    return [image.status for image in report.images]
+
+
+def files_of(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != JOURNAL_NAME
+    }
+
+
+def times_of(folder):
+    return {name: (folder / name).stat().st_mtime_ns for name in files_of(folder)}
+
+
+def test_the_tree_is_mirrored(folder, out):
+    report = upscale(folder, out)
+    assert statuses(report) == ["done"] * 3
+    assert sorted(files_of(out)) == ["a.png", "b.png", "deep/er/c.jpg"]
+    assert report.failures == []
+
+
+def test_patterns_and_files_and_folders_together(folder, out):
+    upscale([str(folder / "*.png"), folder / "deep"], out)
+    assert sorted(files_of(out)) == ["a.png", "b.png", "er/c.jpg"]
+
+
+def test_one_broken_image_does_not_stop_the_others(folder, out):
+    (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:2500])
+    (folder / "empty.png").write_bytes(b"")
+    report = upscale(folder, out)
+    assert statuses(report) == ["done", "failed", "done", "failed"]
+    broken, empty = report.failures
+    assert broken.input == str(folder / "b.png")
+    assert "damaged or cut short" in broken.error
+    assert "empty" in empty.error
+    assert sorted(files_of(out)) == ["a.png", "deep/er/c.jpg"]
+
+
+def test_the_error_of_a_single_image_is_raised(folder, out):
+    (folder / "b.png").write_bytes(b"")
+    with pytest.raises(ImageError, match="empty"):
+        upscale(folder / "b.png", out)
+
+
+def test_finished_files_are_skipped(folder, out):
+    upscale(folder, out)
+    before = times_of(out)
+    # Neither the budget nor its plan decides what the pixels are.
+    assert statuses(upscale(folder, out, budget="300MiB")) == ["skipped"] * 3
+    assert times_of(out) == before
+
+
+def test_an_old_failure_is_tried_again(folder, out, save, crop):
+    (folder / "b.png").write_bytes(b"")
+    upscale(folder, out)
+    save(folder / "b.png", crop[:30, :30])
+    assert statuses(upscale(folder, out)) == ["skipped", "done", "skipped"]
+
+
+def test_other_settings_need_force(folder, out):
+    upscale(folder, out)
+    before = files_of(out)
+    report = upscale(folder, out, scale=1.5)
+    assert statuses(report) == ["failed"] * 3
+    assert "with other settings" in report.failures[0].error
+    assert "--force" in report.failures[0].hint
+    assert files_of(out) == before
+    assert statuses(upscale(folder, out, scale=1.5, force=True)) == ["done"] * 3
+    assert statuses(upscale(folder, out, scale=1.5)) == ["skipped"] * 3
+
+
+def test_a_changed_input_needs_force_and_only_it_is_refused(folder, out, save, crop):
+    upscale(folder, out)
+    save(folder / "a.png", crop[20:60, :50])
+    assert statuses(upscale(folder, out)) == ["failed", "skipped", "skipped"]
+    upscale(folder / "a.png", out, force=True)
+    assert statuses(upscale(folder, out)) == ["skipped"] * 3
+
+
+def test_a_deleted_output_is_made_again(folder, out):
+    upscale(folder, out)
+    before = files_of(out)
+    (out / "b.png").unlink()
+    assert statuses(upscale(folder, out)) == ["skipped", "done", "skipped"]
+    assert files_of(out) == before
+
+
+def test_an_output_that_somebody_changed_is_refused(folder, out):
+    """It may be somebody's retouching; only --force replaces it."""
+    upscale(folder, out)
+    changed = (out / "a.png").read_bytes() + b"retouched"
+    (out / "a.png").write_bytes(changed)
+    report = upscale(folder, out)
+    assert statuses(report) == ["failed", "skipped", "skipped"]
+    assert "changed since" in report.failures[0].error
+    assert (out / "a.png").read_bytes() == changed
+    assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
+
+
+def test_foreign_files_are_not_overwritten(folder, out):
+    out.mkdir()
+    (out / "a.png").write_text("somebody's")
+    report = upscale(folder, out)
+    assert statuses(report) == ["failed", "done", "done"]
+    assert "exists already" in report.failures[0].error
+    assert (out / "a.png").read_text() == "somebody's"
+    assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
+
+
+def test_two_inputs_of_one_output(folder, out, save, crop):
+    save(folder / "a.jpg", crop[:20, :20])
+    with pytest.raises(UsageError, match="would both be written to"):
+        upscale(folder, out, format="png")
+    assert not out.exists()
+
+
+def test_an_output_that_is_an_input(folder):
+    before = files_of(folder)
+    with pytest.raises(UsageError, match="this output is the input"):
+        upscale(folder, folder)
+    with pytest.raises(UsageError, match="this output is the input"):
+        upscale(folder / "a.png", folder / "a.png", force=True)
+    assert files_of(folder) == before
+
+
+def test_results_inside_the_input_folder_are_no_inputs(folder):
+    upscale(folder, folder / "results")
+    assert statuses(upscale(folder, folder / "results")) == ["skipped"] * 3
+
+
+@pytest.mark.parametrize("when", ["between images", "inside an image"])
+def test_stopped_and_resumed_equals_undisturbed(folder, out, tmp_path, when):
+    upscale(folder, tmp_path / "calm", sidecar=False)
+    stop = threading.Event()
+
+    def watch(moment):
+        if moment.image == 2 and (when == "between images" or moment.done > 0):
+            stop.set()
+
+    with pytest.raises(Cancelled):
+        upscale(folder, out, progress=watch, cancel=stop)
+    assert sorted(files_of(out)) == ["a.png"]
+    finished = times_of(out)
+    assert statuses(upscale(folder, out)) == ["skipped", "done", "done"]
+    assert finished.items() <= times_of(out).items()
+    assert files_of(out) == files_of(tmp_path / "calm")
+
+
+def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
+    """Else a file made later could be planned, and so made, in another way."""
+    (folder / "b.png").write_bytes(b"")
+    first = upscale(folder, out, budget="50%")
+    (folder / "b.png").write_bytes((folder / "a.png").read_bytes())
+    second = upscale(folder, out, budget="auto")
+    made_first, made_later = first.images[0], second.images[1]
+    assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
+
+
+def test_the_journal_survives_a_torn_last_line(folder, out):
+    upscale(folder, out)
+    journal = out / JOURNAL_NAME
+    journal.write_text(journal.read_text()[:-40])
+    statuses_now = statuses(upscale(folder, out))
+    # The image whose record was torn is there but unknown, so it is left alone.
+    assert sorted(statuses_now) == ["failed", "skipped", "skipped"]
+
+
+def test_a_second_job_on_a_folder_has_to_wait(folder, out):
+    with Journal(out), pytest.raises(OutputError, match="another job is writing into"):
+        upscale(folder, out)
+    assert statuses(upscale(folder, out)) == ["done"] * 3
+
+
+def test_remains_of_killed_runs_are_removed(folder, out):
+    stale = [out / ".a.png.lowtide.part", out / "deep" / ".a.png.lowtide.json.lowtide.part"]
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    upscale(folder, out)
+    assert sorted(files_of(out)) == ["a.png", "b.png", "deep/er/c.jpg"]
+
+
+def test_reports_beside_every_result(folder, out):
+    upscale(folder, out, sidecar=True)
+    assert {"a.png.lowtide.json", "deep/er/c.jpg.lowtide.json"} <= files_of(out).keys()
+    assert statuses(upscale(folder, out, sidecar=True)) == ["skipped"] * 3
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made(folder, tmp_path, name):
+    (tmp_path / "file").write_text("a regular file")
+    with pytest.raises(OutputError, match="cannot be written"):
+        upscale(folder, tmp_path / name)
+
+
+def test_a_job_that_cannot_begin_leaves_no_folder(folder, tmp_path):
+    with pytest.raises(ModelError):
+        upscale(folder, tmp_path / "new" / "out", model="lowtide-x3")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_plan_of_a_folder_lists_what_would_fail(folder, out):
+    (folder / "b.png").write_bytes(b"")
+    report = lowtide.plan(folder, out, **OPTIONS)
+    assert statuses(report) == ["planned", "failed", "planned"]
+    assert not out.exists()
+
+
+def test_images_of_a_batch_are_numbered(folder, out):
+    moments = []
+    upscale(folder, out, progress=moments.append)
+    running = [moment for moment in moments if moment.phase == "run"]
+    assert list(dict.fromkeys((m.image, m.images, m.name) for m in running)) == [
+        (1, 3, "a.png"), (2, 3, "b.png"), (3, 3, "c.jpg"),
+    ]  # fmt: skip
+
+
+def test_small_and_empty_pictures_in_one_folder(tmp_path, out, save):
+    for height, width in ((1, 1), (1, 70), (33, 2)):
+        save(tmp_path / "tiny" / f"{height}x{width}.png", np.full((height, width, 3), 90, np.uint8))
+    assert statuses(upscale(tmp_path / "tiny", out)) == ["done"] * 3

@@ -1,0 +1,73 @@
+"""Costs: what probes measured, as a function of size."""
+
+import pytest
+
+from lowtide.memory.costs import ModelCosts, ProbePoint, fit_growth
+
+
+def pairs(law, sides=(64, 128, 256, 512)):
+    return [(side * side, int(law(side * side))) for side in sides]
+
+
+def costs(law, seconds=lambda pixels: pixels * 1e-6, sides=(64, 128, 256, 512)):
+    points = [
+        ProbePoint(pixels=n, peak_bytes=count, resident_bytes=int(count * 1.2), seconds=seconds(n))
+        for n, count in pairs(law, sides)
+    ]
+    return ModelCosts(
+        sha256="0", device="cpu", precision="fp32", weight_bytes=10, channels_last=False,
+        batchable=True, reach=4, reach_searched=31, points=tuple(points),
+    )  # fmt: skip
+
+
+def test_a_line_is_found():
+    assert fit_growth(pairs(lambda n: 1000 + 400 * n)) == pytest.approx((1000, 400, 0))
+
+
+def test_a_parabola_is_found():
+    fixed, linear, square = fit_growth(pairs(lambda n: 5000 + 300 * n + 0.01 * n * n))
+    assert (fixed, linear, square) == pytest.approx((5000, 300, 0.01), rel=1e-3)
+
+
+def test_a_slight_bend_is_a_line():
+    """Rounded buffers must not be taken for attention, which would explode when extrapolated."""
+    points = pairs(lambda n: 400 * n)
+    points[-1] = points[-1][0], int(points[-1][1] * 1.03)
+    assert fit_growth(points)[2] == 0
+
+
+def test_nothing_is_negative():
+    for points in ([(10, 500), (20, 400)], [(10, 10), (20, 100), (40, 110)], [(10, 1), (20, 90)]):
+        assert min(fit_growth(points)) >= 0
+
+
+@pytest.mark.parametrize("law", [lambda n: 1e6 + 408 * n, lambda n: 300 * n + 0.01 * n * n])
+def test_bytes_between_and_beyond_the_probes(law):
+    known = costs(law)
+    for side in (256, 300, 512, 2000):
+        assert known.activation_bytes(side * side) == pytest.approx(law(side * side), rel=1e-3)
+
+
+def test_less_than_a_smaller_probe_is_never_expected():
+    known = costs(lambda n: 5e7 if n == 64 * 64 else 100 * n)
+    assert known.activation_bytes(65 * 65) == 5e7
+
+
+def test_slack_is_what_stays_resident_beyond_what_lives():
+    known = costs(lambda n: 1000 * n)
+    assert known.slack_bytes(10**6) == pytest.approx(0.2 * 1000 * 10**6, rel=1e-3)
+
+
+def test_seconds_go_through_the_probes():
+    known = costs(lambda n: n, seconds=lambda n: 2e-6 * n)
+    for pixels in (64 * 64, 100 * 100, 512 * 512):
+        assert known.seconds(pixels) == pytest.approx(2e-6 * pixels)
+
+
+def test_seconds_grow_with_size_and_small_sizes_have_fixed_costs():
+    known = costs(lambda n: n, seconds=lambda n: 1e-3 + 1e-6 * n)
+    assert known.seconds(1) == known.points[0].seconds
+    spent = [known.seconds(side * side) for side in (64, 90, 128, 300, 512, 700, 1500, 4000)]
+    assert spent == sorted(spent)
+    # What lies far beyond the probes is not promised to be as fast.
+    assert known.seconds(4000**2) > 1.2 * known.points[-1].seconds * (4000 / 512) ** 2

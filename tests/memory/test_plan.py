@@ -1,0 +1,104 @@
+"""Choosing among candidates, by their ledgers alone."""
+
+import pytest
+
+from lowtide.core.errors import BudgetError
+from lowtide.core.units import MIB
+from lowtide.memory.budget import Budget
+from lowtide.memory.plan import LedgerRow, Plan, choose
+
+
+def candidate(name, mib, seconds=1.0, *, upper=None, accuracy="exact", seams=0.0, tiles=4, **more):
+    rows = [LedgerRow(
+        name="live", place="device", value=int(mib * MIB), upper=int((upper or mib) * MIB),
+        origin="probed",
+    )]  # fmt: skip
+    rows += [
+        LedgerRow(name=place, place=place, value=int(size * MIB), upper=int(size * MIB),
+                  origin="known")
+        for place, size in more.items() if place in ("host", "disk")
+    ]  # fmt: skip
+    return Plan(
+        strategy=name, accuracy=accuracy, device=more.get("device", "cpu"), precision="fp32",
+        channels_last=False, width=100, height=80, padded_width=100, padded_height=80, scale=2,
+        align=1, tile_width=32, tile_height=32, overlap=8, blend=0, batch=1, tiles=tiles,
+        images_per_tile=1, run_pixels=1024, seam_share=seams, seconds=seconds,
+        ledger=tuple(rows),
+    )  # fmt: skip
+
+
+def budget(mib, host=10**6, disk=10**6):
+    return Budget(int(mib * MIB), host * MIB, disk * MIB)
+
+
+def test_the_fastest_exact_plan_that_fits():
+    slow, fast, huge = candidate("a", 10, 9), candidate("b", 50, 3), candidate("c", 500, 1)
+    assert choose([slow, fast, huge], budget(100)).strategy == "b"
+    assert choose([slow, fast, huge], budget(20)).strategy == "a"
+
+
+def test_exact_comes_before_fast():
+    exact, rough = candidate("a", 50, 9), candidate("b", 10, 1, accuracy="bounded", seams=0.1)
+    assert choose([rough, exact], budget(100)).strategy == "a"
+    assert choose([rough, exact], budget(20)).strategy == "b"
+
+
+def test_of_inexact_plans_the_one_with_fewest_seams():
+    plans = [
+        candidate("a", 10, 1, accuracy="bounded", seams=0.5),
+        candidate("b", 50, 9, accuracy="bounded", seams=0.2),
+    ]
+    assert choose(plans, budget(100)).strategy == "b"
+
+
+def test_much_memory_must_buy_some_time():
+    small, large = candidate("a", 20, 1.00), candidate("b", 1280, 0.99)
+    assert choose([small, large], budget(2000)).strategy == "a"
+
+
+def test_the_upper_bound_counts():
+    with pytest.raises(BudgetError):
+        choose([candidate("a", 10, upper=30)], budget(20))
+
+
+def test_on_the_cpu_host_bytes_are_device_bytes():
+    plan = candidate("a", 10, host=15)
+    assert plan.upper_bytes == 25 * MIB
+    with pytest.raises(BudgetError):
+        choose([plan], budget(20))
+    assert candidate("a", 10, host=15, device="cuda:0").upper_bytes == 10 * MIB
+
+
+def test_refusals_say_why_with_numbers():
+    chosen = choose(
+        [candidate("a", 10, 9), candidate("b", 500, 1), candidate("c", 11, 12),
+         candidate("d", 5, 1, accuracy="bounded")],
+        budget(100),
+    )  # fmt: skip
+    assert [(refusal.what.split()[0], refusal.reason) for refusal in chosen.refused] == [
+        ("b", "needs up to 500 MiB, 100 MiB allowed"),
+        ("c", "12.0 s and up to 11.0 MiB against 9.0 s and 10.0 MiB"),
+        ("d", "only bounded"),
+    ]
+    assert "best of 3 candidates that fit in 100 MiB" in chosen.choice
+    assert chosen.budget_bytes == 100 * MIB
+
+
+def test_when_nothing_fits_the_smallest_is_named_rounded_up():
+    plans = [candidate("a", 30.2), candidate("b", 25.4)]
+    with pytest.raises(BudgetError, match=r"no plan fits in 20.0 MiB: the smallest, b.*") as caught:
+        choose(plans, budget(20))
+    assert caught.value.smallest == 26 * MIB
+    assert caught.value.hint == "--budget 26MiB"
+    assert choose(plans, Budget(caught.value.smallest, caught.value.smallest, 1)).strategy == "b"
+
+
+def test_when_only_the_disk_is_too_small():
+    with pytest.raises(BudgetError, match=r"needs up to 40\.0 MiB of disk memory") as caught:
+        choose([candidate("a", 10, disk=40)], budget(20, disk=30))
+    assert "--disk-budget" in caught.value.hint
+
+
+def test_a_plan_survives_json():
+    plan = choose([candidate("a", 10)], budget(20))
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan

@@ -1,0 +1,63 @@
+"""Measurements kept between runs."""
+
+import pytest
+
+from lowtide.core import heap
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.store import CostStore, cache_folder
+
+COSTS = ModelCosts.model_validate({
+    "sha256": "ab", "device": "cpu", "precision": "fp32", "weight_bytes": 10,
+    "channels_last": False, "batchable": True, "reach": None, "reach_searched": 31,
+    "points": [
+        {"pixels": n, "peak_bytes": 9 * n, "resident_bytes": 10 * n, "seconds": 0.1 * n}
+        for n in (100, 400)
+    ],
+})  # fmt: skip
+
+
+def test_round_trip(tmp_path):
+    store = CostStore(tmp_path / "new")
+    assert store.get("key") is None
+    store.put("key", COSTS)
+    assert store.get("key") == COSTS
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["key.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"sha256": "ab"}', "[]"])
+def test_a_damaged_file_is_measured_again(tmp_path, text):
+    store = CostStore(tmp_path)
+    (tmp_path / "key.json").write_text(text)
+    assert store.get("key") is None
+    store.put("key", COSTS)
+    assert store.get("key") == COSTS
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "key.json").write_bytes(b"\xff\xfe\x00")
+    assert CostStore(tmp_path).get("key") is None
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "file").write_text("a regular file")
+    store = CostStore(tmp_path / "file" / "below")
+    store.put("key", COSTS)
+    assert store.get("key") is None
+
+
+def test_keys_differ_by_what_changes_costs(monkeypatch):
+    store = CostStore()
+    keys = {store.key("ab", "cpu", "fp32"), store.key("ac", "cpu", "fp32"),
+            store.key("ab", "cpu", "bf16")}  # fmt: skip
+    monkeypatch.setattr(heap, "_tuned", not heap._tuned)
+    keys.add(store.key("ab", "cpu", "fp32"))
+    assert len(keys) == 4
+
+
+def test_where_it_is(monkeypatch, tmp_path):
+    assert cache_folder() is not None
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("LOWTIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder().name == "lowtide"

@@ -1,0 +1,61 @@
+"""What the package promises to those who import it."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lowtide
+
+HEAVY = ("torch", "numpy", "pydantic", "pyvips", "spandrel")
+
+
+def test_the_public_names():
+    assert lowtide.__all__ == [
+        "BatchError", "Budget", "BudgetError", "Cancelled", "ImageError", "InputError",
+        "LowtideError", "ModelError", "OutOfMemoryError", "OutputError", "Plan", "Progress",
+        "UpscaleReport", "UsageError", "__version__", "load", "plan", "upscale",
+    ]  # fmt: skip
+    assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
+    assert set(lowtide.__all__) <= set(dir(lowtide))
+    with pytest.raises(AttributeError, match="no attribute 'upscael'"):
+        lowtide.upscael  # noqa: B018
+
+
+def test_every_error_has_its_exit_code():
+    codes = {
+        "BatchError": 4, "BudgetError": 3, "Cancelled": 130, "ImageError": 2, "InputError": 2,
+        "LowtideError": 1, "ModelError": 2, "OutOfMemoryError": 1, "OutputError": 1,
+        "UsageError": 2,
+    }  # fmt: skip
+    for name, code in codes.items():
+        error = getattr(lowtide, name)
+        assert issubclass(error, lowtide.LowtideError)
+        assert error.exit_code == code
+
+
+def test_importing_and_asking_for_help_load_nothing_heavy():
+    code = f"""
+import sys
+import lowtide
+from lowtide.cli.main import main
+heavy = {HEAVY!r}
+assert not set(heavy) & set(sys.modules), "import"
+# typer itself takes pydantic to read the words of a command, where it is installed.
+heavy = set(heavy) - {{"pydantic"}}
+for words in ([], ["--help"], ["--version"], ["doctor", "--help"], ["upscale", "--help"]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+    assert not set(heavy) & set(sys.modules), words
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_typed_and_has_one_version():
+    assert (Path(lowtide.__file__).parent / "py.typed").is_file()
+    assert lowtide.__version__ == importlib.metadata.version("lowtide")

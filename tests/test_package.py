@@ -43,8 +43,6 @@ import lowtide
 from lowtide.cli.main import main
 heavy = {HEAVY!r}
 assert not set(heavy) & set(sys.modules), "import"
-# typer itself takes pydantic to read the words of a command, where it is installed.
-heavy = set(heavy) - {{"pydantic"}}
 for words in ([], ["--help"], ["--version"], ["doctor", "--help"], ["upscale", "--help"]):
     try:
         main(words)

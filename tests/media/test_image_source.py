@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -232,3 +233,12 @@ def test_a_tiff_is_priced_by_its_largest_piece(tmp_path: Path) -> None:
     vips(noise).tiffsave(str(plain))
     more = inspect_image(strips).resident_bytes - inspect_image(plain).resident_bytes
     assert 128 * 512 * 3 * 0.9 < more < 128 * 512 * 3 * 1.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_text_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    plain = write_image(tmp_path / "a.png", make_rows(8, 8, 3))
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))
+    plain.rename(odd)
+    with pytest.raises(ImageError, match="not valid text"):
+        inspect_image(odd)

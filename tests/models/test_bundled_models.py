@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -127,4 +126,4 @@ def test_set5_benchmark(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["cubic x4"] == pytest.approx(28.42, abs=0.02)
     assert found["lowtide-x2"] >= 36.95
     assert found["lowtide-x4"] >= 30.6
-    assert all(np.isfinite(list(row["pictures_db"].values())).all() for row in rows)
+    assert all(row["statement_holds"] for row in rows if "tiles" in row["row"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toys import costs, make_plan
 
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
 from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
@@ -78,11 +78,15 @@ def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
         assert plan.tile_width == plan.tile_height
 
 
-def test_a_grid_no_tile_fits_is_an_error_that_names_the_way_out():
+def test_an_image_smaller_than_any_tile_is_one_tile():
     shape = Shape(2, 3, 3, align=512)
-    picture = Picture(ImageInfo(512, 512, 3), (512, 512))
-    with pytest.raises(ModelError, match="smaller than the image"):
-        plans(shape=shape, picture=picture, strategy="tiled")
+    picture = Picture(ImageInfo(500, 400, 3), (512, 512))
+    assert [plan.tiles for plan in plans(shape=shape, picture=picture, strategy="tiled")] == [1]
+
+
+@pytest.mark.parametrize("wish", [dict(overlap=20), dict(batch=2), dict(hann_blend=True)])
+def test_a_wish_about_tiles_asks_for_tiles(wish):
+    assert {plan.strategy for plan in plans(**wish)} == {"tiled"}
 
 
 @pytest.mark.parametrize("width", [3000, 12000, 48000])

@@ -33,6 +33,8 @@ class ProgressLine:
         elif moment.phase == "load":
             if not on_terminal():
                 typer.echo(f"loading {moment.name}", err=True)
+        elif moment.phase == "probe":
+            typer.echo(f"measuring {moment.name}, once on this machine", err=True)
         elif on_terminal():
             self._show_bar(moment)
         else:

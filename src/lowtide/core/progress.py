@@ -9,7 +9,7 @@ from typing import Literal
 
 from lowtide.core.errors import Cancelled
 
-Phase = Literal["load", "probe", "plan", "run", "write", "done"]
+Phase = Literal["load", "probe", "run", "done"]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def run_image(
     started, cpu = time.perf_counter(), time.process_time()
     events: list[str] = []
     below: int | None = None
-    trim_heap(collect=True)  # what the last image left would count against this one
+    trim_heap()  # what the last image left would count against this one
     context.meter.lap()
     attempt = 0
     while True:
@@ -109,12 +109,7 @@ def _attempt(
             over_budget=lambda: _over_budget(context, plan),
         )  # fmt: skip
         running = context.meter.lap()
-        trim_heap(collect=True)  # the sizes that are run now are others than before
-        context.meter.lap()
-        accuracy = _accuracy(context, plan, source)
-        measuring = context.meter.lap()
-        trim_heap(collect=True)
-        context.meter.lap()
+        accuracy, measuring = _measured_accuracy(context, plan, source)
         if before_commit is not None:
             before_commit()
         sink.commit()
@@ -125,7 +120,7 @@ def _attempt(
         input=str(source), output=str(target), status="done",
         width=task.facts.info.width, height=task.facts.info.height,
         out_width=task.written.width, out_height=task.written.height,
-        plan=plan, accuracy=accuracy, memory=_memory(context, plan, used, measuring),
+        plan=plan, accuracy=accuracy, memory=_memory(plan, used, measuring),
         notes=notes, events=_events(outcome),
     )  # fmt: skip
 
@@ -159,6 +154,22 @@ def _row_counter(
 
     advance(0)
     return advance
+
+
+def _measured_accuracy(
+    context: Context, plan: Plan, source: Path
+) -> tuple[Accuracy, Usage | None]:
+    """The accuracy, and the memory it took to measure it; None if nothing had to be."""
+    if plan.accuracy == "exact" and plan.precision == "fp32":
+        return _accuracy(context, plan, source), None
+    # Other sizes are run now than before, which would not fit the gaps in the heap.
+    trim_heap(collect=True)
+    context.meter.lap()
+    accuracy = _accuracy(context, plan, source)
+    measuring = context.meter.lap()
+    trim_heap(collect=True)
+    context.meter.lap()
+    return accuracy, measuring
 
 
 def _accuracy(context: Context, plan: Plan, source: Path) -> Accuracy:
@@ -203,14 +214,13 @@ def _figure(error: MeasuredError) -> ErrorFigure:
     )  # fmt: skip
 
 
-def _memory(context: Context, plan: Plan, used: Usage, measuring: Usage) -> Memory:
-    measured = plan.accuracy == "bounded" or plan.precision != "fp32"
-    checking = measuring.peak_bytes if measured else None
+def _memory(plan: Plan, used: Usage, measuring: Usage | None) -> Memory:
+    checking = measuring.peak_bytes if measuring is not None else None
     return Memory(
         budget_bytes=plan.budget_bytes, predicted_bytes=plan.predicted_bytes,
         upper_bytes=plan.upper_bytes, peak_bytes=used.peak_bytes,
         high_water_bytes=used.high_water_bytes, measuring_peak_bytes=checking,
-        within_budget=max(used.peak_bytes, checking or 0) <= context.budget.device_bytes,
+        within_budget=max(used.peak_bytes, checking or 0) <= plan.budget_bytes,
         measured_as=used.source, ledger=plan.ledger,
     )  # fmt: skip
 

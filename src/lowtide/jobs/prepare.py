@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,15 +92,18 @@ def resolve_precision(wanted: str, model: ModelDescriptor, device: str) -> str:
 
 def prepare(
     settings: UpscaleSettings, *, device: str, costs: ModelCosts | None = None,
-    limit_bytes: int | None = None, cancel: Cancel = None,
+    limit_bytes: int | None = None, on_probe: Callable[[], None] | None = None,
+    cancel: Cancel = None,
 ) -> Prepared:  # fmt: skip
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
 
-    A probe stays below ``limit_bytes``; one that this cut short is not stored. Raises
-    `ModelError`, `UsageError` and `OutOfMemoryError`.
+    A probe stays below ``limit_bytes`` (rounded down to a power of two, so that similar limits
+    share what they learn); ``on_probe`` is called before one. Raises `ModelError`,
+    `UsageError` and `OutOfMemoryError`.
     """
+    limit = None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
     try:
-        return _prepare(settings, device, costs, limit_bytes, cancel)
+        return _prepare(settings, device, costs, limit, on_probe, cancel)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -111,7 +115,7 @@ def prepare(
 
 def _prepare(
     settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
-    cancel: Cancel,
+    on_probe: Callable[[], None] | None, cancel: Cancel,
 ) -> Prepared:  # fmt: skip
     model = load(settings.model_name)
     descriptor = model.descriptor
@@ -131,16 +135,17 @@ def _prepare(
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:
         store = CostStore()
-        key = store.key(descriptor.sha256, device, precision)
-        costs = store.get(key)
+        full, cut = store.key(*same), store.key(*same, limit_bytes)
+        costs = store.get(full) or store.get(cut)
         if costs is None:
+            if on_probe is not None:
+                on_probe()
             costs, complete = probe(
                 network, sha256=descriptor.sha256, weight_bytes=model.descriptor.weight_bytes,
                 align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
                 cancel=cancel,
             )  # fmt: skip
-            if complete:
-                store.put(key, costs)
+            store.put(full if complete else cut, costs)
     network = _lay_out(network, model, costs.channels_last)
     return Prepared(model.descriptor, network, shape, costs, precision)
 

@@ -22,6 +22,8 @@ from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import open_meter
+from lowtide.models import names
+from lowtide.models.foreign import families
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -55,7 +57,10 @@ def upscale(
         _refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
     device = resolve_device(chosen.device)
-    versions()  # the libraries are loaded before the meter takes its baseline
+    # The libraries are loaded before the meter takes its baseline.
+    versions()
+    if chosen.model_name not in names():
+        families()
     meter = open_meter(device)
     meter.start()
     try:
@@ -64,8 +69,8 @@ def upscale(
             _tell(progress, "load", chosen.model_name)
             prepared = prepare(
                 chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
-                cancel=cancel,
-            )
+                on_probe=lambda: _tell(progress, "probe", chosen.model_name), cancel=cancel,
+            )  # fmt: skip
             if journal is not None:
                 journal.set_pin(_pin(parsed, prepared.costs))
             context = Context(
@@ -108,8 +113,9 @@ def plan(
     )  # fmt: skip
     _tell(progress, "load", chosen.model_name)
     prepared = prepare(
-        chosen, device=device, limit_bytes=parsed.device_bytes // 2, cancel=cancel
-    )
+        chosen, device=device, limit_bytes=parsed.device_bytes // 2,
+        on_probe=lambda: _tell(progress, "probe", chosen.model_name), cancel=cancel,
+    )  # fmt: skip
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(), device=device, versions=versions()
     )

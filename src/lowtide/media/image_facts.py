@@ -72,6 +72,11 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         orientation = _orientation(header)
         image, notes = normalize(header, path)
         stored = info_of(image)
+    except UnicodeEncodeError as error:
+        raise ImageError(
+            f"{str(path)!r}: libvips cannot open a name that is not valid text",
+            hint="rename the file",
+        ) from error
     except pyvips.Error as error:
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"

@@ -51,7 +51,7 @@ class HostMeter:
 
     def start(self) -> None:
         """Take the baseline and begin to sample."""
-        trim_heap(collect=True)  # what the heap keeps from before would hide what the run adds
+        trim_heap()  # what the heap keeps from before would hide what the run adds
         self._marks = _reset_high_water()
         self._base, self._base_resident = anonymous_bytes(), _status_bytes("VmRSS")
         self._peak = self._base

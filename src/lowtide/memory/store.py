@@ -31,8 +31,13 @@ class CostStore:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
 
-    def key(self, sha256: str, device: str, precision: str) -> str:
-        """Name of an entry; changes with anything that may change memory or speed."""
+    def key(
+        self, sha256: str, device: str, precision: str, limit_bytes: int | None = None
+    ) -> str:
+        """Name of an entry; changes with anything that may change memory or speed.
+
+        Costs whose measuring was cut short by ``limit_bytes`` have a name of their own.
+        """
         import torch
 
         hardware = platform.processor() or platform.machine()
@@ -41,6 +46,7 @@ class CostStore:
         parts = (
             sha256, device, precision, hardware, str(torch.__version__), __version__,
             str(torch.get_num_threads()), str(heap_is_tuned()),
+            str(limit_bytes),
         )  # fmt: skip
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.errors import UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
@@ -74,6 +74,12 @@ class Wishes:
     batch: int | None = None
     hann_blend: bool | None = None
 
+    @property
+    def about_tiles(self) -> bool:
+        """Whether anything was said about tiles, which then there must be."""
+        given = (self.tile, self.overlap, self.batch, self.hann_blend)
+        return any(wish is not None for wish in given)
+
 
 def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes) -> list[Plan]:
     """Every plan worth pricing. Raises `UsageError` for wishes that contradict each other."""
@@ -89,7 +95,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
             raise UsageError("this model must see the whole image", hint="--strategy whole")
         wishes = replace(wishes, strategy="whole")
     plans = []
-    if wishes.strategy == "whole" or (wishes.strategy == "auto" and wishes.tile is None):
+    if wishes.strategy == "whole" or (wishes.strategy == "auto" and not wishes.about_tiles):
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     if wishes.strategy in ("auto", "tiled"):
         # On the CPU a batch gains nothing over a larger tile, and its odd rest wastes heap.
@@ -102,9 +108,8 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
                     plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
                     plans.append(plan)
     if not plans:
-        raise ModelError(
-            "no tile of this model is smaller than the image", hint="--strategy whole"
-        )
+        # An image smaller than any tile is one tile.
+        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     return _flat(plans, picture.row_bytes)
 
 

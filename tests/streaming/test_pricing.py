@@ -102,6 +102,14 @@ def test_wide_images_get_low_tiles(width):
     assert max(map(buffers, kept)) <= max(40 * MIB, lowest)
 
 
+def test_small_tiles_are_for_small_budgets():
+    size = dict(info=PHOTO, padded=(2000, 3000))
+    ample = plans(picture=Picture(**size, easy_bytes=400 * MIB), strategy="tiled")
+    assert min(plan.run_pixels for plan in ample) >= 256 * 256
+    scarce = plans(picture=Picture(**size, easy_bytes=20 * MIB), strategy="tiled")
+    assert min(plan.run_pixels for plan in scarce) == 64 * 64
+
+
 def test_the_ledger_prices_formats_scratch_and_alpha():
     base = plans(strategy="whole")[0]
     picture = Picture(PHOTO, (2000, 3000), codec_bytes=50 * MIB, scratch_bytes=7 * MIB)

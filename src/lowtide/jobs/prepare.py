@@ -25,7 +25,7 @@ from lowtide.streaming.step import Network
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Of the budget, for rows waiting to be run or written.
-_ROW_SHARE = 0.016
+_ROW_SHARE = 0.03
 
 
 @dataclass
@@ -45,7 +45,8 @@ class Prepared:
         rows, columns = self.descriptor.size.padding(info.height, info.width)
         padded = info.height + rows, info.width + columns
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
-        return Picture(info, padded, codec_bytes, scratch_bytes, row_bytes)
+        easy_bytes = budget.device_bytes // 4
+        return Picture(info, padded, codec_bytes, scratch_bytes, row_bytes, easy_bytes)
 
 
 def resolve_device(name: str) -> str:

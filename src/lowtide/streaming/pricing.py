@@ -27,6 +27,7 @@ _LIVE_UPPER = 1.05
 # The heap's habits in a long run, beyond those of a probe.
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
 _BLOCK_ROWS = 16
+_AMPLE_PIXELS = 256 * 256
 _ROW_BUFFERS = "input rows", "output rows"
 # What a tile costs beside the network: slicing, merging, and Python between them.
 _TILE_SECONDS = 1e-3
@@ -54,7 +55,8 @@ class Picture:
 
     ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
     memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
-    is what the rows held for one row of tiles should stay below where lower tiles allow it.
+    is what the rows held for one row of tiles should stay below where lower tiles allow it,
+    and up to ``easy_bytes`` memory need not be saved.
     """
 
     info: ImageInfo
@@ -62,6 +64,7 @@ class Picture:
     codec_bytes: int = 0
     scratch_bytes: int = 0
     row_bytes: int | None = None
+    easy_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
     if not plans:
         # An image smaller than any tile is one tile.
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
-    return _flat(plans, picture.row_bytes)
+    return _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
 
 
 def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
@@ -127,6 +130,17 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
         return plans
     allowed = max(limit, min(rows.values()))
     return [plan for index, plan in enumerate(plans) if rows.get(index, 0) <= allowed]
+
+
+def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
+    """Leave out small tiles where larger ones take only an easy part of the budget.
+
+    Small ones look as fast in a probe, whose data stay in the processor's cache, but not in a
+    picture; and with them the least thing that grows with the image would show.
+    """
+    ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
+    easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
+    return ample if easy else plans
 
 
 def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:

@@ -148,7 +148,7 @@ def _check(jobs: list[Job]) -> None:
         if key in sources:
             raise UsageError(
                 f"{job.target}: this output is the input {sources[key]}",
-                hint="choose another output folder, or add a text to the output names",
+                hint="choose another output name or folder",
             )
         if key in targets:
             raise UsageError(

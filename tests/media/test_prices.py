@@ -64,3 +64,32 @@ def test_resizing_and_alpha_cost_more() -> None:
     assert output_cost("a.png", rgb, resized_from=rgb).resident_bytes > plain
     lossy = [output_cost("a.webp", info, EncodeOptions()).resident_bytes for info in (rgb, rgba)]
     assert lossy[0] < lossy[1]
+
+
+_WRITE = """
+import sys
+import numpy as np
+from lowtide.core.rows import ImageInfo
+from lowtide.media import open_sink, output_cost
+from lowtide.memory.meter import HostMeter
+def write(path, width, height):
+    rows = np.zeros((16, width, 3), np.uint8)
+    with open_sink(path, ImageInfo(width, height, 3)) as sink:
+        for _ in range(height // 16): sink.write(rows)
+        sink.commit()
+write(sys.argv[1] + "/warm.png", 64, 64)
+meter = HostMeter()
+meter.start()
+write(sys.argv[1] + "/wide.png", 24000, 1600)
+print(meter.lap().high_water_bytes, output_cost("a.png", ImageInfo(24000, 1600, 3)).resident_bytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libvips' windows are only shrunk on Linux")
+def test_a_wide_image_is_written_through_small_windows(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    used, price = map(int, done.stdout.split())
+    # With libvips' own windows it is 50 MiB and more.
+    assert used <= price < 25 << 20

@@ -64,8 +64,9 @@ def test_batches_are_tried_where_they_gain():
 def test_models_that_must_see_everything_are_never_cut():
     shape = Shape(2, 3, 3, tileable=False)
     assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
-    with pytest.raises(UsageError, match="whole image"):
-        plans(shape=shape, tile=64)
+    for wish in (dict(tile=64), dict(overlap=8), dict(batch=2), dict(hann_blend=True)):
+        with pytest.raises(UsageError, match="whole image"):
+            plans(shape=shape, **wish)
 
 
 def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():

@@ -42,6 +42,11 @@ class Axis:
         return self.ramps[index][0] if index < len(self.ramps) else self.length
 
     @property
+    def blended(self) -> bool:
+        """Whether any neighbors share a ramp, so that results are sums."""
+        return any(low < high for low, high in self.ramps)
+
+    @property
     def context(self) -> int:
         """The fewest pixels any tile sees beyond a pixel of its span (inner borders only)."""
         margins = [
@@ -112,7 +117,12 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
 
 def least_tile(overlap: int, align: int) -> int:
     """The smallest tile that `split_axis` accepts for this overlap and grid."""
-    return -(-(overlap + align) // align) * align
+    return round_up(overlap + align, align)
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is not below ``value``."""
+    return -(-value // step) * step
 
 
 def reflect_index(position: int, length: int) -> int:

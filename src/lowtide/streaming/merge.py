@@ -29,7 +29,7 @@ class StripMerger:
         self._size = tuple(side * self._scale for side in size)
         spans = [rows.span(index) for index in range(len(rows.starts))]
         most = max(high - low for low, high in spans) * self._scale
-        self._blended = any(low < high for low, high in (*rows.ramps, *columns.ramps))
+        self._blended = rows.blended or columns.blended
         sample = "float32" if self._blended else step.info.sample
         self._strip = np.zeros((min(most, self._size[0]), self._size[1], step.info.bands), sample)
 
@@ -55,15 +55,20 @@ class StripMerger:
         first = self._rows.span(row)[0] * self._scale
         last = min(self._rows.settled(row) * self._scale, self._size[0])
         count = max(0, last - first)
-        for start in range(0, count, _WRITE_ROWS if self._blended else max(count, 1)):
-            rows = self._strip[start : min(start + _WRITE_ROWS, count)]
-            self._sink.write(self._finished(rows) if self._blended else self._strip[:count])
         if self._blended:
-            shared = self._rows.span(row)[1] * self._scale - last
-            if shared > 0:
-                self._strip[:shared] = self._strip[count : count + shared]
-            self._strip[max(shared, 0) :] = 0
+            for start in range(0, count, _WRITE_ROWS):
+                rows = self._strip[start : min(start + _WRITE_ROWS, count)]
+                self._sink.write(self._finished(rows))
+            self._carry(count, self._rows.span(row)[1] * self._scale - last)
+        elif count:
+            self._sink.write(self._strip[:count])
         return count
+
+    def _carry(self, done: int, shared: int) -> None:
+        """Move the sums shared with the next strip to its top, and clear the rest."""
+        if shared > 0:
+            self._strip[:shared] = self._strip[done : done + shared]
+        self._strip[max(shared, 0) :] = 0
 
     def _finished(self, rows: np.ndarray) -> np.ndarray:
         unit = torch.from_numpy(rows).permute(2, 0, 1).clamp(0, 1)

@@ -13,7 +13,7 @@ from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import LedgerRow, Origin, Place, Plan
 from lowtide.streaming.channels import ChannelPlan
-from lowtide.streaming.layout import Axis, least_tile, split_axis
+from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis
 
 StrategyName = Literal["auto", "whole", "tiled"]
 
@@ -94,7 +94,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
             hint="--tile-batch-size 1",
         )
     if not shape.tileable:
-        if wishes.strategy == "tiled" or wishes.tile is not None:
+        if wishes.strategy == "tiled" or wishes.about_tiles:
             raise UsageError("this model must see the whole image", hint="--strategy whole")
         wishes = replace(wishes, strategy="whole")
     plans = []
@@ -170,10 +170,10 @@ def _tiles(
                 f"--tile {wishes.tile} is too small for this model with an overlap of {overlap}",
                 hint=f"--tile {floor} is the smallest",
             )
-        side = _round_up(wishes.tile, shape.align)
+        side = round_up(wishes.tile, shape.align)
         yield _clip(side, height, shape), _clip(side, width, shape)
         return
-    sides = sorted({_round_up(max(side, floor), shape.align) for side in _SIDES})
+    sides = sorted({round_up(max(side, floor), shape.align) for side in _SIDES})
     seen = set()
     for side in sides:
         for wider in (1,) if shape.square else (1, 2, 4, 8):
@@ -276,7 +276,7 @@ def _seconds(costs: ModelCosts, rows: Axis, columns: Axis, pixels: int, batch: i
 def _ledger(
     costs: ModelCosts, picture: Picture, rows: Axis, columns: Axis, pixels: int, scale: int
 ) -> Iterator[LedgerRow]:
-    info, blended = picture.info, bool(rows.ramps or columns.ramps) and _blends(rows, columns)
+    info, blended = picture.info, rows.blended or columns.blended
     sample = info.row_bytes // info.width
     spans = (rows.span(index) for index in range(len(rows.starts)))
     tallest = max(high - low for low, high in spans) * scale
@@ -306,11 +306,3 @@ def _ledger(
     yield row("file formats", "host", picture.codec_bytes * 0.8, picture.codec_bytes, "prior")
     if picture.scratch_bytes:
         yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")
-
-
-def _blends(rows: Axis, columns: Axis) -> bool:
-    return any(low < high for low, high in (*rows.ramps, *columns.ramps))
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -15,6 +15,7 @@ from lowtide.core.reach import Reach
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
 from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes, resident_peak_bytes
+from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
 
@@ -35,14 +36,15 @@ def probe(
     The memory layout (channels last or not) is chosen here by measurement. Sizes are the
     smallest that the model accepts up to 512 pixels (1024 on CUDA); fewer if the model is slow,
     or if a run would take more than ``limit_bytes``. Returns the costs, and whether all of
-    them could be measured; what the limit cut short is better measured again another time.
+    them could be measured or the limit cut some short.
     """
     kind = torch.device(network.device).type
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
-    first = _point(network, sides[0])
+    # This first run only scales the others, so only its memory is asked for.
+    least = _peaks(_work(network, sides[0]), network.device)[0]
 
     def fits(side: int) -> bool:
-        return limit_bytes is None or first.peak_bytes * (side / sides[0]) ** 2 <= limit_bytes
+        return limit_bytes is None or least * (side / sides[0]) ** 2 <= limit_bytes
 
     check_cancel(cancel)
     searched = [side for side in REACH_SIDES if side <= sides[0] or fits(side)]
@@ -92,19 +94,29 @@ def _costs(
 
 
 def _point(network: Network, side: int) -> ProbePoint:
-    step, tile = _step(network), _tile(network, side)
-
-    def work() -> None:  # what the runner does with a tile, conversion to samples included
-        step.to_samples(step([tile])[0])
-
+    work = _work(network, side)
     seconds = _seconds(work, network.device)
-    if network.device == "cpu":
-        alive, resident = live_peak_bytes(work), resident_peak_bytes(work)
-    else:
-        alive, resident = _cuda_peaks(work, network.device)
+    alive, resident = _peaks(work, network.device)
     return ProbePoint(
         pixels=side * side, peak_bytes=alive, resident_bytes=resident, seconds=seconds
     )
+
+
+def _work(network: Network, side: int) -> Callable[[], None]:
+    """What the runner does with one tile, the conversion to samples included."""
+    step, tile = _step(network), _tile(network, side)
+
+    def work() -> None:
+        step.to_samples(step([tile])[0])
+
+    return work
+
+
+def _peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
+    """(alive, resident) bytes at the peak of a call."""
+    if device == "cpu":
+        return live_peak_bytes(call), resident_peak_bytes(call)
+    return _cuda_peaks(call, device)
 
 
 def _faster_layout(network: Network, side: int) -> Network:
@@ -170,7 +182,7 @@ def _tile(network: Network, side: int, seed: int = 0) -> np.ndarray:
 
 
 def _fit(side: int, align: int, minimum: int) -> int:
-    return -(-max(side, minimum) // align) * align
+    return round_up(max(side, minimum), align)
 
 
 def _fp32_forward(network: Network) -> Forward:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.reach import Reach
-from lowtide.streaming.layout import split_axis
+from lowtide.streaming.layout import round_up, split_axis
 from lowtide.streaming.step import Forward
 
 REACH_SIDES = (64, 192)
@@ -34,7 +34,7 @@ def measure_reach(
     generator = torch.Generator().manual_seed(0)
     searched = 0
     for size in sides:
-        side = _round_up(max(size, minimum, 4 * align), align)
+        side = round_up(max(size, minimum, 4 * align), align)
         image = torch.rand(1, channels, side, side, generator=generator).to(device)
         searched = side // 2 - align
         reach = _spread(forward, image, scale, align)
@@ -72,7 +72,7 @@ def _tiles_agree(
 ) -> bool:
     """Whether tiles with this overlap reproduce the whole run along both axes."""
     side = image.shape[-1]
-    tile = _round_up(max(overlap + align, minimum, side // 2), align)
+    tile = round_up(max(overlap + align, minimum, side // 2), align)
     layout = split_axis(side, tile, overlap, align=align)
     whole = forward(image)
     for axis in (2, 3):
@@ -84,7 +84,3 @@ def _tiles_agree(
             if not (kept - wanted).abs().max() <= _TOLERANCE:
                 return False
     return True
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

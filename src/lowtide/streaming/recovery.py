@@ -11,7 +11,7 @@ from torch import Tensor
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.plan import Plan
-from lowtide.streaming.layout import least_tile, split_axis
+from lowtide.streaming.layout import least_tile, round_up, split_axis
 
 
 class ResilientStep:
@@ -72,7 +72,7 @@ class ResilientStep:
         """One tile as two or more smaller ones along its longer side."""
         plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
         side = tile.shape[axis]
-        half = -(-(side + plan.overlap) // 2 // plan.align) * plan.align
+        half = round_up(-(-(side + plan.overlap) // 2), plan.align)
         floor = max(least_tile(plan.overlap, plan.align), plan.minimum)
         if plan.square or half < floor or half >= side:
             raise OutOfMemoryError(

@@ -5,7 +5,8 @@ import pytest
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import LedgerRow, Plan, choose
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import Plan, choose
 
 
 def candidate(name, mib, seconds=1.0, *, upper=None, accuracy="exact", seams=0.0, tiles=4, **more):

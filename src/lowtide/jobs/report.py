@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from lowtide._version import __version__
 from lowtide.core.errors import BatchError, OutputError
-from lowtide.memory.plan import LedgerRow, Plan
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import Plan
 
 REPORT_SUFFIX = ".lowtide.json"
 

@@ -14,25 +14,12 @@ from pydantic import BaseModel, ConfigDict
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes, format_seconds
 from lowtide.memory.budget import Budget
+from lowtide.memory.ledger import LedgerRow, Place
 
 Accuracy = Literal["exact", "bounded"]
-Place = Literal["device", "host", "disk"]
-Origin = Literal["known", "probed", "prior"]
 
 # A doubling of memory has to buy this share of the time.
 _DOUBLING_BUYS = 0.04
-
-
-class LedgerRow(BaseModel):
-    """One use of memory: the expected bytes, an upper bound, and where the figure comes from."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    place: Place
-    value: int
-    upper: int
-    origin: Origin
 
 
 class Refusal(BaseModel):

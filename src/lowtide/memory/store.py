@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -25,6 +26,54 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
 
 
+class OperatorStore:
+    """Bytes that operators need, by signature: one JSON file for a device and set of versions.
+
+    With ``folder`` None nothing is kept on disk.
+    """
+
+    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+        import torch
+
+        parts = (
+            device, _hardware(device), str(torch.__version__), torch.__config__.show(),
+            str(torch.get_num_threads()),
+        )  # fmt: skip
+        name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+        self._path = None if folder is None else folder / f"operators-{name}.json"
+        self._known: dict[str, int] | None = None
+        self._changed = False
+
+    def get(self, key: str) -> int | None:
+        """The bytes stored under ``key``, or None."""
+        if self._known is None:
+            self._known = self._read()
+        return self._known.get(key)
+
+    def put(self, key: str, count: int) -> None:
+        """Remember ``count``; `save` writes it."""
+        if self._known is None:
+            self._known = self._read()
+        self._known[key] = count
+        self._changed = True
+
+    def save(self) -> None:
+        """Write what is new, beside what other processes wrote meanwhile."""
+        if self._path is None or not self._changed:
+            return
+        _write(self._path, json.dumps({**self._read(), **(self._known or {})}))
+        self._changed = False
+
+    def _read(self) -> dict[str, int]:
+        if self._path is None or not self._path.is_file():
+            return {}
+        try:
+            found = json.loads(self._path.read_text())
+        except (ValueError, OSError):
+            return {}  # damaged: it is measured again and replaced
+        return found if isinstance(found, dict) else {}
+
+
 class CostStore:
     """One small JSON file for each model, device, precision and set of versions."""
 
@@ -40,11 +89,8 @@ class CostStore:
         """
         import torch
 
-        hardware = platform.processor() or platform.machine()
-        if device != "cpu":
-            hardware = torch.cuda.get_device_name(device)
         parts = (
-            sha256, device, precision, hardware, str(torch.__version__), __version__,
+            sha256, device, precision, _hardware(device), str(torch.__version__), __version__,
             str(torch.get_num_threads()), str(heap_is_tuned()),
             str(limit_bytes),
         )  # fmt: skip
@@ -62,12 +108,24 @@ class CostStore:
 
     def put(self, key: str, costs: ModelCosts) -> None:
         """Keep ``costs``; a folder that cannot be written only means measuring again."""
-        path = self._folder / f"{key}.json"
-        draft = path.with_suffix(f".{os.getpid()}.part")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            draft.write_text(costs.model_dump_json(indent=1))
-            draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        _write(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
+
+
+def _hardware(device: str) -> str:
+    if device == "cpu":
+        return platform.processor() or platform.machine()
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file of the cache; where that is not possible, it is measured again next time."""
+    draft = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -11,7 +11,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.plan import LedgerRow, Origin, Place, Plan
+from lowtide.memory.ledger import LedgerRow, Origin, Place
+from lowtide.memory.plan import Plan
 from lowtide.streaming.channels import ChannelPlan
 from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis
 

@@ -1,0 +1,95 @@
+"""How far predictions have been from measurements, and what upper bound follows from that."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from lowtide.core.units import MIB
+
+# Fixed parts that are tried: what a process takes besides its tensors differs by so much.
+_FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
+_COVERAGE = 0.995
+
+
+class Residual(BaseModel):
+    """One run: bytes predicted for it, and bytes measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    predicted: int
+    measured: int
+
+
+class Calibration(BaseModel):
+    """An upper bound for predictions: a share of them and a fixed part, from ``count`` runs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    share: float
+    fixed_bytes: int
+    count: int
+    coverage: float
+
+    def upper(self, predicted: int) -> int:
+        """Bytes that a run predicted to take ``predicted`` should not exceed."""
+        return math.ceil(predicted * (1 + self.share)) + self.fixed_bytes
+
+
+def calibrate(residuals: Sequence[Residual], coverage: float = _COVERAGE) -> Calibration:
+    """The tightest bound of the form share + fixed part that would have held in ``coverage``.
+
+    The quantile is that of split conformal prediction (Vovk et al.; Lei et al.,
+    arXiv:1604.04173): of n residuals the ⌈(n + 1)·coverage⌉-th smallest, the largest if there
+    are too few. Among the fixed parts tried, the one with the lowest bounds on average wins.
+    """
+    if not residuals:
+        raise ValueError("no residuals to calibrate with")
+    rank = min(math.ceil((len(residuals) + 1) * coverage), len(residuals)) - 1
+    best: tuple[float, Calibration] | None = None
+    for fixed in _FIXED:
+        shares = sorted((r.measured - fixed) / r.predicted - 1 for r in residuals)
+        bound = Calibration(
+            share=round(max(shares[rank], 0.0) + 5e-4, 3), fixed_bytes=fixed,
+            count=len(residuals), coverage=coverage,
+        )  # fmt: skip
+        width = sum(bound.upper(r.predicted) / r.predicted for r in residuals) / len(residuals)
+        if best is None or width < best[0]:
+            best = width, bound
+    assert best is not None
+    return best[1]
+
+
+def shipped_calibration(kind: str) -> Calibration:
+    """The calibration that comes with the package for ``"cpu"`` or ``"cuda"``.
+
+    Made from the committed benchmark by a committed script; for CUDA, which has not been
+    measured, a prior.
+    """
+    folder = importlib.resources.files("lowtide.memory") / "data"
+    return Calibration.model_validate(json.loads((folder / "calibration.json").read_text())[kind])
+
+
+class ResidualStore:
+    """Runs of this machine, one JSON line each, newest last; at most ``keep`` count."""
+
+    def __init__(self, path: Path, keep: int = 500) -> None:
+        self._path, self._keep = path, keep
+
+    def add(self, residual: Residual) -> None:
+        """Append one run."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as lines:
+            lines.write(residual.model_dump_json() + "\n")
+
+    def read(self) -> list[Residual]:
+        """The runs kept, oldest first."""
+        if not self._path.is_file():
+            return []
+        lines = self._path.read_text().splitlines()[-self._keep :]
+        return [Residual.model_validate_json(line) for line in lines if line]

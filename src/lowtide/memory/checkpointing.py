@@ -1,0 +1,114 @@
+"""Recomputing activations in the backward pass instead of keeping them, for any module."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from lowtide.core.errors import UsageError
+
+Checkpointing = Literal["none", "selective", "full"]
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+
+# What costs most time to do again for each byte that keeping it takes.
+_KEPT_BY_SELECTIVE = [
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+]
+_SHORTEST_CHAIN = 4
+
+Call = Callable[..., Any]
+
+
+@contextmanager
+def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
+    """Inside, ``model`` recomputes its blocks in the backward pass; gradients stay the same.
+
+    ``full`` keeps only what enters each block (Chen et al., arXiv:1604.06174); ``selective``
+    also keeps the results of convolutions and attention. Blocks are found by
+    `repeated_blocks`; in a model without any, its longest chain of layers is divided into
+    about √n parts. Raises `UsageError` for a model that has neither.
+    """
+    if how not in CHECKPOINTING:
+        raise UsageError(
+            f"gradient checkpointing {how!r} is not known", hint=f"one of {CHECKPOINTING}"
+        )
+    if how == "none":
+        yield model
+        return
+    changed: list[nn.Module] = []
+    try:
+        for module, forward in _recomputing(model, _recompute(how)):
+            module.forward = forward
+            changed.append(module)
+        yield model
+    finally:
+        for module in changed:
+            del module.forward  # the instance's own; that of the class shows again
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model repeats: members of its outermost lists of composite modules."""
+    blocks: list[nn.Module] = []
+    for child in model.children():
+        members = [member for member in child.children() if any(member.children())]
+        if isinstance(child, nn.ModuleList | nn.Sequential) and len(members) >= 2:
+            blocks.extend(members)
+        else:
+            blocks.extend(repeated_blocks(child))
+    return blocks
+
+
+def _recomputing(
+    model: nn.Module, recompute: Callable[[Call], Call]
+) -> Iterator[tuple[nn.Module, Call]]:
+    """(module, forward to give it) for everything that changes."""
+    if blocks := repeated_blocks(model):
+        for block in blocks:
+            yield block, recompute(block.forward)
+        return
+    chains = [module for module in model.modules() if isinstance(module, nn.Sequential)]
+    longest = max(chains, key=len, default=nn.Sequential())
+    if len(longest) < _SHORTEST_CHAIN:
+        raise UsageError(
+            f"{type(model).__name__} has no repeated blocks and no chain of layers to checkpoint",
+            hint="checkpoint inside the model, or train without",
+        )
+    layers, step = list(longest), math.ceil(math.sqrt(len(longest)))
+    starts = range(0, len(layers), step)
+    parts = [recompute(nn.Sequential(*layers[at : at + step])) for at in starts]
+    yield longest, functools.partial(_in_turn, parts)
+
+
+def _in_turn(parts: list[Call], value: Any) -> Any:
+    for part in parts:
+        value = part(value)
+    return value
+
+
+def _recompute(how: Checkpointing) -> Callable[[Call], Call]:
+    extra: dict[str, Any] = {}
+    if how == "selective":
+        extra["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _KEPT_BY_SELECTIVE
+        )
+
+    def recompute(forward: Call) -> Call:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, **extra, **kwargs)
+
+        return again
+
+    return recompute

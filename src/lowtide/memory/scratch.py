@@ -1,0 +1,214 @@
+"""What operators need while they run beyond their results: measured once each, then remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide.memory.meter import live_peak_bytes
+from lowtide.memory.store import OperatorStore
+from lowtide.memory.trace import Op, TensorFacts, Trace
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+# An operator is measured only if so many times its operands and results could make it the peak.
+_WIDEST, _WIDEST_LOW_PRECISION = 3, 6
+# Larger ones are measured on a few rows and scaled: their scratch grows by the row.
+_SCALE_ABOVE = 64 << 20
+_ROWS = (32, 64)
+_SCALABLE = frozenset({
+    torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
+})  # fmt: skip
+
+
+class Peak(NamedTuple):
+    """The most that a run needs at once, scratch included, and the operator that needs it."""
+
+    total: int
+    live: int
+    op: int
+    name: str
+
+    @property
+    def scratch(self) -> int:
+        """Bytes beyond the storages that are alive before and after."""
+        return self.total - self.live
+
+
+@dataclass
+class HostScratch:
+    """Measures operators on this machine's CPU, each signature once, kept in a store.
+
+    ``measured`` counts what was not known yet. No operator is run whose operands and results
+    exceed ``limit_bytes``; it is then taken at its bound and listed in ``assumed``.
+    """
+
+    store: OperatorStore
+    limit_bytes: int = 1 << 32
+    measured: int = 0
+    assumed: list[str] = field(default_factory=list)
+
+    def inside(self, call: Call) -> int:
+        """Peak bytes between the start and the end of one operator, its results included."""
+        key = signature(call)
+        known = self.store.get(key)
+        if known is None:
+            operands = operand_bytes(call)
+            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and _rows(call) > 2 * _ROWS[1]:
+                known = self._scaled(call)
+            elif operands > self.limit_bytes:
+                self.assumed.append(call[0].__name__)
+                return widest(call) * operands
+            else:
+                known = _measure(call)
+            self.measured += 1
+            self.store.put(key, known)
+        return known
+
+    def _scaled(self, call: Call) -> int:
+        (low, low_bytes), (high, high_bytes) = (
+            (rows, _measure(_with_rows(call, rows))) for rows in _ROWS
+        )
+        slope = (high_bytes - low_bytes) / (high - low)
+        return math.ceil(high_bytes + slope * (_rows(call) - high))
+
+
+def peak_with_scratch(trace: Trace, inside: Callable[[Call], int]) -> Peak:
+    """The peak of a trace with every operator's scratch, asking ``inside`` for as few as possible.
+
+    Operators are taken in the order of what they could reach at most, so that those which
+    cannot exceed the peak found so far are never measured.
+    """
+    best = Peak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
+    candidates = sorted(
+        ((op.before + _bound(op), index, op) for index, op in enumerate(trace.ops) if op.call),
+        key=lambda candidate: -candidate[0],
+    )
+    for bound, index, op in candidates:
+        if bound <= best.total:
+            break
+        assert op.call is not None
+        total = op.before + inside(op.call)
+        if total > best.total:
+            best = Peak(total, max(op.before, op.after), index, op.name)
+    return best
+
+
+def _bound(op: Op) -> int:
+    made = max(0, op.after - op.before)
+    assert op.call is not None
+    return made if is_plain(op.call) else made + widest(op.call) * (operand_bytes(op.call) + made)
+
+
+def is_plain(call: Call) -> bool:
+    """Whether an operator surely needs nothing beyond its results: elementwise, of one type."""
+    types = {facts.dtype for facts in _tensors(call) if facts.shape}
+    return torch.Tag.pointwise in call[0].tags and len(types) <= 1
+
+
+def widest(call: Call) -> int:
+    """How many times its operands and results an operator may need at most (a prior)."""
+    low = any(facts.dtype in (torch.bfloat16, torch.float16) for facts in _tensors(call))
+    return _WIDEST_LOW_PRECISION if low else _WIDEST
+
+
+def operand_bytes(call: Call) -> int:
+    """Bytes of an operator's tensor arguments."""
+    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in _tensors(call))
+
+
+def signature(call: Call) -> str:
+    """A short name for an operator with its sizes, strides, types and settings."""
+    function, args, keywords = call
+    words = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+def _tensors(call: Call) -> list[TensorFacts]:
+    found: list[TensorFacts] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, TensorFacts):
+            found.append(value)
+        elif isinstance(value, tuple):
+            for part in value:
+                walk(part)
+
+    walk(call[1])
+    walk(tuple(call[2].values()))
+    return found
+
+
+def _measure(call: Call) -> int:
+    function, args, keywords = call
+    given = [_make(arg) for arg in args]
+    named = {name: _make(value) for name, value in keywords.items()}
+    with torch.inference_mode():
+        return live_peak_bytes(lambda: function(*given, **named))
+
+
+def _make(value: Any) -> Any:
+    """Arguments of the described kind; zeros are valid as values and as indices."""
+    if isinstance(value, TensorFacts):
+        span = sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True)) + 1
+        storage = torch.zeros(0 if 0 in value.shape else span, dtype=value.dtype)
+        return storage.as_strided(value.shape, value.stride)
+    if isinstance(value, tuple):
+        return [_make(part) for part in value]
+    return value
+
+
+class _Convolution(NamedTuple):
+    """Where the arguments of a convolution, forward or backward, are; rows are of dimension 2."""
+
+    forward: bool
+    image: TensorFacts
+    kernel: TensorFacts
+    settings: tuple[Any, ...]
+
+    def result_rows(self, rows: int) -> int:
+        """Rows of the result for so many rows of the image."""
+        stride, padding, dilation, transposed, extra = (
+            value if isinstance(value, bool) else value[0] for value in self.settings[:5]
+        )
+        span = dilation * (self.kernel.shape[2] - 1)
+        if transposed:
+            return (rows - 1) * stride - 2 * padding + span + extra + 1
+        return (rows + 2 * padding - span - 1) // stride + 1
+
+
+def _convolution(call: Call) -> _Convolution:
+    function, args, _ = call
+    if function is torch.ops.aten.convolution.default:
+        return _Convolution(True, args[0], args[1], args[3:])
+    return _Convolution(False, args[1], args[2], args[4:])
+
+
+def _rows(call: Call) -> int:
+    return _convolution(call).image.shape[2]
+
+
+def _with_rows(call: Call, rows: int) -> Call:
+    """A convolution (or its backward) on an image of so many rows, all else the same."""
+    function, args, keywords = call
+    convolution = _convolution(call)
+    image = _cut(convolution.image, rows)
+    if convolution.forward:
+        return function, (image, *args[1:]), keywords
+    gradient = _cut(args[0], convolution.result_rows(rows))
+    return function, (gradient, image, *args[2:]), keywords
+
+
+def _cut(facts: TensorFacts, rows: int) -> TensorFacts:
+    """The first rows of an image, laid out as a tensor of its own in the same order."""
+    shape = (*facts.shape[:2], rows, *facts.shape[3:])
+    order = sorted(range(len(shape)), key=lambda dim: (facts.stride[dim], -dim))
+    stride, step = [0] * len(shape), 1
+    for dim in order:
+        stride[dim], step = step, step * shape[dim]
+    return TensorFacts(shape, tuple(stride), facts.dtype)

@@ -1,0 +1,233 @@
+"""Attention as another device would run it: the kernel it takes, and its memory in a fake trace.
+
+Why: on a host without a GPU, fake CUDA tensors always take the math path and fake CPU tensors
+always the CPU's fused one, so that neither shows what a card would hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lowtide.memory.profiles.attention_kernels import run_as
+from lowtide.memory.profiles.attention_rules import (
+    AttentionCall,
+    AttentionPath,
+    path_of,
+    promotes_three_dimensions,
+)
+from lowtide.memory.profiles.profile import DeviceProfile
+
+__all__ = ["AttentionCall", "AttentionLog", "AttentionPath", "attention_as_on", "attention_path"]
+
+
+def attention_path(
+    profile: DeviceProfile,
+    *,
+    dtype: torch.dtype,
+    head_dim: int,
+    value_head_dim: int | None = None,
+    query_tokens: int,
+    key_tokens: int,
+    has_mask: bool = False,
+    mask_needs_grad: bool = False,
+    needs_grad: bool = False,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    dims: int = 4,
+) -> AttentionPath:
+    """The kernel that scaled_dot_product_attention takes on ``profile``'s device by default.
+
+    ``needs_grad`` is that of query, key or value with gradients enabled; ``dims`` their number
+    of dimensions. "math" holds whole score matrices. The device is taken to run the PyTorch and
+    cuDNN installed here, on contiguous, aligned tensors of equal batch and heads; `path_of` of
+    ``attention_rules`` takes the rest as an `AttentionCall`, and `refusal` says why a kernel is
+    passed over.
+    """
+    return path_of(
+        profile,
+        AttentionCall(
+            dtype=dtype, head_dim=head_dim, value_head_dim=value_head_dim,
+            query_tokens=query_tokens, key_tokens=key_tokens, has_mask=has_mask,
+            mask_needs_grad=mask_needs_grad, needs_grad=needs_grad, is_causal=is_causal,
+            dropout=dropout, dims=dims,
+        ),
+    )  # fmt: skip
+
+
+@dataclass
+class AttentionLog:
+    """How often each kernel was taken inside `attention_as_on`; empty for the CPU."""
+
+    paths: Counter[AttentionPath] = field(default_factory=Counter)
+
+
+@contextmanager
+def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator[AttentionLog]:
+    """Inside, attention on fake tensors allocates what it would on ``profile``'s device.
+
+    Results, saved tensors, padded copies and gradients are those of the kernel that the device
+    takes. With ``scratch`` the kernel's own buffers are allocated too, for its duration; leave
+    it off where scratch is counted elsewhere. Keep the context open over the backward pass:
+    checkpointing runs attention again there. Covers F.scaled_dot_product_attention, its aten
+    operator and F.multi_head_attention_forward (nn.MultiheadAttention, which then does without
+    its fast path); other attention packages are not covered. On the CPU nothing is replaced.
+    Raises TypeError for real tensors.
+    """
+    log = AttentionLog()
+    if profile.kind == "cpu":
+        yield log
+        return
+    with _Replaced(profile, scratch, log):
+        yield log
+
+
+_ATTENTION = frozenset({
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+})  # fmt: skip
+
+
+# Python functions that run attention inside. A mode does not see what is called while it handles
+# a call, and these hand themselves over whole: `backward` runs attention when it is checkpointed.
+_CARRIERS: tuple[Any, ...] = (
+    F.multi_head_attention_forward,
+    Tensor.backward,
+    torch.autograd.backward,
+    torch.autograd.grad,
+)
+_UNCHECKED: dict[str, Any] = {
+    "has_torch_function": lambda tensors: False,
+    "has_torch_function_unary": lambda tensor: False,
+}
+
+
+class _Replaced(TorchFunctionMode):
+    """Sends every call of attention to the kernels of another device."""
+
+    def __init__(self, profile: DeviceProfile, scratch: bool, log: AttentionLog) -> None:
+        super().__init__()
+        self._profile, self._scratch, self._log = profile, scratch, log
+        self._carriers = {carrier: _with_globals(carrier, _UNCHECKED) for carrier in _CARRIERS}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ATTENTION:
+            return self._attend(*args, **(kwargs or {}))
+        if func in self._carriers:
+            with self:
+                return self._carriers[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if query.dim() == key.dim() == value.dim() == 3 and promotes_three_dimensions():
+            if attn_mask is not None:
+                attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+            return self._attend(
+                query[None], key[None], value[None], attn_mask, dropout_p, is_causal, scale,
+                enable_gqa,
+            ).squeeze(0)  # fmt: skip
+        with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
+            call = _describe((query, key, value), attn_mask, dropout_p, is_causal, enable_gqa)
+            path = path_of(self._profile, call)
+            self._log.paths[path] += 1
+            return run_as(
+                path, call, (query, key, value), attn_mask, scale, enable_gqa,
+                self._profile.multiprocessors if self._scratch else None,
+            )  # fmt: skip
+
+
+@contextmanager
+def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
+    """The tensors as autocast would hand them to attention, which runs outside of it."""
+    kind = next(t for t in tensors if t is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        yield list(tensors)
+        return
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        yield [
+            t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)
+            for t in tensors
+        ]
+
+
+def _describe(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    grouped: bool,
+) -> AttentionCall:
+    query, key, value = tensors
+    # Heads may differ only where they are declared to be shared.
+    outer = {t.shape[:-3] if grouped else t.shape[:-2] for t in tensors}
+    strided = tensors if mask is None else (*tensors, mask)
+    return AttentionCall(
+        dtype=query.dtype,
+        head_dim=query.shape[-1],
+        value_head_dim=value.shape[-1],
+        query_tokens=query.shape[-2],
+        key_tokens=key.shape[-2],
+        has_mask=mask is not None,
+        mask_needs_grad=mask is not None and mask.requires_grad,
+        needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+        is_causal=causal,
+        dropout=dropout,
+        batch=query.shape[0],
+        heads=query.shape[-3] if query.dim() > 2 else 1,
+        key_heads=key.shape[-3] if key.dim() > 2 else 1,
+        dims=query.dim(),
+        has_unit_stride=all(t.stride(-1) == 1 for t in strided),
+        is_aligned=all(t.storage_offset() * t.element_size() % 16 == 0 for t in tensors),
+        is_uniform=len(outer) == 1,
+        mask_fits=mask is None or mask.dim() in (2, 4),
+        enabled=_enabled(),
+    )
+
+
+def _enabled() -> frozenset[str]:
+    cuda = torch.backends.cuda
+    strict = torch.are_deterministic_algorithms_enabled()
+    strict = strict and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return frozenset(
+        name
+        for name, on in (
+            ("flash", cuda.flash_sdp_enabled()),
+            ("efficient", cuda.mem_efficient_sdp_enabled()),
+            ("cudnn", cuda.cudnn_sdp_enabled() and not strict),
+            ("math", cuda.math_sdp_enabled()),
+        )
+        if on
+    )
+
+
+def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A copy of ``function`` that finds ``names`` in place of its module's."""
+    copy = FunctionType(
+        function.__code__, {**function.__globals__, **names}, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,241 @@
+"""Which kernel PyTorch's scaled_dot_product_attention takes on a device, and why not the others.
+
+The conditions are those of PyTorch's own selection, in aten/src/ATen/native/transformers
+(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.8 to 2.15, stated here anew as one table
+of refusals per kernel. Nested tensors and AMD cards are not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Literal
+
+import torch
+from packaging.version import Version
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.memory.profiles.profile import DeviceProfile
+
+AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
+
+_HALF = (torch.float16, torch.bfloat16)
+# The cuDNN of PyTorch's wheels, by the release they came with; for builds that have none.
+_BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Everything that the selection looks at. Tokens and head dimensions are sizes.
+
+    ``has_unit_stride`` says that the last dimension of every tensor is contiguous,
+    ``is_aligned`` that every storage offset is a multiple of 16 bytes, ``is_uniform`` that
+    query, key and value agree in batch and heads (but for heads declared as shared),
+    ``mask_fits`` that a mask has 2 or 4 dimensions. ``enabled`` are the kernels that nobody
+    switched off.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    query_tokens: int
+    key_tokens: int
+    value_head_dim: int | None = None
+    has_mask: bool = False
+    mask_needs_grad: bool = False
+    needs_grad: bool = False
+    is_causal: bool = False
+    dropout: float = 0.0
+    batch: int = 1
+    heads: int = 1
+    key_heads: int | None = None
+    dims: int = 4
+    has_unit_stride: bool = True
+    is_aligned: bool = True
+    is_uniform: bool = True
+    mask_fits: bool = True
+    enabled: frozenset[str] = frozenset({"flash", "efficient", "cudnn", "math"})
+
+    @property
+    def value_dim(self) -> int:
+        """Head dimension of the value, by default that of query and key."""
+        return self.head_dim if self.value_head_dim is None else self.value_head_dim
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether several query heads share a key head."""
+        return self.key_heads is not None and self.key_heads != self.heads
+
+
+def path_of(profile: DeviceProfile, call: AttentionCall) -> AttentionPath:
+    """The kernel that ``profile``'s device takes for ``call``."""
+    if profile.kind == "cpu":
+        return "math" if refusal("cpu_flash", profile, call) else "cpu_flash"
+    for path in priority(profile):
+        if refusal(path, profile, call) is None:
+            return path
+    return "math"
+
+
+def priority(profile: DeviceProfile) -> tuple[AttentionPath, ...]:
+    """Fused kernels of a CUDA device, in the order in which they are tried."""
+    if prefers_cudnn(profile.capability, *installed_versions()):
+        return "cudnn", "flash", "efficient"
+    # Without the preference cuDNN stands behind math, which never refuses.
+    return "flash", "efficient"
+
+
+def prefers_cudnn(capability: tuple[int, int], release: Version, cudnn: int) -> bool:
+    """Whether cuDNN is tried first: on data center Hopper and Blackwell, by version.
+
+    ``cudnn`` is a number such as 91900 for 9.19.0. The threshold follows pytorch#162073 (2.9) and
+    pytorch#169849 (2.10 on).
+    """
+    if capability[0] not in (9, 10) or release < Version("2.9"):
+        return False
+    if release < Version("2.10"):
+        return cudnn >= 90900
+    return cudnn > 91500
+
+
+@cache
+def installed_versions() -> tuple[Version, int]:
+    """(PyTorch's release, its cuDNN as a number); for builds without, that of its wheels."""
+    release = Version(Version(metadata.version("torch")).base_version)
+    if torch.backends.cudnn.is_available() and (version := torch.backends.cudnn.version()):
+        return release, version
+    return release, next((number for since, number in _BUNDLED_CUDNN if release >= since), 90100)
+
+
+@cache
+def promotes_three_dimensions() -> bool:
+    """Whether this release runs attention on 3 dimensions as one batch of heads.
+
+    Asked of PyTorch itself, on the CPU: pytorch#192271 changed it for every device. A fake tensor
+    would give the answer of the meta device, which has no fused kernel.
+    """
+    with _disable_current_modes():
+        three = torch.empty(1, 2, 8)
+        choice = torch.ops.aten._fused_sdp_choice(three, three, three)
+    return choice == SDPBackend.FLASH_ATTENTION.value
+
+
+def refusal(path: AttentionPath, profile: DeviceProfile, call: AttentionCall) -> str | None:
+    """Why ``path`` does not take ``call`` on the device, or None if it does."""
+    if path == "math":
+        return None
+    if path != "cpu_flash" and path not in call.enabled:
+        return "it is switched off"
+    rules = (*_SHARED, *_RULES[path])
+    return next((reason for reason, refuses in rules if refuses(profile, call)), None)
+
+
+_Rule = tuple[str, Callable[[DeviceProfile, AttentionCall], bool]]
+
+
+def _backward_is_missing(profile: DeviceProfile, call: AttentionCall) -> bool:
+    major, minor = profile.capability
+    small = (major == 8 and 6 <= minor <= 9) or (major == 12 and minor <= 1)
+    fits = call.head_dim <= 192 or (call.head_dim > 224 and call.dropout == 0)
+    return call.needs_grad and small and not fits
+
+
+def _is_misaligned(profile: DeviceProfile, call: AttentionCall) -> bool:
+    half = call.dtype in _HALF
+    if profile.capability >= (8, 0):
+        multiple = 8 if half else 4
+    else:
+        multiple = 8 if half and profile.capability >= (7, 0) else 1
+    return bool(call.head_dim % multiple or call.value_dim % multiple)
+
+
+def _is_too_wide_for_cudnn(profile: DeviceProfile, call: AttentionCall) -> bool:
+    cudnn = installed_versions()[1]
+    dims = call.head_dim, call.value_dim
+    if profile.capability == (9, 0) or profile.capability[0] == 10:
+        if cudnn > 92200:
+            backward = max(dims) <= 128 or dims in ((192, 128), (256, 256))
+            return max(dims) > 256 or (call.needs_grad and not backward)
+        if cudnn >= 91100 and dims == (192, 128):
+            return False
+    return max(dims) > 128
+
+
+def _is_outside(low: tuple[int, int]) -> Callable[[DeviceProfile, AttentionCall], bool]:
+    return lambda profile, _: not low <= profile.capability <= (12, 1)
+
+
+_SHARED: tuple[_Rule, ...] = (
+    (
+        "query, key and value need 4 dimensions",
+        lambda _, c: c.dims != 4 and not (c.dims == 3 and promotes_three_dimensions()),
+    ),
+    ("there are no tokens", lambda _, c: not (c.query_tokens and c.key_tokens)),
+    ("query, key and value differ in batch or heads", lambda _, c: not c.is_uniform),
+    (
+        "the last dimension is not contiguous",
+        lambda _, c: not c.has_unit_stride and c.head_dim != 1,
+    ),
+)
+
+_RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
+    "flash": (
+        ("the compute capability is not 8.0 to 12.1", _is_outside((8, 0))),
+        ("there is a mask", lambda _, c: c.has_mask),
+        ("query and value differ in head dimension", lambda _, c: c.head_dim != c.value_dim),
+        ("the head dimension is over 256", lambda _, c: c.head_dim > 256),
+        ("the backward pass lacks this head dimension here", _backward_is_missing),
+        (
+            "causal with unequal numbers of tokens",
+            lambda _, c: c.is_causal and c.query_tokens != c.key_tokens,
+        ),
+        ("the type is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
+    ),
+    "efficient": (
+        ("the compute capability is not 5.0 to 12.1", _is_outside((5, 0))),
+        ("a head dimension is not a multiple of 16 bytes", _is_misaligned),
+        (
+            "a tensor does not begin at a multiple of 16 bytes",
+            lambda p, c: p.capability >= (8, 0) and not c.is_aligned,
+        ),
+        ("several query heads share a key head", lambda _, c: c.is_grouped),
+        ("the type is fp64", lambda _, c: c.dtype not in (*_HALF, torch.float32)),
+        (
+            "bf16 needs compute capability 8.0",
+            lambda p, c: c.dtype == torch.bfloat16 and p.capability < (8, 0),
+        ),
+    ),
+    "cudnn": (
+        ("the compute capability is not 8.0 to 12.1", _is_outside((8, 0))),
+        ("the type is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
+        ("the mask needs a gradient", lambda _, c: c.has_mask and c.mask_needs_grad),
+        ("the mask has neither 2 nor 4 dimensions", lambda _, c: not c.mask_fits),
+        ("the dropout is no multiple of 1/16", lambda _, c: c.dropout * 16 % 1 != 0),
+        (
+            "cuDNN 9.11 to 9.13 cannot do dropout",
+            lambda _, c: c.dropout > 0 and 91100 < installed_versions()[1] < 91400,
+        ),
+        ("there are over 65535 batches or heads", lambda _, c: max(c.batch, c.heads) > 65535),
+        ("a head dimension is too large", _is_too_wide_for_cudnn),
+        (
+            "a head dimension is no multiple of 8",
+            lambda _, c: bool(c.head_dim % 8 or c.value_dim % 8),
+        ),
+        (
+            "there is one token only",
+            lambda _, c: c.key_tokens == 1 or (c.dropout > 0 and c.query_tokens == 1),
+        ),
+    ),
+    "cpu_flash": (
+        ("there is dropout", lambda _, c: c.dropout > 0),
+        ("the mask needs a gradient", lambda _, c: c.has_mask and c.mask_needs_grad),
+        ("the mask has neither 2 nor 4 dimensions", lambda _, c: not c.mask_fits),
+        ("query and value differ in head dimension", lambda _, c: c.head_dim != c.value_dim),
+        (
+            "the type is not fp16, bf16, fp32 or fp64",
+            lambda _, c: c.dtype not in (*_HALF, torch.float32, torch.float64),
+        ),
+    ),
+}

@@ -1,0 +1,123 @@
+"""What is known of one kind of device, each figure with where it comes from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+# Every figure that a ledger or a time estimate may read; each must say where it comes from.
+FIGURES = (
+    "multiprocessors", "total_bytes", "context_bytes", "desktop_bytes", "workspaces.cublas",
+    "workspaces.conv", "bandwidth_bytes_per_s", "flops", "pcie_bytes_per_s",
+)  # fmt: skip
+
+
+class Provenance(BaseModel):
+    """Where a figure comes from.
+
+    ``known`` was read from a driver, from source code or from a measurement; ``datasheet`` is
+    published by the vendor, or follows from published clocks and unit counts; ``prior`` is an
+    educated guess that a probe on the device should replace.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["known", "datasheet", "prior"]
+    source: str = Field(min_length=8)
+
+
+class Workspaces(BaseModel):
+    """Scratch that libraries take through the allocator.
+
+    ``cublas_bytes`` and ``cublaslt_bytes`` are per handle and stream. A convolution's scratch is
+    priced as a multiple of its output: ``conv_multiple`` for contiguous tensors,
+    ``conv_channels_last_multiple`` for channels-last ones, ``conv_upper_multiple`` as the upper
+    bound of both; none is taken to exceed ``conv_cap_bytes``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cublas_bytes: int = Field(ge=0)
+    cublas_upper_bytes: int = Field(ge=0)
+    cublaslt_bytes: int = Field(ge=0)
+    conv_multiple: float = Field(ge=0)
+    conv_channels_last_multiple: float = Field(ge=0)
+    conv_upper_multiple: float = Field(ge=0)
+    conv_cap_bytes: int = Field(gt=0)
+
+    def conv_bytes(self, output_bytes: int, *, channels_last: bool = False) -> tuple[int, int]:
+        """(Expected, upper) scratch bytes of a convolution with an output of ``output_bytes``."""
+        multiple = self.conv_channels_last_multiple if channels_last else self.conv_multiple
+        expected, upper = (
+            min(int(times * output_bytes), self.conv_cap_bytes)
+            for times in (multiple, self.conv_upper_multiple)
+        )
+        return expected, upper
+
+    @property
+    def blas_bytes(self) -> tuple[int, int]:
+        """(Expected, upper) bytes that matrix products keep, for one handle and stream."""
+        return self.cublas_bytes, self.cublas_upper_bytes + self.cublaslt_bytes
+
+
+class DeviceProfile(BaseModel):
+    """One kind of device.
+
+    ``total_bytes`` is what the driver reports on Linux, not the figure on the box: 0.2 to 0.6 GiB
+    less than under Windows on consumer cards. ``context_bytes`` is what a process takes outside
+    the allocator; ``desktop_bytes`` what the display usually holds. ``flops`` are dense
+    operations a second with fp32 accumulation, two to a multiply-add. ``bandwidth_bytes_per_s``
+    is that of the device's own memory, ``pcie_bytes_per_s`` that of one direction to the host,
+    None for the host itself. ``expandable_segments`` says whether the allocator can use them
+    under Linux. ``provenance`` has an entry for each of `FIGURES`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    title: str
+    device_names: tuple[str, ...] = ()
+    kind: Literal["cpu", "cuda"]
+    architecture: str
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d$")
+    multiprocessors: int = Field(gt=0)
+    total_bytes: int = Field(gt=0)
+    context_bytes: int = Field(ge=0)
+    context_upper_bytes: int = Field(ge=0)
+    desktop_bytes: int = Field(ge=0)
+    desktop_upper_bytes: int = Field(ge=0)
+    workspaces: Workspaces
+    bandwidth_bytes_per_s: int = Field(gt=0)
+    flops: dict[Precision, int]
+    pcie_bytes_per_s: int | None = Field(default=None, gt=0)
+    supports: tuple[Precision, ...]
+    expandable_segments: bool
+    provenance: dict[str, Provenance]
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability as (major, minor); (0, 0) for the CPU."""
+        if self.compute_capability is None:
+            return 0, 0
+        major, _, minor = self.compute_capability.partition(".")
+        return int(major), int(minor)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> DeviceProfile:
+        needed = {f for f in FIGURES if f != "pcie_bytes_per_s" or self.pcie_bytes_per_s}
+        if needed != set(self.provenance):
+            odd = ", ".join(sorted(needed ^ set(self.provenance)))
+            raise ValueError(f"provenance is missing or left over for: {odd}")
+        if set(self.flops) != set(self.supports):
+            raise ValueError("flops must be given for exactly the precisions in supports")
+        if self.context_upper_bytes < self.context_bytes:
+            raise ValueError("context_upper_bytes is below context_bytes")
+        if self.desktop_upper_bytes < self.desktop_bytes:
+            raise ValueError("desktop_upper_bytes is below desktop_bytes")
+        if (self.kind == "cuda") != (self.compute_capability is not None):
+            raise ValueError("compute_capability belongs to CUDA devices, and only to them")
+        return self

@@ -29,8 +29,9 @@ from lowtide.core.errors import (
 from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
+    from lowtide.jobs.plan_upscale import plan
     from lowtide.jobs.report import UpscaleReport
-    from lowtide.jobs.upscale import plan, upscale
+    from lowtide.jobs.upscale import upscale
     from lowtide.memory.budget import Budget
     from lowtide.memory.plan import Plan
     from lowtide.models.loader import load
@@ -61,7 +62,7 @@ _HOMES = {
     "Plan": "lowtide.memory.plan",
     "UpscaleReport": "lowtide.jobs.report",
     "load": "lowtide.models.loader",
-    "plan": "lowtide.jobs.upscale",
+    "plan": "lowtide.jobs.plan_upscale",
     "upscale": "lowtide.jobs.upscale",
 }
 

@@ -151,7 +151,7 @@ def test_a_larger_scale_takes_the_larger_model(run, source, tmp_path):
         ({"precision": "fp8"}, "--precision 'fp8': "),
         ({"sharpness": 3}, "--sharpness 3: "),
         ({"device": "cuda:7"}, "cuda:7.*this machine has"),
-        ({"device": "toaster"}, "is not known"),
+        ({"device": "toaster"}, "is not a device of this machine"),
         ({"format": "bmp"}, "not an image format"),
         ({"budget": "lots"}, "not a number of bytes"),
     ],

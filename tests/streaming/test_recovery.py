@@ -38,7 +38,7 @@ def test_a_failing_batch_is_halved_and_stays_so():
     module = Limited(2 * 32 * 32)
     result, outcome = run_array(network(module), ARRAY, plan)
     np.testing.assert_array_equal(result, plain(plan))
-    assert module.failures == 1
+    assert module.failures == 2  # as it was, once more, before it is halved for good
     assert outcome.events == ["out of memory: 2 tiles at a time from here"]
 
 
@@ -63,21 +63,26 @@ def test_finished_tiles_are_not_run_again():
     run_array(network(module), ARRAY, plan)
     undisturbed = module.calls
 
-    class FailsOnce(Limited):
-        def forward(self, x):
-            if self.calls == 7 and not self.failures:
-                self.limit = 0
-            try:
-                return super().forward(x)
-            finally:
-                self.limit = 10**9
+    class Failing(Limited):
+        def __init__(self, times):
+            super().__init__(10**9)
+            self.times = times
 
-    module = FailsOnce(10**9)
+        def forward(self, x):
+            self.limit = 0 if self.calls >= 7 and self.failures < self.times else 10**9
+            return super().forward(x)
+
+    module = Failing(1)
+    result, outcome = run_array(network(module), ARRAY, plan)
+    np.testing.assert_array_equal(result, plain(plan))
+    assert module.calls == undisturbed + 1
+    assert outcome.events == ["out of memory once: what had failed was repeated, with success"]
+
+    module = Failing(2)
     result, _ = run_array(network(module), ARRAY, plan)
     np.testing.assert_allclose(result, plain(plan), atol=1)
-    # One failed call; from then on each of the remaining tiles is two parts.
-    remaining = undisturbed - 7
-    assert module.calls == 7 + 1 + 2 * remaining
+    # Two failed calls; from then on each of the remaining tiles is two parts.
+    assert module.calls == 7 + 2 + 2 * (undisturbed - 7)
 
 
 def test_what_cannot_be_divided_further_is_a_clear_error():
@@ -123,3 +128,23 @@ def test_a_released_error_holds_no_tensor():
     assert watch[0]() is not None  # the traceback holds the frame, the frame the tensor
     release(kept, "cpu")
     assert watch[0]() is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "message"),
+    [((), "cannot be divided"), (("again",), "cannot be divided"), (("smaller batch",), "divided")],
+)
+def test_only_what_the_plan_allows_is_tried(allowed, message):
+    plan = make_plan(ARRAY, 4, tile=64).model_copy(update={"recovery": allowed})
+    module = Limited(40 * 40)
+    with pytest.raises(OutOfMemoryError, match=message):
+        run_array(network(module), ARRAY, plan)
+    assert module.failures == (2 if "again" in allowed else 1)
+
+
+def test_batches_are_divided_into_tiles_where_halving_is_not_allowed():
+    plan = make_plan(ARRAY, 4, tile=64, batch=2)
+    plan = plan.model_copy(update={"recovery": ("smaller tile",)})
+    result, outcome = run_array(network(Limited(40 * 40)), ARRAY, plan)
+    assert np.abs(result.astype(int) - plain(plan)).max() <= 1
+    assert not any("at a time" in event for event in outcome.events)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import Accuracy, ErrorFigure, ImageReport, Memory, UpscaleReport
     from lowtide.memory.plan import Plan
 
+_FRONT_LINES = 6
+
 
 def print_report(report: UpscaleReport) -> None:
     """Each image in a few lines, then a count if there was more than one."""
@@ -43,6 +45,8 @@ def _print_image(image: ImageReport) -> None:
     lines: list[tuple[str, str]] = []
     if image.plan is not None:
         lines += _plan_lines(image.plan)
+        if image.status == "planned":
+            lines += _front_lines(image.plan)
     if image.accuracy is not None:
         lines += _accuracy_lines(image.accuracy)
     if image.memory is not None:
@@ -67,6 +71,20 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     parts = (f"{row.name} {format_bytes(row.value)}" for row in plan.ledger if row.value)
     rows.append(("ledger", ", ".join(parts)))
     return rows
+
+
+def _front_lines(plan: Plan) -> list[tuple[str, str]]:
+    """The choices between memory and time, thinned to a few, the chosen one marked."""
+    step = -(-len(plan.front) // _FRONT_LINES)
+    kept = [point for index, point in enumerate(plan.front) if index % step == 0 or point.chosen]
+    return [
+        (
+            "could be",
+            f"{format_bytes(point.upper_bytes):>9} {format_seconds(point.seconds):>8}"
+            f"  {point.what}, {point.accuracy}{'  ← this plan' if point.chosen else ''}",
+        )
+        for point in kept
+    ]
 
 
 def _accuracy_lines(accuracy: Accuracy) -> list[tuple[str, str]]:

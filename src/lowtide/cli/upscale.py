@@ -1,10 +1,8 @@
-"""`lowtide upscale` and `lowtide plan upscale`."""
+"""`lowtide upscale`."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +55,8 @@ def upscale(
     budget: Annotated[str, _option("-b", "--budget", panel=_MAIN, help=(
         "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",
     device: Annotated[str, _option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
+    plan_file: Annotated[Path | None, _option("--plan", panel=_MAIN, metavar="FILE", help=(
+        "Run by a plan from `lowtide plan upscale --json`, or by a report's."))] = None,
     dry_run: Annotated[bool, _option("--dry-run", panel=_MAIN,
                                      help="Print the plan and stop.")] = False,
     scale: Annotated[float | None, _option("-s", "--scale", panel=_SIZE, help=(
@@ -118,41 +118,46 @@ def upscale(
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     if output is None and not dry_run:
         raise UsageError("where should the result go?", hint="add -o OUTPUT")
-    settings = dict(
+    settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
-        precision=precision.value, strategy=strategy.value, tile=tile, tile_overlap=tile_overlap,
+        precision=precision, strategy=strategy, tile=tile, tile_overlap=tile_overlap,
         tile_batch_size=tile_batch_size, hann_blend=hann_blend, format=format,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
         jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
-        avif_quality=avif_quality, tiff_compression=tiff_compression.value,
-    )  # fmt: skip
-    budgets = dict(
-        budget=budget, host_budget=host_budget, disk_budget=disk_budget, scratch=scratch
-    )
+        avif_quality=avif_quality, tiff_compression=tiff_compression, plan_file=plan_file,
+        budget=budget, host_budget=host_budget, disk_budget=disk_budget, scratch=scratch,
+    ))  # fmt: skip
     line = ProgressLine(quiet=quiet)
     try:
-        result = _work(inputs, output, dry_run, force, report, line, budgets, settings)
+        result = _work(inputs, output, dry_run, force, report, line, settings)
     finally:
         line.close()
     _show(result, as_json=as_json)
 
 
+def as_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The job's keywords from the command's: plain values, and without what is only a word."""
+    return {
+        name: value.value if isinstance(value, StrEnum) else value
+        for name, value in given.items() if name != "tile_auto"
+    }  # fmt: skip
+
+
 def _work(
     inputs: list[str], output: Path | None, dry_run: bool, force: bool, sidecar: bool,
-    line: ProgressLine, budgets: dict[str, Any], settings: dict[str, Any],
+    line: ProgressLine, settings: dict[str, Any],
 ) -> UpscaleReport:  # fmt: skip
     from lowtide.core.heap import tune_heap
 
     tune_heap()  # before the libraries load: this process is ours alone
-    from lowtide.jobs import upscale as job
+    from lowtide.jobs.plan_upscale import plan
+    from lowtide.jobs.upscale import upscale
 
     gc.freeze()  # the libraries stay: the collection before each image need not go through them
     if dry_run:
-        return job.plan(inputs, output or Path("upscaled"), progress=line, **budgets, **settings)
+        return plan(inputs, output or Path("upscaled"), progress=line, **settings)
     assert output is not None
-    return job.upscale(
-        inputs, output, force=force, sidecar=sidecar, progress=line, **budgets, **settings
-    )
+    return upscale(inputs, output, force=force, sidecar=sidecar, progress=line, **settings)
 
 
 def _show(result: UpscaleReport, *, as_json: bool) -> None:
@@ -163,22 +168,3 @@ def _show(result: UpscaleReport, *, as_json: bool) -> None:
     else:
         print_report(result)
     result.raise_for_failures()
-
-
-def _planned() -> Any:
-    """The same command with the same options, always dry."""
-
-    @functools.wraps(upscale)
-    def plan(**kwargs: Any) -> None:
-        upscale(**{**kwargs, "dry_run": True})
-
-    # Annotations are strings here and would be resolved without this module's names.
-    shape = inspect.signature(upscale, eval_str=True)
-    without = {"dry_run", "force", "report"}
-    kept = [item for name, item in shape.parameters.items() if name not in without]
-    plan.__signature__ = shape.replace(parameters=kept)  # pyright: ignore[reportAttributeAccessIssue]
-    plan.__doc__ = "What upscaling would do and use: reads headers only, writes nothing."
-    return plan
-
-
-plan = _planned()

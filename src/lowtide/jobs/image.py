@@ -18,9 +18,11 @@ from lowtide.jobs.report import Accuracy, ErrorFigure, ImageReport, Memory
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import open_image, open_sink
 from lowtide.memory.budget import Budget
+from lowtide.memory.calibration import Residual, ResidualStore
 from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan
+from lowtide.memory.replay import PlanBook
 from lowtide.streaming.executor import Outcome, run
 from lowtide.streaming.pricing import affordable_pixels
 from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
@@ -41,6 +43,7 @@ class Context:
     cancel: Cancel
     scratch: Path | None
     images: int = 1
+    book: PlanBook | None = None
 
 
 def run_image(
@@ -61,8 +64,9 @@ def run_image(
     while True:
         attempt += 1
         task = plan_image(
-            source, target, context.prepared, context.settings, context.budget, below=below
-        )
+            source, target, context.prepared, context.settings, context.budget, below=below,
+            book=context.book,
+        )  # fmt: skip
         try:
             report = _attempt(context, task, source, target, index, before_commit)
         except (OutOfMemoryError, RuntimeError, MemoryError) as error:
@@ -76,7 +80,8 @@ def run_image(
             return report
         # Outside the handler: only now can the frames that hold the tensors be let go.
         release(failure, task.plan.device)
-        if attempt == _TRIES or len(task.plans) == 1:
+        again = "smaller plan" in task.plan.recovery
+        if attempt == _TRIES or not again or (len(task.plans) == 1 and context.book is None):
             raise _out_of_memory(failure, source)
         below = int(task.plan.upper_bytes * _STEP_DOWN)
         what = str(failure).partition("\n")[0] or "memory ran out"
@@ -116,6 +121,11 @@ def _attempt(
         notes = [*task.notes, *sink.notes]
         # Some formats are encoded only now, and all at once.
         used = running.with_more(context.meter.lap())
+    if not outcome.events:
+        # A run that had to shrink says nothing of its plan.
+        ResidualStore(plan.device).add(
+            Residual(predicted=plan.predicted_bytes, measured=used.peak_bytes)
+        )
     return ImageReport(
         input=str(source), output=str(target), status="done",
         width=task.facts.info.width, height=task.facts.info.height,

@@ -12,6 +12,8 @@ from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image, output_cost
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan, choose
+from lowtide.memory.replay import PlanBook, check_replay
+from lowtide.streaming.channels import ChannelPlan
 from lowtide.streaming.pricing import candidates
 
 
@@ -35,12 +37,13 @@ class Task:
 
 def plan_image(
     source: Path, target: Path, prepared: Prepared, settings: UpscaleSettings, budget: Budget,
-    *, below: int | None = None,
+    *, below: int | None = None, book: PlanBook | None = None,
 ) -> Task:  # fmt: skip
     """Decide how one image will be run. Reads only its header.
 
-    ``below`` leaves out plans whose upper bound is not smaller, after one that size failed.
-    Raises `ImageError`, `OutputError` (a format's limit), `UsageError` and `BudgetError`.
+    ``below`` leaves out plans whose upper bound is not smaller, after one that size failed; a
+    plan of ``book`` is taken as it is until then. Raises `ImageError`, `OutputError` (a format's
+    limit), `UsageError` and `BudgetError`.
     """
     facts = inspect_image(source, max_pixels=settings.max_pixels)
     info, scale = facts.info, prepared.shape.scale
@@ -61,9 +64,28 @@ def plan_image(
         notes.append(
             f"the model makes {made.width}×{made.height}, then resized to {width}×{height}"
         )
+    if book is not None and below is None:
+        plan = _replayed(book, source, info, prepared, budget)
+        return Task(facts, made, written, [plan], plan, notes)
     picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
     plans = candidates(prepared.costs, prepared.shape, picture, settings.wishes)
     if below is not None:
         smallest = min(plans, key=lambda plan: plan.upper_bytes)
         plans = [plan for plan in plans if plan.upper_bytes < below] or [smallest]
-    return Task(facts, made, written, plans, choose(plans, budget), notes)
+    chosen = choose(plans, budget)
+    chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
+    return Task(facts, made, written, plans, chosen, notes)
+
+
+def _replayed(
+    book: PlanBook, source: Path, info: ImageInfo, prepared: Prepared, budget: Budget
+) -> Plan:
+    plan = book.find(source.name, info.width, info.height)
+    shape, padded = prepared.shape, prepared.padded(info)
+    expected = {
+        "model_sha256": prepared.descriptor.sha256, "device": prepared.network.device,
+        "precision": prepared.precision, "scale": shape.scale,
+        "padded_height": padded[0], "padded_width": padded[1],
+        "images_per_tile": ChannelPlan(info.bands, shape.in_channels, shape.out_channels).images,
+    }  # fmt: skip
+    return check_replay(plan, expected, budget)

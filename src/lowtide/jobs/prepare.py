@@ -14,8 +14,10 @@ from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
+from lowtide.memory.calibration import Calibration, ResidualStore
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.failures import is_out_of_memory
+from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load
 from lowtide.streaming.pricing import Picture, Shape
@@ -37,16 +39,23 @@ class Prepared:
     shape: Shape
     costs: ModelCosts
     precision: str
+    calibration: Calibration | None = None
+
+    def padded(self, info: ImageInfo) -> tuple[int, int]:
+        """(height, width) that the model's size rule makes of an image."""
+        rows, columns = self.descriptor.size.padding(info.height, info.width)
+        return info.height + rows, info.width + columns
 
     def picture(
         self, info: ImageInfo, codec_bytes: int, scratch_bytes: int, budget: Budget
     ) -> Picture:
         """An image as pricing wants it, padded by the model's size rule."""
-        rows, columns = self.descriptor.size.padding(info.height, info.width)
-        padded = info.height + rows, info.width + columns
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
-        return Picture(info, padded, codec_bytes, scratch_bytes, row_bytes, easy_bytes)
+        return Picture(
+            info, self.padded(info), codec_bytes, scratch_bytes, row_bytes, easy_bytes,
+            self.calibration,
+        )  # fmt: skip
 
 
 def resolve_device(name: str) -> str:
@@ -61,7 +70,10 @@ def resolve_device(name: str) -> str:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name!r} is not known", hint="--device cpu or --device cuda:0")
+        raise UsageError(
+            f"--device {name!r} is not a device of this machine",
+            hint="--device cpu or --device cuda:0; `lowtide plan` also takes cards by name",
+        )
     if device.type == "cpu":
         return "cpu"
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
@@ -94,9 +106,11 @@ def resolve_precision(wanted: str, model: ModelDescriptor, device: str) -> str:
 def prepare(
     settings: UpscaleSettings, *, device: str, costs: ModelCosts | None = None,
     limit_bytes: int | None = None, on_probe: Callable[[], None] | None = None,
-    cancel: Cancel = None,
+    cancel: Cancel = None, replayed: Plan | None = None,
 ) -> Prepared:  # fmt: skip
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
+
+    Precision and memory layout are those of ``replayed``, where a plan is run again.
 
     A probe stays below ``limit_bytes`` (rounded down to a power of two, so that similar limits
     share what they learn); ``on_probe`` is called before one. Raises `ModelError`,
@@ -104,7 +118,7 @@ def prepare(
     """
     limit = None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
     try:
-        return _prepare(settings, device, costs, limit, on_probe, cancel)
+        return _prepare(settings, device, costs, limit, on_probe, cancel, replayed)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -116,13 +130,14 @@ def prepare(
 
 def _prepare(
     settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
-    on_probe: Callable[[], None] | None, cancel: Cancel,
+    on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
 ) -> Prepared:  # fmt: skip
     model = load(settings.model_name)
     descriptor = model.descriptor
     if descriptor.scale < 1:
         raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
-    precision = resolve_precision(settings.precision, descriptor, device)
+    wanted = settings.precision if replayed is None else replayed.precision
+    precision = resolve_precision(wanted, descriptor, device)
     network = _network(model, device, precision)
     shape = Shape(
         scale=descriptor.scale,
@@ -147,8 +162,10 @@ def _prepare(
                 cancel=cancel,
             )  # fmt: skip
             store.put(full if complete else cut, costs)
-    network = _lay_out(network, model, costs.channels_last)
-    return Prepared(model.descriptor, network, shape, costs, precision)
+    layout = costs if replayed is None else replayed
+    network = _lay_out(network, model, layout.channels_last)
+    calibration = ResidualStore(device).calibration()
+    return Prepared(model.descriptor, network, shape, costs, precision, calibration)
 
 
 def _network(model: Model, device: str, precision: str) -> Network:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lowtide.core.errors import UsageError
+from lowtide.core.hashing import file_sha256
 from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
 from lowtide.streaming.pricing import Wishes
@@ -17,7 +18,7 @@ from lowtide.streaming.pricing import Wishes
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 # What changes how fast a file is made, or where from, but not which file it is.
-_NOT_IN_HASH = {"device", "max_pixels", "model"}
+_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file"}
 
 
 class UpscaleSettings(BaseModel):
@@ -50,6 +51,7 @@ class UpscaleSettings(BaseModel):
     webp_lossless: bool = False
     avif_quality: int = Field(80, ge=1, le=100)
     tiff_compression: Literal["none", "lzw", "deflate"] = "deflate"
+    plan_file: Path | None = None
 
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
@@ -80,6 +82,12 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 "--strategy whole has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
+            )
+        fixed = tiling or self.strategy != "auto" or self.precision != "auto"
+        if self.plan_file is not None and fixed:
+            raise UsageError(
+                "--plan says how to run, and so does another option",
+                hint="drop --strategy, --precision and the tile options, or --plan",
             )
 
     @property
@@ -129,6 +137,8 @@ class UpscaleSettings(BaseModel):
     def content_hash(self, model_sha256: str, precision: str) -> str:
         """SHA-256 of all that decides the bytes of the result, apart from the input."""
         values = self.model_dump_json(exclude=_NOT_IN_HASH)
+        if self.plan_file is not None:
+            values += file_sha256(self.plan_file)
         return hashlib.sha256(f"{model_sha256} {precision} {values}".encode()).hexdigest()
 
 

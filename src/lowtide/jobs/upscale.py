@@ -13,15 +13,16 @@ from lowtide.core.hashing import file_sha256
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.image import Context, run_image
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.planning import plan_image
-from lowtide.jobs.prepare import prepare, resolve_device
+from lowtide.jobs.prepare import Prepared, prepare, resolve_device
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions, write_sidecar
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
+from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import open_meter
+from lowtide.memory.replay import PlanBook
 from lowtide.models import names
 from lowtide.models.foreign import families
 
@@ -49,8 +50,9 @@ def upscale(
     Raises `UsageError`, `ImageError`, `ModelError`, `BudgetError`, `OutputError`, `Cancelled`.
     """
     chosen = UpscaleSettings.of(**settings)
+    book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
     started = time.perf_counter()
-    jobs, folder = _find(inputs, Path(output), chosen)
+    jobs, folder = find_jobs(inputs, Path(output), chosen)
     if folder is None:
         # Before minutes may go into measuring a new model.
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
@@ -66,15 +68,18 @@ def upscale(
     try:
         with _open_journal(folder) as journal:
             parsed, costs = _pinned(journal, budget, device, host_budget, disk_budget, place)
-            _tell(progress, "load", chosen.model_name)
+            tell(progress, "load", chosen.model_name)
             prepared = prepare(
                 chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
-                on_probe=lambda: _tell(progress, "probe", chosen.model_name), cancel=cancel,
+                on_probe=lambda: tell(progress, "probe", chosen.model_name), cancel=cancel,
+                replayed=book.plans[0][1] if book else None,
             )  # fmt: skip
             if journal is not None:
-                journal.set_pin(_pin(parsed, prepared.costs))
+                if costs is not None:
+                    prepared.calibration = _pinned_calibration(journal)
+                journal.set_pin(_pin(parsed, prepared))
             context = Context(
-                prepared, chosen, parsed, meter, progress, cancel, place, len(jobs)
+                prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book
             )  # fmt: skip
             report = UpscaleReport(
                 model=prepared.descriptor.to_dict(), device=device, versions=versions()
@@ -89,55 +94,13 @@ def upscale(
     finally:
         meter.stop()
     report.seconds = time.perf_counter() - started
-    _tell(progress, "done", "")
+    tell(progress, "done", "")
     return report
 
 
-def plan(
-    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
-    host_budget: str | int | None = None, disk_budget: str | int | None = None,
-    scratch: str | Path | None = None, progress: ProgressCallback | None = None,
-    cancel: Cancel = None, **settings: Any,
-) -> UpscaleReport:  # fmt: skip
-    """What `upscale` would do with the same arguments, without running or writing anything.
-
-    Each image of the report has status ``planned`` and its `Plan`, or ``failed`` and why. The
-    model is probed if it never was on this machine. Raises as `upscale` does.
-    """
-    chosen = UpscaleSettings.of(**settings)
-    jobs, _ = _find(inputs, Path(output), chosen)
-    device = resolve_device(chosen.device)
-    parsed = Budget.parse(
-        budget, device=device, host=host_budget, disk=disk_budget,
-        scratch=Path(scratch) if scratch else Path(output),
-    )  # fmt: skip
-    _tell(progress, "load", chosen.model_name)
-    prepared = prepare(
-        chosen, device=device, limit_bytes=parsed.device_bytes // 2,
-        on_probe=lambda: _tell(progress, "probe", chosen.model_name), cancel=cancel,
-    )  # fmt: skip
-    report = UpscaleReport(
-        model=prepared.descriptor.to_dict(), device=device, versions=versions()
-    )
-    for job in jobs:
-        check_cancel(cancel)
-        try:
-            task = plan_image(job.source, job.target, prepared, chosen, parsed)
-        except LowtideError as error:
-            if len(jobs) == 1:
-                raise
-            report.images.append(_failed(job, error))
-            continue
-        report.images.append(ImageReport(
-            input=str(job.source), output=str(job.target), status="planned",
-            width=task.facts.info.width, height=task.facts.info.height,
-            out_width=task.written.width, out_height=task.written.height,
-            plan=task.plan, notes=task.notes,
-        ))  # fmt: skip
-    return report
-
-
-def _find(inputs: Inputs, output: Path, settings: UpscaleSettings) -> tuple[list[Job], Path | None]:
+def find_jobs(
+    inputs: Inputs, output: Path, settings: UpscaleSettings
+) -> tuple[list[Job], Path | None]:
     """The jobs, and the folder that gets a journal (None for one file to one file)."""
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     jobs = discover(given, output, format=settings.format)
@@ -169,7 +132,7 @@ def _one(
         # A stop concerns the whole job; a single image has nobody else to go on for.
         if alone or error.exit_code == 130:
             raise
-        return _failed(job, error)
+        return failed_image(job, error)
 
 
 def _content(source: Path) -> str:
@@ -190,7 +153,7 @@ def _refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> N
     raise UsageError(f"{target} exists already", hint="--force to replace it")
 
 
-def _failed(job: Job, error: LowtideError) -> ImageReport:
+def failed_image(job: Job, error: LowtideError) -> ImageReport:
     return ImageReport(
         input=str(job.source), output=str(job.target), status="failed",
         error=error.message, hint=error.hint,
@@ -227,13 +190,21 @@ def _pinned(
     return parsed, costs
 
 
-def _pin(budget: Budget, costs: ModelCosts) -> dict[str, Any]:
+def _pinned_calibration(journal: Journal) -> Calibration | None:
+    kept = journal.pin.get("calibration")
+    return None if kept is None else Calibration.model_validate(kept)
+
+
+def _pin(budget: Budget, prepared: Prepared) -> dict[str, Any]:
+    bound = prepared.calibration
     return {
         "device": budget.device, "device_bytes": budget.device_bytes,
-        "host_bytes": budget.host_bytes, "versions": versions(), "costs": costs.model_dump(),
+        "host_bytes": budget.host_bytes, "versions": versions(),
+        "costs": prepared.costs.model_dump(),
+        "calibration": None if bound is None else bound.model_dump(),
     }  # fmt: skip
 
 
-def _tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:
+def tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:
     if progress is not None:
         progress(Progress(phase, name))

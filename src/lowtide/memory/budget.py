@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
 from lowtide.memory.meter import available_host_bytes, total_host_bytes
+from lowtide.memory.profiles.profile import DeviceProfile
 
 # Left to the rest of the machine by `auto`: a desktop, a browser, the page cache.
 _AUTO_HOST_SHARE, _AUTO_DEVICE_SHARE = 0.6, 0.9
@@ -56,6 +58,20 @@ class Budget:
             device_bytes = host_bytes = min(device_bytes, host_bytes) if host else device_bytes
         disk_bytes = _resolve(disk, disk_room, "disk budget")
         return cls(device_bytes, host_bytes, disk_bytes, device)
+
+    @classmethod
+    def on(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:
+        """A budget for a device that need not be here: what its desktop leaves, or ``text``.
+
+        Host memory and disk are taken to be no limit. Raises `UsageError` as `parse` does.
+        """
+        if isinstance(text, Budget):
+            return text
+        free = profile.total_bytes - profile.desktop_bytes
+        room = _Room(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
+        count = _resolve(text, room, f"budget for {profile.title}")
+        host = count if profile.kind == "cpu" else sys.maxsize
+        return cls(count, host, sys.maxsize, profile.name)
 
     def __str__(self) -> str:
         return format_bytes(self.device_bytes)

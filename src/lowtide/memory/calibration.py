@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.resources
 import json
 import math
@@ -10,11 +12,16 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from lowtide._version import __version__
+from lowtide.core.heap import heap_is_tuned
 from lowtide.core.units import MIB
+from lowtide.memory.store import cache_folder
 
 # Fixed parts that are tried: what a process takes besides its tensors differs by so much.
 _FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
 _COVERAGE = 0.995
+# Fewer runs than this say nothing of a hundredth.
+_ENOUGH = 40
 
 
 class Residual(BaseModel):
@@ -76,20 +83,38 @@ def shipped_calibration(kind: str) -> Calibration:
 
 
 class ResidualStore:
-    """Runs of this machine, one JSON line each, newest last; at most ``keep`` count."""
+    """Runs of one device of this machine, one JSON line each, newest last.
 
-    def __init__(self, path: Path, keep: int = 500) -> None:
-        self._path, self._keep = path, keep
+    Runs of other versions or another setting of the C heap are kept apart, since they take
+    other memory.
+    """
+
+    def __init__(self, device: str, folder: Path | None = None, keep: int = 400) -> None:
+        import torch
+
+        parts = device, torch.__version__, __version__, heap_is_tuned(), torch.get_num_threads()
+        name = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+        self._path = (folder or cache_folder()) / f"residuals-{name}.jsonl"
+        self._keep = keep
 
     def add(self, residual: Residual) -> None:
-        """Append one run."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as lines:
-            lines.write(residual.model_dump_json() + "\n")
+        """Append one run; a folder that cannot be written only means bounds as shipped."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as lines:
+                lines.write(residual.model_dump_json() + "\n")
 
     def read(self) -> list[Residual]:
-        """The runs kept, oldest first."""
+        """The newest runs, oldest first; damaged lines are left out."""
         if not self._path.is_file():
             return []
-        lines = self._path.read_text().splitlines()[-self._keep :]
-        return [Residual.model_validate_json(line) for line in lines if line]
+        found = []
+        for line in self._path.read_text().splitlines()[-self._keep :]:
+            with contextlib.suppress(ValueError):
+                found.append(Residual.model_validate_json(line))
+        return found
+
+    def calibration(self) -> Calibration | None:
+        """What these runs say of upper bounds, once there are enough of them."""
+        residuals = self.read()
+        return calibrate(residuals) if len(residuals) >= _ENOUGH else None

@@ -23,13 +23,23 @@ class ProbePoint(BaseModel):
     seconds: float
 
 
+class TracedPoint(BaseModel):
+    """Input pixels, and the bytes alive at the peak of a run on them, as a trace tells."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pixels: int
+    peak_bytes: int
+
+
 class ModelCosts(BaseModel):
     """Measured facts of one model on one device at one precision.
 
     ``reach`` is how many input pixels beyond its own place an output pixel depends on; None
     means that no bound was found within ``reach_searched`` pixels, and tiles then differ from
     the whole. ``context_bytes`` is what the driver takes on the device. ``batchable`` says
-    whether a batch gave the same results as single runs.
+    whether a batch gave the same results as single runs. ``points`` were run, ``traced`` only
+    traced, at sizes far beyond; a network that cannot be traced has none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,19 +54,26 @@ class ModelCosts(BaseModel):
     reach: int | None
     reach_searched: int
     points: tuple[ProbePoint, ...]
+    traced: tuple[TracedPoint, ...] = ()
 
     def activation_bytes(self, pixels: int) -> int:
         """Bytes alive at the peak of a run on ``pixels`` input pixels (a whole batch together).
 
-        A line through the two largest probes, and where three show that it bends upward
-        (attention over the whole map), a parabola; never below the largest smaller probe.
+        Between traced sizes it follows the line that joins them. Beyond them, and where none
+        were traced, it is a line through the two largest sizes, and where three show that it
+        bends upward (attention over the whole map), a parabola; never below a smaller one.
         """
+        if self.traced:
+            return _follow([(p.pixels, p.peak_bytes) for p in self.traced], pixels)
+        return self._probed_bytes(pixels)
+
+    def _probed_bytes(self, pixels: int) -> int:
         return _extrapolate([(p.pixels, p.peak_bytes) for p in self.points], pixels)
 
     def slack_bytes(self, pixels: int) -> int:
-        """Bytes that the allocator holds at that peak beyond those alive."""
+        """Bytes that the allocator holds at that peak beyond those alive, as in the probes."""
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
-        return max(0, resident - self.activation_bytes(pixels))
+        return max(0, resident - self._probed_bytes(pixels))
 
     def seconds(self, pixels: int) -> float:
         """Predicted seconds of a run on ``pixels`` input pixels.
@@ -93,6 +110,14 @@ def fit_growth(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
             return max(fixed, 0.0), max(linear, 0.0), square
     linear = max(linear, 0.0)
     return max(right_bytes - linear * right, 0.0), linear, 0.0
+
+
+def _follow(points: Sequence[tuple[int, int]], pixels: int) -> int:
+    for (left, left_bytes), (right, right_bytes) in pairwise(points):
+        if left <= pixels <= right:
+            share = (pixels - left) / (right - left)
+            return math.ceil(left_bytes + share * (right_bytes - left_bytes))
+    return _extrapolate(points, pixels)
 
 
 def _extrapolate(points: Sequence[tuple[int, int]], pixels: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from torch import nn
 
+from lowtide.core.errors import LowtideError
 from lowtide.core.units import format_bytes
 from lowtide.memory.calibration import Calibration, shipped_calibration
 from lowtide.memory.fake import Faker, model_tensors
@@ -89,6 +90,8 @@ def estimate(
     bound = calibration or shipped_calibration(profile.kind)
     try:
         trace = trace_step(model, step, profile=profile, dtype=dtype)
+    except LowtideError:
+        raise  # ours: what was asked for cannot be, however it is tried
     except Exception as error:  # noqa: BLE001 - whatever stops a trace, a real run must decide
         priced = extrapolate(model, step, error, dtype)
         return Estimate(

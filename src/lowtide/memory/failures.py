@@ -37,12 +37,16 @@ def release(error: BaseException, device: str) -> None:
     frames of the whole exception chain are cleared, because a chained cause holds its own.
     """
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
         seen.add(id(link))
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+        # Both: a cause from elsewhere does not undo what was being handled.
+        links += [link.__cause__, link.__context__]
     # What the heap keeps may be just what other allocators (oneDNN's, numpy's) were missing.
     trim_heap(collect=True)
     if device != "cpu":

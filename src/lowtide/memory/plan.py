@@ -31,12 +31,33 @@ class Refusal(BaseModel):
     reason: str
 
 
+class Alternative(BaseModel):
+    """A point of the front between memory and time: no candidate takes less of both."""
+
+    model_config = ConfigDict(frozen=True)
+
+    what: str
+    accuracy: Accuracy
+    predicted_bytes: int
+    upper_bytes: int
+    seconds: float
+    chosen: bool = False
+
+
+# What is tried in this order when memory runs out in spite of a plan.
+Recovery = Literal["again", "smaller batch", "smaller tile", "smaller plan"]
+RECOVERY: tuple[Recovery, ...] = ("again", "smaller batch", "smaller tile", "smaller plan")
+
+
 class Plan(BaseModel):
     """How one image will be run. JSON in, JSON out; the same plan gives the same file.
 
     Sizes are input pixels. ``run_pixels`` is the most that the network gets at once, all
     ``images_per_tile`` (color and alpha) counted. ``upper_bytes`` is what is held against the
-    budget.
+    budget. Tiles are all of one size, padded where the image ends, and run row by row, so that
+    the first one shows what all of them take; ``recovery`` is what follows if memory runs out
+    nevertheless. ``model_sha256`` names the weights that the figures are of. ``front`` are the
+    candidates that nothing beats in both memory and time, from the smallest up.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,6 +91,9 @@ class Plan(BaseModel):
     host_budget_bytes: int = 0
     choice: str = ""
     refused: tuple[Refusal, ...] = ()
+    front: tuple[Alternative, ...] = ()
+    recovery: tuple[Recovery, ...] = RECOVERY
+    model_sha256: str = ""
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Sum of the ledger at one place; on the CPU the host is the device."""
@@ -118,8 +142,35 @@ def choose(candidates: Sequence[Plan], budget: Budget) -> Plan:
             "host_budget_bytes": budget.host_bytes,
             "choice": _explain(best, fitting, budget),
             "refused": _refusals(best, candidates, budget),
+            "front": frontier(candidates, best),
         }
     )
+
+
+def frontier(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
+    """The candidates that no other beats in memory without losing in time, smallest first.
+
+    Accuracy counts too: an exact plan is not beaten by one that is only bounded. ``chosen`` is
+    listed even where others are as good.
+    """
+    front: list[Plan] = []
+    for plan in sorted(candidates, key=lambda plan: (plan.upper_bytes, plan.seconds)):
+        beaten = any(
+            other.seconds <= plan.seconds and _RANKS[other.accuracy] >= _RANKS[plan.accuracy]
+            for other in front
+        )
+        if plan is chosen or not beaten:
+            front.append(plan)
+    return tuple(
+        Alternative(
+            what=plan.title, accuracy=plan.accuracy, predicted_bytes=plan.predicted_bytes,
+            upper_bytes=plan.upper_bytes, seconds=plan.seconds, chosen=plan is chosen,
+        )
+        for plan in front
+    )  # fmt: skip
+
+
+_RANKS: dict[Accuracy, int] = {"bounded": 0, "exact": 1}
 
 
 def _score(plan: Plan) -> float:
@@ -186,7 +237,7 @@ def _nothing_fits(candidates: Sequence[Plan], budget: Budget) -> BudgetError:
         )
     return BudgetError(
         f"no plan fits in {format_bytes(budget.device_bytes)}: the smallest, {smallest.title},"
-        f" needs {format_bytes(need)}",
+        f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of computing",
         smallest=need,
         hint=f"--budget {need // MIB}MiB",
     )

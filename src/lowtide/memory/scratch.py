@@ -18,9 +18,10 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 # An operator is measured only if so many times its operands and results could make it the peak.
 _WIDEST, _WIDEST_LOW_PRECISION = 3, 6
-# Larger ones are measured on a few rows and scaled: their scratch grows by the row.
-_SCALE_ABOVE = 64 << 20
-_ROWS = (32, 64)
+# Larger ones are measured on some of their rows and scaled, since their scratch grows by the
+# row; on fewer bytes than that, libraries choose other algorithms.
+_SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
+_LEAST_ROWS = 128
 _SCALABLE = frozenset({
     torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
 })  # fmt: skip
@@ -59,7 +60,7 @@ class HostScratch:
         known = self.store.get(key)
         if known is None:
             operands = operand_bytes(call)
-            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and _rows(call) > 2 * _ROWS[1]:
+            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and _rows(call) > _LEAST_ROWS:
                 known = self._scaled(call)
             elif operands > self.limit_bytes:
                 self.assumed.append(call[0].__name__)
@@ -71,8 +72,10 @@ class HostScratch:
         return known
 
     def _scaled(self, call: Call) -> int:
+        share = _SCALED_BYTES / operand_bytes(call)
+        few = max(_LEAST_ROWS // 4, math.ceil(_rows(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, _measure(_with_rows(call, rows))) for rows in _ROWS
+            (rows, _measure(_with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
         return math.ceil(high_bytes + slope * (_rows(call) - high))

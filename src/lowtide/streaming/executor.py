@@ -57,7 +57,7 @@ def run(
     resilient = ResilientStep(step, plan, network.scale)
     window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
     size = (source.info.height, source.info.width)
-    merger = StripMerger(rows, columns, step, sink, size)
+    merger = StripMerger(rows, columns, step, sink, size, resilient.repeated)
     outcome = Outcome(events=resilient.events)
     for row, top in enumerate(rows.starts):
         strip = window.rows(top, top + rows.tile)

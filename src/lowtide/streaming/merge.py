@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +14,11 @@ from lowtide.streaming.layout import Axis
 from lowtide.streaming.step import TileStep
 
 _WRITE_ROWS = 16  # convert blended rows in blocks, so that no second strip exists
+Repeat = Callable[[Callable[[], np.ndarray]], np.ndarray]
+
+
+def _call(call: Callable[[], np.ndarray]) -> np.ndarray:
+    return call()
 
 
 class StripMerger:
@@ -19,11 +27,14 @@ class StripMerger:
     Without blending the strip holds samples of the image's own type and each tile is written
     into its own place; with blending it holds float32 sums, and the rows shared with the next
     strip are carried over. ``size`` is the true (height, width) in input pixels: padding is cut.
+    Conversions, which take memory but change nothing, are called through ``repeat``.
     """
 
     def __init__(
-        self, rows: Axis, columns: Axis, step: TileStep, sink: RowSink, size: tuple[int, int]
-    ) -> None:
+        self, rows: Axis, columns: Axis, step: TileStep, sink: RowSink, size: tuple[int, int],
+        repeat: Repeat = _call,
+    ) -> None:  # fmt: skip
+        self._repeat = repeat
         self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
         self._scale = step.network.scale
         self._size = tuple(side * self._scale for side in size)
@@ -44,11 +55,12 @@ class StripMerger:
         base = self._rows.span(row)[0] * self._scale
         target = self._strip[top - base : bottom - base, left:right]
         if not self._blended:
-            target[:] = self._step.to_samples(part)
+            target[:] = self._repeat(lambda: self._step.to_samples(part))
             return
         down = self._rows.weights(row, self._scale)[: bottom - top, None]
         across = self._columns.weights(column, self._scale)[None, : right - left]
-        target += (part.permute(1, 2, 0) * torch.from_numpy(down * across)[..., None]).numpy()
+        weights = torch.from_numpy(down * across)[..., None]
+        target += self._repeat(lambda: (part.permute(1, 2, 0) * weights).numpy())
 
     def finish(self, row: int) -> int:
         """Write the rows that no later tile will touch; returns how many."""
@@ -58,7 +70,7 @@ class StripMerger:
         if self._blended:
             for start in range(0, count, _WRITE_ROWS):
                 rows = self._strip[start : min(start + _WRITE_ROWS, count)]
-                self._sink.write(self._finished(rows))
+                self._sink.write(self._repeat(partial(self._finished, rows)))
             self._carry(count, self._rows.span(row)[1] * self._scale - last)
         elif count:
             self._sink.write(self._strip[:count])

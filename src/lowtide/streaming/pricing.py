@@ -10,6 +10,7 @@ from typing import Literal
 from lowtide.core.errors import UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
+from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow, Origin, Place
 from lowtide.memory.plan import Plan
@@ -57,7 +58,8 @@ class Picture:
     ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
     memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
     is what the rows held for one row of tiles should stay below where lower tiles allow it,
-    and up to ``easy_bytes`` memory need not be saved.
+    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far this machine's
+    runs were from their predictions, once that is known.
     """
 
     info: ImageInfo
@@ -66,6 +68,7 @@ class Picture:
     scratch_bytes: int = 0
     row_bytes: int | None = None
     easy_bytes: int | None = None
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,27 @@ def _plan(
         run_pixels=at_once,
         seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),
-        ledger=tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
+        ledger=_calibrated(
+            tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
+            picture.calibration,
+        ),
+    )
+
+
+def _calibrated(
+    rows: tuple[LedgerRow, ...], calibration: Calibration | None
+) -> tuple[LedgerRow, ...]:
+    """``rows`` with the bound that past runs call for, in place of general ones."""
+    if calibration is None:
+        return rows
+    memory = [row for row in rows if row.place != "disk"]
+    expected = sum(row.value for row in memory)
+    margin = calibration.upper(expected) - expected
+    exact = [row.model_copy(update={"upper": row.value}) for row in memory]
+    return (
+        *exact,
+        LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
+        *(row for row in rows if row.place == "disk"),
     )
 
 
@@ -291,7 +314,8 @@ def _ledger(
 
     live = costs.activation_bytes(pixels)
     yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
-    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, "probed")
+    told = "traced" if costs.traced else "probed"
+    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, told)
     slack = costs.slack_bytes(pixels)
     yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
     if costs.device == "cpu":

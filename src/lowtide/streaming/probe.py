@@ -18,6 +18,7 @@ from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes, resident_p
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
+from lowtide.streaming.tracing import trace_points
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
@@ -72,6 +73,11 @@ def probe(
         ))  # fmt: skip
     complete = all(fits(side) for side in (*REACH_SIDES, *sides))
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
+    if kind == "cpu":
+        # On CUDA the allocator's own figures of real runs are the better ones.
+        costs = costs.model_copy(
+            update={"traced": trace_points(network, align=align, minimum=minimum)}
+        )
     return costs, complete
 
 

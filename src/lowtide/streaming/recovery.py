@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +14,17 @@ from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.plan import Plan
 from lowtide.streaming.layout import least_tile, round_up, split_axis
 
+T = TypeVar("T")
+
 
 class ResilientStep:
-    """Runs tiles in batches; halves the batch, then the tile, when memory runs out.
+    """Runs tiles in batches; when memory runs out, again, and then in smaller batches and tiles.
 
-    What had to shrink stays shrunk for the rest of the image. ``events`` says in words what
-    happened. Parts of a tile keep the plan's overlap between them, so a model whose reach the
-    overlap covers gives the same result. Raises `OutOfMemoryError` when the smallest part fails.
+    A step that fails is repeated as it was, once: the lack may have been another program's, and
+    other sizes mean other kernels, which round otherwise. What had to shrink stays shrunk for
+    the rest of the image. ``events`` says in words what happened. Parts of a tile keep the
+    plan's overlap between them, so a model whose reach the overlap covers gives the same result
+    but for rounding. Raises `OutOfMemoryError` when the smallest part fails.
     """
 
     def __init__(
@@ -28,7 +33,8 @@ class ResilientStep:
         self._step, self._plan, self._scale = step, plan, scale
         self.batch = plan.batch
         self.events: list[str] = []
-        self._failed_sides: tuple[int, int] | None = None
+        self._too_large: set[tuple[int, ...]] = set()
+        self._repeats = self._place_of_repeats = 0
 
     def shrink(self, why: str) -> bool:
         """Take a smaller batch from now on; False when it is 1 already."""
@@ -43,30 +49,59 @@ class ResilientStep:
         results: list[Tensor] = []
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
-            done = self._attempt(group) if not self._known_to_fail(group[0]) else None
+            done = self._attempt(group)
             if done is not None:
                 results.extend(done.unbind())
-            elif len(group) == 1:
-                results.append(self._in_parts(group[0]))
-            else:
+            elif len(group) > 1 and "smaller batch" in self._plan.recovery:
                 self.batch = len(group)
                 self.shrink("out of memory")
+            else:
+                results.append(self._in_parts(group[0]))
         return results
 
-    def _attempt(self, group: Sequence[np.ndarray]) -> Tensor | None:
+    def repeated(self, call: Callable[[], T]) -> T:
+        """``call()``, and once more if memory ran out on it; raises what the second try raises.
+
+        For anything that leaves no trace where it fails, in the network or beside it.
+        """
+        if "again" not in self._plan.recovery:
+            return call()
         failure: BaseException
         try:
-            return self._step(group)
+            return call()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = error
         # Outside the handler: only now can the frames that hold the tensors be let go.
         release(failure, self._plan.device)
-        return None
+        result = call()
+        self._note_repeat()
+        return result
 
-    def _known_to_fail(self, tile: np.ndarray) -> bool:
-        return self._failed_sides == tile.shape[:2]
+    def _note_repeat(self) -> None:
+        """One event for all repeats, however many there are."""
+        self._repeats += 1
+        times = "once" if self._repeats == 1 else f"{self._repeats} times"
+        event = f"out of memory {times}: what had failed was repeated, with success"
+        if self._repeats == 1:
+            self._place_of_repeats = len(self.events)
+            self.events.append(event)
+        self.events[self._place_of_repeats] = event
+
+    def _attempt(self, group: Sequence[np.ndarray]) -> Tensor | None:
+        """The results of a group, or None if memory ran out on it twice, now or before."""
+        failure: BaseException
+        if group[0].shape in self._too_large:
+            return None
+        try:
+            return self.repeated(lambda: self._step(group))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        release(failure, self._plan.device)
+        return None
 
     def _in_parts(self, tile: np.ndarray) -> Tensor:
         """One tile as two or more smaller ones along its longer side."""
@@ -74,17 +109,18 @@ class ResilientStep:
         side = tile.shape[axis]
         half = round_up(-(-(side + plan.overlap) // 2), plan.align)
         floor = max(least_tile(plan.overlap, plan.align), plan.minimum)
-        if plan.square or half < floor or half >= side:
+        divisible = not plan.square and floor <= half < side
+        if not divisible or "smaller tile" not in plan.recovery:
             raise OutOfMemoryError(
                 f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
                 " cannot be divided further",
                 hint="close other programs, or pass a smaller --budget so that less is planned",
             )
-        if self._failed_sides is None:
+        if not self._too_large:
             self.events.append(
                 f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here"
             )
-            self._failed_sides = (tile.shape[0], tile.shape[1])
+        self._too_large.add(tile.shape)
         layout = split_axis(side, half, plan.overlap, align=plan.align)
         parts = []
         for index, start in enumerate(layout.starts):
@@ -94,4 +130,4 @@ class ResilientStep:
             result = done[0] if done is not None else self._in_parts(piece)
             keep = slice((low - start) * self._scale, (high - start) * self._scale)
             parts.append(result[:, :, keep] if axis else result[:, keep])
-        return torch.cat(parts, dim=1 + axis)
+        return self.repeated(lambda: torch.cat(parts, dim=1 + axis))

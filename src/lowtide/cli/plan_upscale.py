@@ -1,0 +1,98 @@
+"""`lowtide plan upscale`: the same options, nothing run, for this machine or another."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowtide.cli import upscale as command
+from lowtide.cli.shell import guarded
+from lowtide.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import UpscaleReport
+
+# What only matters where files are written.
+_LEFT_OUT = ("dry_run", "force", "report")
+_ALL_DEVICES = Annotated[bool, typer.Option(
+    "--all-devices", rich_help_panel="Main", help=(
+        "The plan for this machine's CPU and for every card that is known, in a table."),
+)]  # fmt: skip
+_DEVICE = Annotated[str, typer.Option(
+    "--device", rich_help_panel="Main", help=(
+        "auto, cpu, cuda:0, ... or a card that need not be here, such as rtx3060-12gb."),
+)]  # fmt: skip
+
+
+def _command() -> Any:
+    def plan(all_devices: bool = False, **given: Any) -> None:
+        if not all_devices:
+            command.upscale(**given, dry_run=True)
+            return
+        if given.get("device", "auto") != "auto":
+            raise UsageError("--all-devices and --device contradict each other", hint="drop one")
+        _show_all(given)
+
+    shape = inspect.signature(command.upscale, eval_str=True)
+    kept = [item for name, item in shape.parameters.items() if name not in _LEFT_OUT]
+    kept = [
+        item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept
+    ]  # fmt: skip
+    added = inspect.Parameter(
+        "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
+    )
+    plan.__doc__ = "What upscaling would do and use: reads headers only, writes nothing."
+    result = guarded(plan)
+    result.__signature__ = shape.replace(parameters=[*kept, added])  # pyright: ignore[reportFunctionMemberAccess]
+    return result
+
+
+def _show_all(given: dict[str, Any]) -> None:
+    from lowtide.jobs.plan_upscale import plan_on_all_devices
+
+    as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
+    given.pop("quiet")
+    told = plan_on_all_devices(inputs, output or Path("upscaled"), **command.as_settings(given))
+    if as_json:
+        import json
+
+        plain = {
+            name: {"error": report} if isinstance(report, str) else report.model_dump(mode="json")
+            for name, report in told.items()
+        }
+        typer.echo(json.dumps(plain, indent=2))
+        return
+    for line in _table(told):
+        typer.echo(line)
+
+
+def _table(told: dict[str, UpscaleReport | str]) -> list[str]:
+    from lowtide.core.units import format_bytes, format_seconds
+
+    rows = [("device", "budget", "expected", "at most", "time", "precision", "plan")]
+    for name, report in told.items():
+        if isinstance(report, str):
+            rows.append((name, "", "", "", "", "", report))
+            continue
+        for image in report.images:
+            if image.plan is None:
+                rows.append((name, "", "", "", "", "", image.error or ""))
+                continue
+            plan = image.plan
+            rows.append((
+                name, format_bytes(plan.budget_bytes), format_bytes(plan.predicted_bytes),
+                format_bytes(plan.upper_bytes), format_seconds(plan.seconds), plan.precision,
+                f"{plan.title}, {plan.accuracy}",
+            ))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        + "  " + row[-1]
+        for row in rows
+    ]  # fmt: skip
+
+
+plan = _command()

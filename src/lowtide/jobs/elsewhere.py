@@ -1,0 +1,80 @@
+"""A model as a device that is not here would run it: costs from traces and a profile."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.jobs.prepare import Prepared, prepare
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.roofline import roofline_seconds
+from lowtide.models import ModelDescriptor
+from lowtide.streaming.layout import round_up
+from lowtide.streaming.step import Network
+from lowtide.streaming.tracing import run_bytes, trace_tile
+
+_SIDES = (128, 256, 512, 1024)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prepared:
+    """``settings``' model as ``profile``'s device would run it.
+
+    Reach and batches are learned here on the CPU (once, then remembered), memory from traces,
+    seconds from the profile's rates. Raises `ModelError` for a model that cannot be traced.
+    """
+    here = prepare(settings.model_copy(update={"precision": "fp32"}), device="cpu")
+    precision = _precision(settings.precision, here.descriptor, profile)
+    network = dataclasses.replace(
+        here.network, device=profile.name, dtype=_DTYPES[precision], channels_last=False
+    )
+    costs = _costs(here, network, profile, precision)
+    return Prepared(here.descriptor, network, here.shape, costs, precision)
+
+
+def _costs(
+    here: Prepared, network: Network, profile: DeviceProfile, precision: str
+) -> ModelCosts:
+    shape, weights = here.shape, here.costs.weight_bytes
+    points, traced = [], []
+    for side in sorted({round_up(max(side, shape.minimum), shape.align) for side in _SIDES}):
+        told = trace_tile(network, side, side, device=profile)
+        if told.trace is None:
+            raise ModelError(
+                f"{here.descriptor.name} cannot be traced, so nothing can be said of"
+                f" {profile.title}",
+                hint="run `lowtide plan` on that machine, where it is measured instead",
+            )
+        live = run_bytes(network, told)
+        kept = next(row.value for row in told.ledger if row.name == "allocator")
+        seconds = roofline_seconds(told.trace, profile)
+        traced.append(TracedPoint(pixels=side * side, peak_bytes=live))
+        points.append(ProbePoint(
+            pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
+        ))  # fmt: skip
+    halved = _DTYPES[precision].itemsize / 4
+    return here.costs.model_copy(update={
+        "device": profile.name, "precision": precision, "channels_last": False,
+        "weight_bytes": int(weights * halved), "context_bytes": profile.context_bytes,
+        "points": tuple(points), "traced": tuple(traced),
+    })  # fmt: skip
+
+
+def _precision(wanted: str, model: ModelDescriptor, profile: DeviceProfile) -> str:
+    """The precision asked for, or the lowest that both the device and the model gain from."""
+    allowed = ["fp32", *(["bf16"] if model.supports_bfloat16 else [])]
+    if model.supports_half:
+        allowed.append("fp16")
+    if wanted == "auto":
+        if profile.kind == "cpu":
+            return "fp32"
+        gains = ("bf16",) if profile.capability >= (8, 0) else ("fp16",)
+        return next((name for name in gains if name in allowed), "fp32")
+    if wanted not in allowed or wanted not in profile.supports:
+        where = model.name if wanted not in allowed else profile.title
+        raise UsageError(f"{where} does not run in {wanted}", hint="--precision auto")
+    return wanted

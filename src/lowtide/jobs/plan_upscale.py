@@ -1,0 +1,112 @@
+"""What upscaling would do and use: on this machine, or on a device that is not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowtide.core.errors import LowtideError
+from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
+from lowtide.jobs.elsewhere import prepare_elsewhere
+from lowtide.jobs.planning import plan_image
+from lowtide.jobs.prepare import Prepared, prepare, resolve_device
+from lowtide.jobs.report import ImageReport, UpscaleReport, versions
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.upscale import Inputs, failed_image, find_jobs, tell
+from lowtide.media.discover import Job
+from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names
+from lowtide.memory.replay import PlanBook
+
+
+def plan(
+    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
+    host_budget: str | int | None = None, disk_budget: str | int | None = None,
+    scratch: str | Path | None = None, progress: ProgressCallback | None = None,
+    cancel: Cancel = None, **settings: Any,
+) -> UpscaleReport:  # fmt: skip
+    """What `upscale` would do with the same arguments, without running or writing anything.
+
+    ``device`` may also be the name of a device profile (``"rtx3060-12gb"``), which need not be
+    present: memory is then traced and its allocator simulated, time a rough prior, and
+    ``budget`` by default what a desktop leaves of the card. Each image of the report has status
+    ``planned`` and its `Plan`, or ``failed`` and why. On this machine the model is probed if it
+    never was. Raises as `upscale` does.
+    """
+    chosen = UpscaleSettings.of(**settings)
+    jobs, _ = find_jobs(inputs, Path(output), chosen)
+    book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
+    profile = profile_named(chosen.device)
+    tell(progress, "load", chosen.model_name)
+    if profile is None:
+        device = resolve_device(chosen.device)
+        parsed = Budget.parse(
+            budget, device=device, host=host_budget, disk=disk_budget,
+            scratch=Path(scratch) if scratch else Path(output),
+        )  # fmt: skip
+        prepared = prepare(
+            chosen, device=device, limit_bytes=parsed.device_bytes // 2,
+            on_probe=lambda: tell(progress, "probe", chosen.model_name), cancel=cancel,
+            replayed=book.plans[0][1] if book else None,
+        )  # fmt: skip
+    else:
+        parsed, prepared = Budget.on(profile, budget), prepare_elsewhere(chosen, profile)
+    work = _Work(prepared, chosen, parsed, book)
+    report = UpscaleReport(
+        model=prepared.descriptor.to_dict(), device=prepared.network.device, versions=versions()
+    )
+    for job in jobs:
+        check_cancel(cancel)
+        report.images.append(work.plan(job, alone=len(jobs) == 1))
+    return report
+
+
+def plan_on_all_devices(
+    inputs: Inputs, output: str | Path, **settings: Any
+) -> dict[str, UpscaleReport | str]:
+    """`plan` for this machine's CPU and every card in the profiles, by name.
+
+    A device on which nothing fits, or that the settings do not suit, has the reason instead.
+    """
+    told: dict[str, UpscaleReport | str] = {}
+    for name in profile_names():
+        try:
+            told[name] = plan(inputs, output, **{**settings, "device": name})
+        except LowtideError as error:
+            told[name] = error.message
+    return told
+
+
+def profile_named(device: str) -> DeviceProfile | None:
+    """The profile that ``--device`` names, or None for a device of this machine.
+
+    Raises `UsageError` for a name that is neither.
+    """
+    here = device == "auto" or device.partition(":")[0] in ("cpu", "cuda")
+    return None if here else load_profile(device)
+
+
+@dataclass
+class _Work:
+    prepared: Prepared
+    settings: UpscaleSettings
+    budget: Budget
+    book: PlanBook | None
+
+    def plan(self, job: Job, *, alone: bool) -> ImageReport:
+        """One image's plan; the error of a single image is raised."""
+        try:
+            task = plan_image(
+                job.source, job.target, self.prepared, self.settings, self.budget, book=self.book
+            )
+        except LowtideError as error:
+            if alone:
+                raise
+            return failed_image(job, error)
+        return ImageReport(
+            input=str(job.source), output=str(job.target), status="planned",
+            width=task.facts.info.width, height=task.facts.info.height,
+            out_width=task.written.width, out_height=task.written.height,
+            plan=task.plan, notes=task.notes,
+        )  # fmt: skip

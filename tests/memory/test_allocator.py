@@ -1,0 +1,221 @@
+"""The simulated caching allocator: PyTorch's rules, one by one."""
+
+import copy
+import pickle
+
+import pytest
+
+from lowtide.core.errors import UsageError
+from lowtide.core.units import KIB, MIB
+from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory, replay
+from lowtide.memory.failures import is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("size", "allocated", "reserved"),
+    [
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (19 * MIB + 512 * KIB, 20 * MIB, 20 * MIB),  # less than 1 MiB is left, and stays with it
+        (100 * MIB + 1, 100 * MIB + 512, 102 * MIB),
+    ],
+)
+def test_rounding_and_segments(size, allocated, reserved):
+    allocator = CachingAllocator()
+    handle = allocator.allocate(size)
+    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+    allocator.free(handle)
+    assert (allocator.allocated, allocator.active, allocator.reserved) == (0, 0, reserved)
+    assert (allocator.peak_allocated, allocator.peak_reserved) == (allocated, reserved)
+    allocator.empty_cache()
+    assert (allocator.reserved, allocator.peak_reserved) == (0, reserved)
+
+
+def test_no_tensor_asks_for_nothing():
+    with pytest.raises(ValueError, match="0 bytes"):
+        CachingAllocator().allocate(0)
+
+
+def test_large_blocks_are_split_only_where_more_than_1_mib_is_left():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(30 * MIB))
+    allocator.allocate(29 * MIB)
+    assert allocator.allocated == 30 * MIB
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(30 * MIB))
+    allocator.allocate(29 * MIB - 512)
+    assert allocator.allocated == 29 * MIB - 512
+    allocator.allocate(MIB + 512)  # fits what is left exactly
+    assert allocator.reserved == 30 * MIB
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    allocator = CachingAllocator()
+    handles = [allocator.allocate(size * MIB) for size in (40, 12, 20)]
+    for handle in handles:
+        allocator.free(handle)
+    allocator.allocate(12 * MIB)
+    allocator.allocate(20 * MIB)
+    allocator.allocate(40 * MIB)
+    assert allocator.reserved == 72 * MIB
+
+
+def test_freed_neighbors_are_one_again():
+    allocator = CachingAllocator()
+    handles = [allocator.allocate(5 * MIB) for _ in range(4)]
+    assert allocator.reserved == 20 * MIB
+    for index in (0, 2, 1, 3):
+        allocator.free(handles[index])
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved == 20 * MIB
+
+
+def test_segments_that_anyone_uses_are_not_given_back():
+    allocator = CachingAllocator()
+    small, _ = allocator.allocate(512), allocator.allocate(512)
+    large = allocator.allocate(64 * MIB)
+    allocator.free(small)
+    allocator.free(large)
+    allocator.empty_cache()
+    assert allocator.reserved == 2 * MIB
+
+
+def test_streams_do_not_share():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(16 * MIB, stream=1))
+    allocator.allocate(16 * MIB, stream=2)
+    assert allocator.reserved == 32 * MIB
+    allocator.allocate(16 * MIB, stream=1)
+    assert allocator.reserved == 32 * MIB
+
+
+def test_a_block_another_stream_works_on_is_active_until_that_is_done():
+    allocator = CachingAllocator(20 * MIB)
+    handle = allocator.allocate(16 * MIB)
+    allocator.request_free(handle)
+    assert (allocator.allocated, allocator.active) == (0, 16 * MIB)
+    allocator.allocate(20 * MIB)  # waits for it, since there is no other room
+    allocator.complete_free(handle)
+    assert (allocator.allocated, allocator.active, allocator.reserved) == (20 * MIB,) * 3
+
+
+def test_cached_segments_make_room_before_anything_fails():
+    allocator = CachingAllocator(100 * MIB)
+    handles = [allocator.allocate(30 * MIB) for _ in range(3)]
+    allocator.free(handles[0])
+    allocator.free(handles[1])
+    allocator.allocate(50 * MIB)
+    assert allocator.reserved == 80 * MIB
+    assert allocator.peak_reserved == 90 * MIB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_running_out_says_what_was_missing_and_changes_nothing(expandable):
+    allocator = CachingAllocator(50 * MIB, expandable_segments=expandable)
+    allocator.allocate(30 * MIB)
+    before = allocator.allocated, allocator.active, allocator.reserved
+    with pytest.raises(SimulatedOutOfMemory, match=r"30\.0 MiB requested, .* of 50\.0 MiB") as seen:
+        allocator.allocate(30 * MIB)
+    error = seen.value
+    assert (error.requested, error.reserved, error.capacity) == (30 * MIB, before[2], 50 * MIB)
+    assert (allocator.allocated, allocator.active, allocator.reserved) == before
+    assert is_out_of_memory(error)
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (str(twin), twin.requested) == (str(error), 30 * MIB)
+
+
+def test_blocks_over_the_split_limit_serve_only_requests_of_their_size():
+    allocator = CachingAllocator(max_split_size=40 * MIB)
+    allocator.free(allocator.allocate(100 * MIB))
+    allocator.allocate(30 * MIB)  # would have to split it
+    allocator.allocate(80 * MIB)  # 20 MiB would be wasted
+    assert allocator.reserved == 210 * MIB
+    allocator.allocate(82 * MIB)
+    assert allocator.reserved == 210 * MIB
+
+
+def test_blocks_over_the_split_limit_are_given_back_one_by_one():
+    allocator = CachingAllocator(200 * MIB, max_split_size=40 * MIB)
+    handles = [allocator.allocate(size * MIB) for size in (50, 60, 20, 60)]
+    for handle in handles[:3]:
+        allocator.free(handle)
+    allocator.allocate(90 * MIB)
+    # Largest first, and no more than enough: the 20 MiB block stays cached.
+    assert allocator.reserved == (20 + 60 + 90) * MIB
+
+
+@pytest.mark.parametrize(
+    ("size", "divisions", "rounded"),
+    [
+        (1200 * MIB, 4, 1280 * MIB),
+        (84 * MIB, 4, 96 * MIB),
+        (84 * MIB, 8, 88 * MIB),
+        (64 * MIB, 4, 64 * MIB),
+        (1200, 4, 1536),  # too small to be divided
+        (84 * MIB, 1, 84 * MIB),
+    ],
+)
+def test_rounding_to_divisions_of_powers_of_two(size, divisions, rounded):
+    assert CachingAllocator(roundup_power2_divisions=divisions).rounded(size) == rounded
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_split_size": 19 * MIB}, {"roundup_power2_divisions": 6}], ids=str
+)
+def test_settings_that_pytorch_refuses(settings):
+    with pytest.raises(UsageError):
+        CachingAllocator(**settings)
+
+
+def test_expandable_segments_grow_by_pages():
+    allocator = CachingAllocator(expandable_segments=True)
+    first = allocator.allocate(18 * MIB)
+    assert allocator.reserved == 20 * MIB
+    second = allocator.allocate(23 * MIB)  # 2 MiB of it in the first page
+    assert allocator.reserved == 60 * MIB
+    assert allocator.allocated == 41 * MIB
+    allocator.allocate(100)
+    assert allocator.reserved == 62 * MIB
+    allocator.free(first)
+    allocator.free(second)
+    allocator.allocate(60 * MIB)  # one block again
+    assert allocator.reserved == 62 * MIB
+
+
+def test_expandable_segments_give_back_whole_pages():
+    allocator = CachingAllocator(expandable_segments=True)
+    handles = [allocator.allocate(size * MIB) for size in (10, 70, 10)]
+    assert allocator.reserved == 100 * MIB
+    allocator.free(handles[1])
+    allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB  # three pages lie between 10 and 80 MiB
+    allocator.allocate(70 * MIB)  # into the gap, by its lowest addresses
+    assert allocator.reserved == 100 * MIB
+    allocator.free(handles[0])
+    allocator.free(handles[2])
+    allocator.empty_cache()
+    assert allocator.reserved == 80 * MIB
+
+
+def test_expandable_segments_move_pages_when_the_device_is_full():
+    allocator = CachingAllocator(100 * MIB, expandable_segments=True)
+    low, middle, _ = (allocator.allocate(30 * MIB) for _ in range(3))
+    allocator.free(middle)
+    with pytest.raises(SimulatedOutOfMemory):
+        allocator.allocate(60 * MIB)
+    allocator.free(low)
+    allocator.allocate(60 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (90 * MIB, 100 * MIB)
+
+
+def test_replaying_a_run():
+    allocator = CachingAllocator()
+    replay([(1, 30 * MIB), (2, 512), (1, -30 * MIB), (3, 0), (1, 20 * MIB)], allocator)
+    assert (allocator.allocated, allocator.reserved) == (20 * MIB + 512, 32 * MIB)
+    with pytest.raises(KeyError):
+        replay([(9, -1)], CachingAllocator())

@@ -1,0 +1,92 @@
+"""Upper bounds that follow from how far predictions were off."""
+
+import random
+
+import pytest
+
+from lowtide.memory.calibration import (
+    Calibration,
+    Residual,
+    ResidualStore,
+    calibrate,
+    shipped_calibration,
+)
+
+MIB = 1 << 20
+
+
+def runs(count: int, seed: int = 0, fixed: int = 3 * MIB, spread: float = 0.02) -> list[Residual]:
+    chance = random.Random(seed)
+    made = []
+    for _ in range(count):
+        predicted = chance.randint(50, 2000) * MIB
+        measured = int(predicted * (1 + chance.uniform(-spread, spread))) + fixed
+        made.append(Residual(predicted=predicted, measured=measured))
+    return made
+
+
+def test_the_bound_holds_where_it_was_made_and_elsewhere() -> None:
+    bound = calibrate(runs(300))
+    for seed in range(3):
+        others = runs(400, seed=seed + 1)
+        held = sum(bound.upper(run.predicted) >= run.measured for run in others)
+        assert held / len(others) >= 0.99
+
+
+def test_the_bound_is_tight() -> None:
+    bound = calibrate(runs(300))
+    widths = sorted(bound.upper(run.predicted) / run.measured for run in runs(300, seed=9))
+    assert 1 <= widths[len(widths) // 2] < 1.04
+
+
+def test_what_every_run_takes_more_becomes_the_fixed_part() -> None:
+    assert calibrate(runs(200, fixed=20 * MIB, spread=0.0)).fixed_bytes >= 16 * MIB
+    assert calibrate(runs(200, fixed=0, spread=0.0)).fixed_bytes == 0
+
+
+def test_one_run_is_covered_and_none_is_an_error() -> None:
+    run = Residual(predicted=100 * MIB, measured=130 * MIB)
+    assert calibrate([run]).upper(run.predicted) >= run.measured
+    with pytest.raises(ValueError, match="no residuals"):
+        calibrate([])
+
+
+def test_predictions_that_were_too_high_never_lower_the_bound_below_them() -> None:
+    high = [Residual(predicted=100 * MIB, measured=60 * MIB)] * 50
+    assert calibrate(high).upper(100 * MIB) >= 100 * MIB
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_calibration_ships(kind: str) -> None:
+    bound = shipped_calibration(kind)
+    assert isinstance(bound, Calibration)
+    assert bound.upper(1000 * MIB) > 1000 * MIB
+
+
+def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
+    store = ResidualStore("cpu", tmp_path, keep=50)
+    for run in runs(70):
+        store.add(run)
+    assert store.read() == runs(70)[-50:]
+    path = next(tmp_path.iterdir())
+    path.write_text(path.read_text() + "not json\n")
+    assert store.read() == runs(70)[-49:]
+    assert store.calibration() == calibrate(store.read())
+
+
+def test_few_runs_say_nothing(tmp_path) -> None:
+    store = ResidualStore("cpu", tmp_path)
+    assert store.read() == []
+    for run in runs(5):
+        store.add(run)
+    assert store.calibration() is None
+
+
+def test_devices_are_kept_apart(tmp_path) -> None:
+    ResidualStore("cpu", tmp_path).add(runs(1)[0])
+    assert ResidualStore("cuda:0", tmp_path).read() == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    ResidualStore("cpu", tmp_path / "file" / "below").add(runs(1)[0])

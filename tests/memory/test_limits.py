@@ -1,0 +1,93 @@
+"""A limit kept by the kernel, tried in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lowtide.core.errors import LowtideError, UsageError
+from lowtide.memory.limits import process_limit
+
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits data as Linux does"
+)
+
+START = """
+import resource
+import numpy as np
+import torch
+from lowtide.memory.failures import is_out_of_memory
+from lowtide.memory.limits import process_limit
+
+MIB = 1 << 20
+torch.set_num_threads(1)
+torch.zeros(10)
+
+
+def take(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8)
+
+
+def fails(call):
+    try:
+        call()
+    except (RuntimeError, MemoryError) as error:
+        assert is_out_of_memory(error), error
+        return True
+    return False
+"""
+
+
+BODY = """
+before = resource.getrlimit(resource.RLIMIT_DATA)
+with process_limit(100 * MIB):
+    held = take(60)
+    assert fails(lambda: take(60))
+    assert fails(lambda: np.ones(60 * MIB, np.uint8))
+    del held
+    assert not fails(lambda: take(60))
+    low = resource.getrlimit(resource.RLIMIT_DATA)
+    with process_limit(500 * MIB):  # the lower limit stays
+        assert resource.getrlimit(resource.RLIMIT_DATA) == low
+        assert fails(lambda: take(120))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == low
+assert resource.getrlimit(resource.RLIMIT_DATA) == before
+assert not fails(lambda: take(200))
+
+def overdo():
+    with process_limit(50 * MIB):
+        take(80)
+
+assert fails(overdo)
+assert resource.getrlimit(resource.RLIMIT_DATA) == before
+"""
+
+
+@linux
+def test_allocations_beyond_the_limit_fail_and_can_be_survived():
+    done = subprocess.run(
+        [sys.executable, "-c", START + BODY], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@linux
+def test_a_kernel_that_does_not_keep_the_limit_is_found_out(monkeypatch):
+    import resource
+
+    # Such a kernel takes the call and does nothing.
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    with pytest.raises(LowtideError, match="does not keep the limit"), process_limit(1 << 20):
+        pass
+
+
+def test_a_limit_of_nothing_makes_no_sense():
+    with pytest.raises(UsageError, match="leaves nothing"), process_limit(0):
+        pass
+
+
+def test_other_systems_are_told(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="on Linux only") as caught, process_limit(1 << 20):
+        pass
+    assert "VirtualDevice" in caught.value.hint

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
     from lowtide.jobs.upscale import upscale
     from lowtide.memory.budget import Budget
+    from lowtide.memory.estimate import Estimate, estimate
     from lowtide.memory.plan import Plan
+    from lowtide.memory.steps import InferenceStep, TrainingStep
     from lowtide.models.loader import load
 
 __all__ = [
@@ -41,7 +43,9 @@ __all__ = [
     "Budget",
     "BudgetError",
     "Cancelled",
+    "Estimate",
     "ImageError",
+    "InferenceStep",
     "InputError",
     "LowtideError",
     "ModelError",
@@ -49,9 +53,11 @@ __all__ = [
     "OutputError",
     "Plan",
     "Progress",
+    "TrainingStep",
     "UpscaleReport",
     "UsageError",
     "__version__",
+    "estimate",
     "load",
     "plan",
     "upscale",
@@ -59,8 +65,12 @@ __all__ = [
 
 _HOMES = {
     "Budget": "lowtide.memory.budget",
+    "Estimate": "lowtide.memory.estimate",
+    "InferenceStep": "lowtide.memory.steps",
     "Plan": "lowtide.memory.plan",
+    "TrainingStep": "lowtide.memory.steps",
     "UpscaleReport": "lowtide.jobs.report",
+    "estimate": "lowtide.memory.estimate",
     "load": "lowtide.models.loader",
     "plan": "lowtide.jobs.plan_upscale",
     "upscale": "lowtide.jobs.upscale",

@@ -9,7 +9,7 @@ import warnings
 
 import typer
 
-from lowtide.cli import doctor, models, plan_upscale, upscale
+from lowtide.cli import doctor, models, plan_train, plan_upscale, upscale
 from lowtide.cli.shell import State
 
 _EXIT_CODES = (
@@ -29,6 +29,7 @@ plans = typer.Typer(help="Say what a command would do and use, without running i
                     no_args_is_help=True)  # fmt: skip
 app.command("upscale")(upscale.upscale)
 plans.command("upscale")(plan_upscale.plan)
+plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.units import MIB
+from lowtide.memory.runtime import RuntimeCosts
 from lowtide.memory.store import cache_folder
 
 # Fixed parts that are tried: what a process takes besides its tensors differs by so much.
@@ -80,6 +81,14 @@ def shipped_calibration(kind: str) -> Calibration:
     """
     folder = importlib.resources.files("lowtide.memory") / "data"
     return Calibration.model_validate(json.loads((folder / "calibration.json").read_text())[kind])
+
+
+def shipped_runtime() -> RuntimeCosts:
+    """What kernels and objects take on the CPU, from the same benchmark."""
+    folder = importlib.resources.files("lowtide.memory") / "data"
+    return RuntimeCosts.model_validate(
+        json.loads((folder / "calibration.json").read_text())["runtime"]
+    )
 
 
 class ResidualStore:

@@ -11,6 +11,7 @@ from torch import nn
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.units import format_bytes
+from lowtide.memory.autocast import autocast_as_on
 from lowtide.memory.calibration import Calibration, shipped_calibration
 from lowtide.memory.fake import Faker, model_tensors
 from lowtide.memory.ledger import LedgerRow
@@ -18,6 +19,7 @@ from lowtide.memory.pricing_cpu import price_on_cpu
 from lowtide.memory.pricing_cuda import price_on_cuda
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.profiles.attention import attention_as_on
+from lowtide.memory.runtime import Objects
 from lowtide.memory.scratch import HostScratch
 from lowtide.memory.small_runs import extrapolate
 from lowtide.memory.steps import Step, given_to
@@ -30,7 +32,8 @@ class Estimate(BaseModel):
 
     ``live_bytes`` is the most that tensors hold at once, weights and inputs included, exact for
     a traced run. ``predicted_bytes`` adds what the device needs besides; ``upper_bytes`` is what
-    a run should not exceed. ``phase`` and ``operator`` say where the peak is.
+    a run should not exceed. ``phase`` and ``operator`` say where the peak is; ``objects`` counts
+    what a run on the CPU leaves beside its tensors.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,6 +46,7 @@ class Estimate(BaseModel):
     operator: str
     seconds: float
     notes: tuple[str, ...] = ()
+    objects: Objects | None = None
 
     _trace: Trace | None = PrivateAttr(default=None)
 
@@ -87,29 +91,43 @@ def estimate(
     """
     started = time.perf_counter()
     profile = load_profile(device) if isinstance(device, str) else device
-    bound = calibration or shipped_calibration(profile.kind)
     try:
-        trace = trace_step(model, step, profile=profile, dtype=dtype)
+        return traced_estimate(
+            model, step, profile, dtype=dtype, operators=operators, calibration=calibration
+        )
     except LowtideError:
         raise  # ours: what was asked for cannot be, however it is tried
     except Exception as error:  # noqa: BLE001 - whatever stops a trace, a real run must decide
         priced = extrapolate(model, step, error, dtype)
-        return Estimate(
-            device=profile.name, method="probed", live_bytes=priced.live_bytes,
-            ledger=priced.rows, phase=priced.phase, operator=priced.operator,
-            seconds=time.perf_counter() - started, notes=priced.notes,
-        )  # fmt: skip
+    return Estimate(
+        device=profile.name, method="probed", live_bytes=priced.live_bytes,
+        ledger=priced.rows, phase=priced.phase, operator=priced.operator,
+        seconds=time.perf_counter() - started, notes=priced.notes,
+    )  # fmt: skip
+
+
+def traced_estimate(
+    model: nn.Module, step: Step, profile: DeviceProfile, *, dtype: torch.dtype | None = None,
+    operators: OperatorStore | None = None, calibration: Calibration | None = None,
+) -> Estimate:  # fmt: skip
+    """Peak memory of ``step`` as `estimate` gives it, but never from a run on smaller inputs.
+
+    For comparing steps with one another: a figure from another method would make differences
+    meaningless. Whatever stops the trace is raised as it is.
+    """
+    started = time.perf_counter()
+    bound = calibration or shipped_calibration(profile.kind)
+    trace = trace_step(model, step, profile=profile, dtype=dtype)
     if profile.kind == "cpu":
         store = operators or OperatorStore(cache_folder())
-        scratch = HostScratch(store)
-        priced = price_on_cpu(trace, scratch, bound)
+        priced = price_on_cpu(trace, HostScratch(store), bound)
         store.save()
     else:
         priced = price_on_cuda(trace, profile, bound)
     result = Estimate(
         device=profile.name, method="traced", live_bytes=trace.peak_bytes, ledger=priced.rows,
         phase=priced.phase, operator=priced.operator, seconds=time.perf_counter() - started,
-        notes=priced.notes,
+        notes=priced.notes, objects=priced.objects,
     )  # fmt: skip
     result._trace = trace
     return result
@@ -119,12 +137,12 @@ def trace_step(
     model: nn.Module, step: Step, *, profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
 ) -> Trace:  # fmt: skip
-    """The trace of ``step`` on fake CPU tensors, with the attention kernels of ``profile``."""
+    """The trace of ``step`` on fake CPU tensors, with ``profile``'s attention and autocast."""
     faker = Faker(dtype)
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True)
     profile = profile or load_profile("cpu")
-    with faker.running(), attention_as_on(profile):
+    with faker.running(), autocast_as_on(profile), attention_as_on(profile):
         tracer.label(model_tensors(twin), "weights")
         tracer.label(given_to(fake_step), "inputs")
         run = fake_step.prepare(twin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.runtime import Objects
 from lowtide.memory.trace import KINDS, Kind, Trace
 
 TITLES: dict[Kind, str] = {
@@ -22,6 +23,7 @@ class Priced:
     operator: str
     live_bytes: int
     notes: tuple[str, ...] = ()
+    objects: Objects | None = None
 
 
 def traced_rows(trace: Trace, op: int | None) -> list[LedgerRow]:

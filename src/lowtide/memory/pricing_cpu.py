@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lowtide.memory.calibration import Calibration
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.calibration import Calibration, shipped_runtime
+from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.priced import Priced, margin_row, traced_rows
+from lowtide.memory.runtime import count_objects
 from lowtide.memory.scratch import HostScratch, peak_with_scratch
 from lowtide.memory.trace import Trace
 
@@ -13,8 +14,6 @@ _PAGE = 4096
 _OWN_PAGES = 64 << 10
 # Alignment and header of one allocation by posix_memalign.
 _HEADER = 80
-# Python and autograd objects of an operator that a backward pass will need.
-_NODE = 2000
 
 
 def price_on_cpu(trace: Trace, scratch: HostScratch, calibration: Calibration) -> Priced:
@@ -24,27 +23,27 @@ def price_on_cpu(trace: Trace, scratch: HostScratch, calibration: Calibration) -
     rows = traced_rows(trace, op)
     live = sum(row.value for row in rows)
     rows.append(_row("scratch", max(0, peak.total - live), "probed"))
-    rows.append(_row("allocator", _rounding(trace, op), "simulated"))
+    where = trace.peak_op() if op is None else op
+    rows.append(_row("allocator", _rounding(trace, where), "simulated"))
+    objects = count_objects(trace, where)
+    rows.append(_row("runtime", shipped_runtime().of(objects), "calibrated"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, calibration.upper(predicted)))
     notes = []
     if scratch.assumed:
         names = ", ".join(sorted(set(scratch.assumed)))
         notes.append(f"too large to be measured here, taken at their bound: {names}")
-    where = trace.peak_op() if op is None else op
     name = trace.ops[where].name if where < len(trace.ops) else ""
-    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, tuple(notes))
+    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, tuple(notes), objects)
 
 
-def _row(name: str, value: int, origin: str) -> LedgerRow:
-    return LedgerRow(
-        name=name, place="device", value=value, upper=value, origin=origin  # pyright: ignore[reportArgumentType]
-    )
+def _row(name: str, value: int, origin: Origin) -> LedgerRow:
+    return LedgerRow(name=name, place="device", value=value, upper=value, origin=origin)
 
 
-def _rounding(trace: Trace, op: int | None) -> int:
+def _rounding(trace: Trace, op: int) -> int:
     """Bytes that pages and headers add to the storages alive at the peak."""
-    sizes = trace.sizes_during(trace.peak_op() if op is None else op)
+    sizes = trace.sizes_during(op)
     return sum(
         -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _OWN_PAGES else _HEADER
         for size in sizes

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lowtide.memory.calibration import Calibration
-from lowtide.memory.costs import ModelCosts, TracedPoint
+from lowtide.memory.costs import TracedPoint
 from lowtide.memory.estimate import Estimate, estimate
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.steps import InferenceStep
@@ -16,7 +16,7 @@ from lowtide.streaming.step import Network
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 # Rows of an estimate that are not the run's own: they have rows of their own in a plan.
-_NOT_THE_RUN = ("weights", "allocator", "context", "margin")
+_NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
 
 def trace_tile(
@@ -60,10 +60,3 @@ def trace_points(network: Network, *, align: int, minimum: int) -> tuple[TracedP
         points.append(TracedPoint(pixels=side * side, peak_bytes=run_bytes(network, told)))
     return tuple(points)
 
-
-def bends(network: Network, costs: ModelCosts, *, align: int, minimum: int) -> bool:
-    """Whether a wide tile holds otherwise than a square one of as many pixels would."""
-    height = round_up(max(192, minimum), align)
-    width = 3 * height
-    told = run_bytes(network, trace_tile(network, height, width))
-    return abs(told / costs.activation_bytes(height * width) - 1) > 0.02

@@ -149,7 +149,7 @@ class _Replaced(TorchFunctionMode):
                 enable_gqa,
             ).squeeze(0)  # fmt: skip
         with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
-            call = _describe((query, key, value), attn_mask, dropout_p, is_causal, enable_gqa)
+            call = describe_call((query, key, value), attn_mask, dropout_p, is_causal, enable_gqa)
             path = path_of(self._profile, call)
             self._log.paths[path] += 1
             return run_as(
@@ -173,7 +173,7 @@ def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
         ]
 
 
-def _describe(
+def describe_call(
     tensors: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     dropout: float,

@@ -1,0 +1,138 @@
+"""`lowtide plan train`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowtide.cli.shell import complain, guarded, on_terminal
+from lowtide.core.errors import BudgetError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lowtide.jobs.plan_train import DevicePlans, TrainingPlan
+
+_STEP, _DEVICE, _OUT = "Training step", "Device", "Output"
+
+
+class Optimizer(StrEnum):
+    """Values of --optimizer."""
+
+    auto = "auto"
+    adamw, adamw_foreach, adamw_fused = "adamw", "adamw-foreach", "adamw-fused"
+    sgd, sgd_momentum = "sgd", "sgd-momentum"
+
+
+class Checkpointing(StrEnum):
+    """Values of --checkpointing."""
+
+    none, selective, full = "none", "selective", "full"
+
+
+class TrainPrecision(StrEnum):
+    """Values of --precision."""
+
+    fp32, bf16, fp16 = "fp32", "bf16", "fp16"
+
+
+def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+@guarded
+def train(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=(
+        "package.module:function or path/to/file.py:function, which returns a module; a bundled"
+        " model; or a model file. Python files are run."))],
+    batch: Annotated[int, _option("--batch", panel=_STEP, help="Images in a micro-batch.")] = 4,
+    size: Annotated[str, _option(panel=_STEP, help=(
+        "Size of the images, 256 or WIDTHxHEIGHT."))] = "256",
+    inputs: Annotated[list[str] | None, _option("--input", panel=_STEP, metavar="SHAPE", help=(
+        "What the model is called with, without the batch: 3,h,w or 4,h/8,w/8 or 77,768 or"
+        " :int64. Once for each input, in order. Default: the model's own example_inputs(batch,"
+        " size), or images."))] = None,
+    channels: Annotated[int | None, _option(panel=_STEP, help=(
+        "Channels of the images. Default: those of the model's first convolution."))] = None,
+    optimizer: Annotated[Optimizer, _option(panel=_STEP, help=(
+        "auto is AdamW in the form that PyTorch takes by default on the device."
+    ))] = Optimizer.auto,
+    checkpointing: Annotated[Checkpointing, _option(panel=_STEP, help=(
+        "What the backward pass computes again."))] = Checkpointing.none,
+    precision: Annotated[TrainPrecision, _option(panel=_STEP, help=(
+        "bf16 and fp16 are autocast over fp32 weights."))] = TrainPrecision.fp32,
+    ema: Annotated[bool, _option("--ema", panel=_STEP, help=(
+        "An average of the weights is kept on the device."))] = False,
+    accumulate: Annotated[int, _option(panel=_STEP, help=(
+        "Micro-batches in a step."))] = 1,
+    validation_batch: Annotated[int | None, _option(panel=_STEP, metavar="N", help=(
+        "Images of a validation pass after the step. Default: no such pass."))] = None,
+    validation_size: Annotated[str | None, _option(panel=_STEP, metavar="SIZE", help=(
+        "Size of the validation images. Default: --size."))] = None,
+    device: Annotated[str, _option("--device", panel=_DEVICE, help=(
+        "A card by name, such as rtx3060-12gb, which need not be here; cpu; cuda:0; or auto,"
+        " the CUDA device of this machine."))] = "auto",
+    all_devices: Annotated[bool, _option("--all-devices", panel=_DEVICE, help=(
+        "One line for every card known, up to the first rung that fits."))] = False,
+    budget: Annotated[str, _option("-b", "--budget", panel=_DEVICE, help=(
+        "Memory for the process: 6GiB, 80% of the card, or auto, all but what a display"
+        " usually takes."))] = "auto",
+    plot: Annotated[Path | None, _option("--plot", panel=_OUT, metavar="FILE", help=(
+        "Draw the step's memory over time to a .png or .svg file."))] = None,
+    as_json: Annotated[bool, _option("--json", panel=_OUT,
+                                     help="Print the plan as JSON on stdout.")] = False,
+    quiet: Annotated[bool, _option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+) -> None:  # fmt: skip
+    """Say whether a model trains in a card's memory, and what would make it fit.
+
+    Nothing is trained and no card is needed: the step is traced without data.
+    """
+    if all_devices and (plot is not None or device != "auto"):
+        raise UsageError(
+            "--all-devices contradicts --device and --plot", hint="drop it, or the others"
+        )
+    settings: dict[str, Any] = dict(
+        batch=batch, size=size, inputs=tuple(inputs or ()), channels=channels,
+        optimizer=optimizer.value, checkpointing=checkpointing.value, precision=precision.value,
+        ema=ema, accumulate=accumulate, validation_batch=validation_batch,
+        validation_size=validation_size, budget=budget,
+    )  # fmt: skip
+    with _progress(quiet) as tell:
+        from lowtide.jobs import plan_train as job
+
+        if all_devices:
+            result = job.plan_on_all_cards(model, progress=tell, **settings)
+        else:
+            result = job.plan_training(model, device=device, plot=plot, progress=tell, **settings)
+    _show(result, as_json=as_json)
+
+
+def _show(result: TrainingPlan | DevicePlans, *, as_json: bool) -> None:
+    """The plan on stdout; that nothing fits is an error all the same."""
+    typer.echo(result.model_dump_json(indent=2) if as_json else str(result))
+    try:
+        result.require()
+    except BudgetError as error:
+        # Not raised: with --json a second document would follow the plan.
+        complain(error.message, error.hint)
+        raise typer.Exit(error.exit_code) from None
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what is being traced: one changing line on a terminal."""
+    if quiet or os.environ.get("LOWTIDE_NO_PROGRESS"):
+        yield lambda name: None
+    elif on_terminal():
+        from rich.console import Console
+
+        with Console(stderr=True).status("tracing the step") as status:
+            yield lambda name: status.update(f"tracing: {name}")
+    else:
+        yield lambda name: typer.echo(f"tracing: {name}", err=True)

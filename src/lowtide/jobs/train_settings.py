@@ -1,0 +1,145 @@
+"""What a person can say about a training step to be planned, checked once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.memory.building import Inputs, make_inputs
+from lowtide.memory.checkpointing import Checkpointing
+from lowtide.memory.ladder import MakeStep
+from lowtide.memory.rungs import DTYPES
+from lowtide.memory.steps import Optimizer, TrainingStep
+
+_SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
+_SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
+_SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
+
+
+class TrainSettings(BaseModel):
+    """A training step, apart from the model and the device.
+
+    ``size`` is (height, width), or text as in `parse_size`. ``inputs`` are shapes as in
+    `parse_inputs`, ``channels`` those of images; without either the model's
+    ``example_inputs(batch, size)`` is called, or images have the channels of its first
+    convolution. ``optimizer`` ``"auto"`` is AdamW in the form that PyTorch takes by default. A
+    low ``precision`` is autocast over fp32 weights. ``validation_batch`` images of
+    ``validation_size`` (``size`` by default) are run after the step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int = Field(4, ge=1)
+    size: tuple[int, int] = (256, 256)
+    inputs: tuple[str, ...] = ()
+    channels: int | None = Field(None, ge=1)
+    optimizer: Optimizer | Literal["auto"] = "auto"
+    checkpointing: Checkpointing = "none"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ema: bool = False
+    accumulate: int = Field(1, ge=1)
+    validation_batch: int | None = Field(None, ge=1)
+    validation_size: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, **values: Any) -> TrainSettings:
+        """Settings from keywords; `UsageError` in plain words for what does not fit."""
+        for name in ("size", "validation_size"):
+            if isinstance(values.get(name), str):
+                values[name] = parse_size(values[name])
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = "--" + str(problem["loc"][0]).replace("_", "-")
+            raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
+        if settings.inputs and settings.channels is not None:
+            raise UsageError(
+                "--input and --channels contradict each other", hint="--input says the channels too"
+            )
+        if settings.validation_size is not None and settings.validation_batch is None:
+            raise UsageError(
+                "--validation-size without --validation-batch", hint="add --validation-batch 1"
+            )
+        return settings
+
+    def make_step(
+        self, model: nn.Module, on_cuda: bool, loss: Callable[[Any], Tensor] | None
+    ) -> MakeStep:
+        """A function that makes the step for a batch and a size, (height, width)."""
+        make = self._inputs()
+        optimizer = self.optimizer
+        if optimizer == "auto":
+            optimizer = "adamw-foreach" if on_cuda else "adamw"
+        validation = None
+        if self.validation_batch is not None:
+            size = self.validation_size or self.size
+            validation = make_inputs(model, self.validation_batch, size, make)
+
+        def step(batch: int, size: tuple[int, int]) -> TrainingStep:
+            return TrainingStep(
+                make_inputs(model, batch, size, make), optimizer=optimizer, loss=loss,
+                checkpointing=self.checkpointing, autocast=DTYPES.get(self.precision),
+                accumulate=self.accumulate, ema=self.ema, validation=validation,
+            )  # fmt: skip
+
+        return step
+
+    def _inputs(self) -> Inputs | None:
+        if self.inputs:
+            return parse_inputs(self.inputs)
+        channels = self.channels
+        if channels is None:
+            return None
+        return lambda batch, size: (torch.empty(batch, channels, *size, device="meta"),)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of ``"256"`` or, width first, ``"320x240"``; `UsageError` for others."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or "0" in (match[1], match[2]):
+        raise UsageError(f"size {text!r} is not a number of pixels", hint="--size 256 or 320x240")
+    width, height = match[1], match[2] or match[1]
+    return int(height), int(width)
+
+
+def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
+    """A function that makes inputs of ``shapes`` for a batch and a size, without data.
+
+    A shape lists the dimensions after that of the batch, separated by commas: numbers, ``h``
+    and ``w`` for the height and the width of the image, ``h/8`` for an eighth of it. A type may
+    follow a colon: ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one number an image). Raises
+    `UsageError` for anything else.
+    """
+    parsed = [_parse_shape(text) for text in shapes]
+
+    def make(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
+        sides = dict(zip("hw", size, strict=True))
+        return tuple(
+            torch.empty(
+                batch, *(side if isinstance(side, int) else sides[side[0]] // side[1]
+                         for side in shape),
+                dtype=dtype, device="meta",
+            )
+            for shape, dtype in parsed
+        )  # fmt: skip
+
+    return make
+
+
+def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
+    match = _SHAPE.fullmatch(text.replace(" ", ""))
+    dtype = getattr(torch, match[2] or "float32", None) if match else None
+    sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
+    if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
+        raise UsageError(
+            f"input {text!r} is no shape",
+            hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",
+        )
+    return [(s[1], int(s[2] or 1)) if s[1] else int(s[3]) for s in sides if s], dtype

@@ -1,0 +1,106 @@
+"""Autocast as a CUDA device does it, in a trace on fake CPU tensors.
+
+Why: CUDA's list of operators that run in fp32 is longer than the CPU's. It has the
+normalizations, softmax, powers and resizing, whose results are kept for the backward pass, so
+that the CPU's rules would take a diffusion U-Net to need little more than half of what it does.
+
+The rules are those of aten/src/ATen/autocast_mode.h in pytorch/pytorch, releases 2.8 to 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from lowtide.memory.profiles import DeviceProfile
+
+_LOW = (torch.bfloat16, torch.float16)
+# Python functions that end in one of these operators are in the list under their own names.
+_IN_FP32 = frozenset({
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
+    "reciprocal", "rsqrt", "sinh", "tan", "pow", "square", "softplus", "layer_norm",
+    "native_layer_norm", "group_norm", "norm", "normalize", "frobenius_norm", "nuclear_norm",
+    "vector_norm", "linalg_vector_norm", "linalg_norm", "matrix_norm", "linalg_matrix_norm",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss",
+    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
+    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy", "gaussian_nll_loss",
+    "dist", "pdist", "cdist", "renorm", "logsumexp", "interpolate", "upsample",
+    "upsample_nearest", "upsample_bilinear", "grid_sample",
+})  # fmt: skip
+# Told to give fp32, which takes no copy of what they read.
+_GIVE_FP32 = frozenset({
+    "softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"
+})  # fmt: skip
+# Lists of one device or one release only.
+_IN_FP32_IF_LISTED = {"rms_norm": "aten::rms_norm"}
+_OPERATORS = {
+    "__pow__": "pow", "__rpow__": "pow", "__ipow__": "pow", "__rtruediv__": "reciprocal",
+    "__rdiv__": "reciprocal",
+}  # fmt: skip
+# In fp32 on the CPU alone: on CUDA they run in the type of their input.
+_AS_THEY_COME = frozenset({
+    "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
+    "replication_pad3d", "avg_pool3d", "max_pool3d", "adaptive_avg_pool3d",
+    "adaptive_max_pool3d", "quantile", "nanquantile", "polar", "view_as_complex",
+})  # fmt: skip
+
+
+@contextmanager
+def autocast_as_on(profile: DeviceProfile) -> Iterator[None]:
+    """Inside, CPU autocast gives fake tensors the types that ``profile``'s device would.
+
+    Put it around a whole trace, backward pass included: checkpointing runs operators again
+    there. Nothing changes for the CPU, and without autocast. A Python function of PyTorch that
+    is not in the list keeps the CPU's rules for what it calls.
+    """
+    if profile.kind == "cpu":
+        yield
+        return
+    with _AsOnCuda():
+        yield
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """Runs the operators of CUDA's list in fp32, and those of the CPU's own list as they come."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        name = _OPERATORS.get(name, name)
+        if name in _IN_FP32 or _is_listed(name):
+            args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs))
+        elif name in _GIVE_FP32:
+            kwargs = _giving_fp32(args, kwargs)
+        elif name not in _AS_THEY_COME:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return func(*args, **kwargs)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _LOW else tensor
+
+
+def _giving_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords with fp32 as type of the result, unless the caller says one."""
+    tensor = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)), None)
+    told = kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args)
+    if tensor is None or tensor.dtype not in _LOW or told:
+        return kwargs
+    return {**kwargs, "dtype": torch.float32}
+
+
+def _is_listed(name: str) -> bool:
+    full = _IN_FP32_IF_LISTED.get(name)
+    return full is not None and torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCUDA")

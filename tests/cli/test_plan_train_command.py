@@ -1,0 +1,213 @@
+"""`lowtide plan train`: what is printed where, exit codes, and every option's effect."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import typer
+
+from lowtide.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+CODE = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 16, 3, padding=1)
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()) for _ in range(3)
+            )
+
+        def forward(self, x, more=None):
+            x = self.first(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    def net():
+        return Net()
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "given.py").write_text(textwrap.dedent(CODE))
+    return f"{tmp_path / 'given.py'}:net"
+
+
+@pytest.fixture
+def plan(lowtide, net: str):
+    """Run the command on a small network; further words override."""
+
+    def run(*words, device="rtx3070-8gb"):
+        return lowtide("plan", "train", net, "--batch", 2, "--size", 32, "--device", device, *words)
+
+    return run
+
+
+def test_the_plan_is_on_stdout_and_progress_elsewhere(plan, net: str) -> None:
+    result = plan()
+    assert result.code == 0
+    assert result.out.startswith(f"{net}: ")
+    for word in (
+        "NVIDIA GeForce RTX 3070 8 GB, budget 7.37 GiB", "batch 2 of 32×32, adamw-foreach",
+        "expected", "at most", "ledger     weights", "peak       in", "> as asked",
+        "fused optimizer", "full checkpointing", "batch 1, accumulate 2", "images of 16×16",
+        "none of its tensors has the steps", "fits in 7.37 GiB",
+    ):  # fmt: skip
+        assert word in result.out, word
+    assert "tracing: full checkpointing" in result.err
+    assert "tracing" not in result.out
+
+
+@pytest.mark.parametrize("how", ["-q", "--quiet", "LOWTIDE_NO_PROGRESS"])
+def test_silence(plan, monkeypatch, how: str) -> None:
+    if how.startswith("LOWTIDE"):
+        monkeypatch.setenv(how, "1")
+    assert plan(*([how] if how.startswith("-") else [])).err == ""
+
+
+def test_json(plan) -> None:
+    result = plan("--json", "-q")
+    assert result.code == 0
+    data = result.json
+    assert data["schema_version"] == 1
+    assert data["device"] == "rtx3070-8gb"
+    assert data["ladder"]["chosen"] == 0
+    assert data["ladder"]["rungs"][0]["settings"]["size"] == [32, 32]
+    assert {row["name"] for row in data["ladder"]["asked"]["ledger"]} >= {"weights", "context"}
+
+
+def test_nothing_fits_is_exit_code_3_with_the_plan_all_the_same(plan) -> None:
+    text = plan("--budget", "1MiB", "-q")
+    assert text.code == 3
+    assert "nothing fits in 1.00 MiB" in text.out
+    assert text.err.startswith("error: nothing fits in 1.00 MiB on rtx3070-8gb: the smallest rung")
+    assert "hint: a budget of" in text.err
+    data = plan("--budget", "1MiB", "-q", "--json")
+    assert data.code == 3
+    assert data.json["ladder"]["chosen"] is None
+
+
+def settings(result) -> dict:
+    assert result.code == 0, result.err
+    return result.json["ladder"]["rungs"][0]["settings"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--batch", 3], "batch", 3),
+        (["--size", "48x32"], "size", [32, 48]),
+        (["--optimizer", "sgd"], "optimizer", "sgd"),
+        (["--checkpointing", "full"], "checkpointing", "full"),
+        (["--precision", "bf16"], "autocast", "bf16"),
+        (["--ema"], "ema", "device"),
+        (["--accumulate", 4], "accumulate", 4),
+        (["--validation-batch", 5], "validation", 5),
+    ],
+    ids=lambda value: str(value),
+)
+def test_every_option_reaches_the_step(plan, words, name: str, value) -> None:
+    plain, changed = plan("-q", "--json"), plan("-q", "--json", *words)
+    assert settings(plain)[name] != value
+    assert settings(changed)[name] == value
+    memory = [r.json["ladder"]["asked"]["ledger"] for r in (plain, changed)]
+    assert memory[0] != memory[1]
+
+
+def test_inputs_channels_and_validation_size(plan, lowtide, net: str) -> None:
+    plain = plan("-q", "--json").json["ladder"]["asked"]["live_bytes"]
+    more = plan("-q", "--json", "--input", "3,h,w", "--input", "1000,1000").json
+    # The second input is held for the whole step: 2 × 1000 × 1000 numbers.
+    assert more["ladder"]["asked"]["live_bytes"] == plain + 2 * 1000 * 1000 * 4
+    wrong = plan("-q", "--channels", 5)
+    assert wrong.code == 2
+    assert "cannot be traced" in wrong.err
+    large = plan("-q", "--json", "--validation-batch", 2, "--validation-size", 128).json
+    assert large["ladder"]["asked"]["phase"] == "validation"
+
+
+def test_a_bundled_model_and_a_budget_in_percent(lowtide) -> None:
+    result = lowtide(
+        "plan", "train", "lowtide-x2", "--batch", 1, "--size", 16, "--device", "rtx4090",
+        "--budget", "50%", "-q",
+    )  # fmt: skip
+    assert result.code == 0
+    assert "lowtide-x2: 50,604 weights" in result.out
+    assert "budget 11.8 GiB" in result.out
+
+
+def test_all_devices(lowtide, net: str) -> None:
+    words = ["plan", "train", net, "--batch", 1, "--size", 16, "--all-devices", "-q"]
+    result = lowtide(*words)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].split()[0] == "device"
+    assert any(re.match(r"rtx3060-12gb +11\.4 GiB .* as asked$", line) for line in lines)
+    assert not any(line.startswith("cpu") for line in lines)
+    assert len(lowtide(*words, "--json").json["plans"]) == len(lines) - 1
+    small = lowtide(*words, "--budget", "1MiB")
+    assert small.code == 3
+    assert small.out.splitlines()[1].endswith("none")
+    both = lowtide(*words, "--device", "rtx3060")
+    assert both.code == 2
+    assert "contradicts" in both.err
+
+
+def test_a_picture(plan, tmp_path: Path) -> None:
+    assert plan("-q", "--plot", tmp_path / "memory.png").code == 0
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "hint"),
+    [
+        (["lowtide-x2", "--device", "gtx99"], 2, "no device profile 'gtx99'", "did you mean"),
+        (["nowhere.py:net"], 2, "nowhere.py: no such file", ""),
+        (["nowhere:net"], 2, "no Python module 'nowhere'", "path/to/file.py:function"),
+        (["{net}work"], 2, "has no 'network'", "functions there: Net, net"),
+        (["math:pi"], 2, "neither a function nor a module, but of type float", ""),
+        (["{net}", "--input", "3,q"], 2, "is no shape", "h and w for the size"),
+        (["{net}", "--size", "big"], 2, "not a number of pixels", "--size 256"),
+        (["{net}", "--batch", "0"], 2, "--batch 0", ""),
+        (["{net}", "--budget", "100GiB"], 2, "more than NVIDIA GeForce RTX 3070", "auto"),
+        (["{net}", "--plot", "a.jpg"], 2, "written as .png or .svg", ""),
+    ],
+    ids=str,
+)
+def test_errors(lowtide, net: str, words, code: int, message: str, hint: str) -> None:
+    words = [word.format(net=net) for word in words]
+    device = [] if "--device" in words else ["--device", "rtx3070-8gb"]
+    result = lowtide("plan", "train", *words, *device, "-q")
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert hint in result.err
+
+
+def test_every_option_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
+    section = page.split("\n## lowtide plan train\n")[1].split("\n## ")[0]
+    command = typer.main.get_command(app).commands["plan"].commands["train"]  # type: ignore[attr-defined]
+    options = {
+        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-")
+    }  # fmt: skip
+    assert len(options) > 15
+    assert not {name for name in options if not re.search(rf"`{name}[ `]", section)}
+    assert set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) <= options
+
+
+def test_help_loads_nothing_heavy_and_names_the_options(lowtide) -> None:
+    result = lowtide("plan", "train", "--help")
+    assert result.code == 0
+    for word in ("Usage: lowtide plan train", "MODEL", "--all-devices", "--plot", "--input"):
+        assert word in result.out

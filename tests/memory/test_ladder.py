@@ -1,0 +1,348 @@
+"""What a change frees is what two traces differ by; the first that fits; what does not apply."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.memory.estimate import traced_estimate
+from lowtide.memory.ladder import Ladder, Rung, climb
+from lowtide.memory.profiles import load_profile
+from lowtide.memory.rungs import Settings, step_with
+from lowtide.memory.steps import TrainingStep
+from lowtide.memory.store import OperatorStore
+
+CARD = load_profile("rtx3060-12gb")
+TOP = CARD.total_bytes
+
+
+class Net(nn.Module):
+    """Two blocks of convolutions at one resolution."""
+
+    def __init__(self, norm: type[nn.Module] = nn.Identity, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        self.blocks = nn.ModuleList([
+            nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), norm(32), nn.SiLU(),
+                          nn.Conv2d(32, 32, 3, padding=1), nn.SiLU())
+            for _ in range(blocks)
+        ])  # fmt: skip
+        self.last = nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+class Heavy(nn.Module):
+    """Many weights and hardly any activations, in blocks."""
+
+    def __init__(self, layers: int = 4, width: int = 512) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([
+            nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)
+        ])  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def images(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
+    return (torch.empty(batch, 3, *size, device="meta"),)
+
+
+def asked(batch: int, size: tuple[int, int]) -> TrainingStep:
+    """Everything that there is a rung for."""
+    return TrainingStep(
+        images(batch, size), optimizer="adamw-foreach", ema=True, validation=images(8, (128, 128))
+    )
+
+
+def plain(batch: int, size: tuple[int, int]) -> TrainingStep:
+    return TrainingStep(images(batch, size))
+
+
+def by_name(ladder: Ladder) -> dict[str, Rung]:
+    return {rung.name: rung for rung in ladder.rungs}
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Ladder:
+    """All rungs of the small network, on a card that needs none."""
+    return climb(
+        Net(), asked(4, (64, 64)), budget_bytes=TOP, device=CARD, make_step=asked,
+        sizes=[(32, 32)],
+    )  # fmt: skip
+
+
+def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
+    return traced_estimate(model or Net(), step, CARD).predicted_bytes
+
+
+def test_all_rungs_are_there_in_order(ladder: Ladder) -> None:
+    assert [rung.name for rung in ladder.rungs] == [
+        "as asked", "fused optimizer", "validation one by one", "EMA on the host",
+        "bf16 autocast", "selective checkpointing", "full checkpointing", "batch 2, accumulate 2",
+        "batch 1, accumulate 4", "images of 32×32", "fewer diffusion steps",
+    ]  # fmt: skip
+    assert ladder.chosen == 0
+    assert [rung.status for rung in ladder.rungs[:3]] == ["asked", "not needed", "not needed"]
+
+
+def test_figures_are_those_of_the_steps_they_name(ladder: Ladder) -> None:
+    step = asked(4, (64, 64))
+    one = images(1, (128, 128))
+    steps = {
+        "as asked": step,
+        "fused optimizer": (step := dataclasses.replace(step, optimizer="adamw-fused")),
+        "validation one by one": (step := dataclasses.replace(step, validation=one)),
+        "EMA on the host": (step := dataclasses.replace(step, ema=False)),
+        "bf16 autocast": (step := dataclasses.replace(step, autocast=torch.bfloat16)),
+        "selective checkpointing": dataclasses.replace(step, checkpointing="selective"),
+        "full checkpointing": (step := dataclasses.replace(step, checkpointing="full")),
+        "batch 2, accumulate 2": (step := dataclasses.replace(
+            step, inputs=images(2, (64, 64)), accumulate=2)),
+        "batch 1, accumulate 4": (step := dataclasses.replace(
+            step, inputs=images(1, (64, 64)), accumulate=4)),
+    }  # fmt: skip
+    rungs = by_name(ladder)
+    assert {name: rungs[name].predicted_bytes for name in steps} == {
+        name: peak(made) for name, made in steps.items()
+    }
+
+
+def test_what_is_freed_is_a_difference_of_traces(ladder: Ladder) -> None:
+    first = ladder.asked.predicted_bytes
+    before = first
+    for rung in ladder.rungs[1:]:
+        assert rung.predicted_bytes is not None
+        assert rung.freed_bytes == before - rung.predicted_bytes
+        assert rung.freed_in_all_bytes == first - rung.predicted_bytes
+        if rung.status != "frees nothing":
+            before = rung.predicted_bytes
+    step = asked(4, (64, 64))
+    alone = {
+        "full checkpointing": dataclasses.replace(step, checkpointing="full"),
+        "EMA on the host": dataclasses.replace(step, ema=False),
+        "images of 32×32": asked(4, (32, 32)),
+    }
+    for name, changed in alone.items():
+        assert by_name(ladder)[name].freed_alone_bytes == first - peak(changed)
+
+
+def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: Ladder) -> None:
+    assert ladder.asked.phase == "validation"
+    rung = by_name(ladder)["validation one by one"]
+    assert (rung.freed_alone_bytes or 0) > 0
+    assert rung.phase != "validation"
+
+
+def test_an_average_on_the_host_is_paid_for_there(ladder: Ladder) -> None:
+    weights = sum(weight.numel() * 4 for weight in Net().parameters())
+    assert by_name(ladder)["EMA on the host"].host_bytes == weights
+    assert by_name(ladder)["fused optimizer"].host_bytes == 0
+
+
+def test_work_is_counted_and_not_assumed(ladder: Ladder) -> None:
+    work = {name: rung.work or 0 for name, rung in by_name(ladder).items()}
+    # All of the network is convolutions, which selective checkpointing keeps.
+    assert work["as asked"] == work["bf16 autocast"] == work["selective checkpointing"] == 1
+    # The blocks' forward is a third of their work, and almost all of the network's.
+    assert 1.25 < work["full checkpointing"] < 4 / 3
+    assert work["batch 1, accumulate 4"] == work["full checkpointing"]
+    assert work["images of 32×32"] == work["full checkpointing"] / 4
+
+
+def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: Ladder) -> None:
+    rung = ladder.rungs[-1]
+    assert (rung.freed_bytes, rung.freed_alone_bytes, rung.status) == (0, 0, "frees nothing")
+    assert "none of its tensors has the steps" in rung.reason
+
+
+def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
+    target = by_name(ladder)["selective checkpointing"]
+    assert target.upper_bytes is not None
+    found = climb(
+        Net(), asked(4, (64, 64)), budget_bytes=target.upper_bytes, device=CARD,
+        make_step=asked, full=False,
+    )  # fmt: skip
+    assert found.choice is not None
+    assert found.choice.name == "selective checkpointing"
+    assert found.require() == found.choice
+    assert [rung.status for rung in found.rungs] == ["asked", *["taken"] * 5]
+    # A byte less, and the next one is needed.
+    less = climb(
+        Net(), asked(4, (64, 64)), budget_bytes=target.upper_bytes - 1, device=CARD,
+        make_step=asked, full=False,
+    )  # fmt: skip
+    assert less.choice is not None
+    assert less.choice.name == "full checkpointing"
+    assert less.choice.fits
+    assert f"> {less.choice.name}" in str(less)
+
+
+def test_nothing_fits() -> None:
+    def run(strict: bool) -> Ladder:
+        return climb(
+            Net(blocks=1), plain(2, (32, 32)), budget_bytes=1 << 20, device=CARD,
+            make_step=plain, sizes=[], strict=strict,
+        )  # fmt: skip
+
+    with pytest.raises(BudgetError, match=r"nothing fits in 1\.00 MiB on rtx3060-12gb") as error:
+        run(True)
+    loose = run(False)
+    uppers = [rung.upper_bytes for rung in loose.rungs if rung.upper_bytes is not None]
+    assert error.value.smallest == loose.smallest.upper_bytes == min(uppers)
+    assert loose.smallest.name in error.value.message
+    assert loose.choice is None
+    assert "nothing fits in 1.00 MiB" in str(loose)
+
+
+def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
+    step = TrainingStep((torch.empty(4, 512, device="meta"),), optimizer="adamw-foreach")
+    rungs = by_name(climb(Heavy(), step, budget_bytes=TOP, device=CARD))
+    assert rungs["full checkpointing"].status == "frees nothing"
+    assert rungs["full checkpointing"].phase in ("backward", "optimizer")
+    assert (rungs["full checkpointing"].freed_alone_bytes or 0) <= 0
+
+
+def test_what_does_not_apply_says_why() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
+    ladder = climb(
+        flat, plain(1, (16, 16)), budget_bytes=TOP, device=CARD, make_step=plain, sizes=[(8, 8)]
+    )
+    rungs = by_name(ladder)
+    reasons = {
+        "fused optimizer": "adamw makes no copies",
+        "validation one by one": "there is no validation pass",
+        "EMA on the host": "no average of the weights",
+        "full checkpointing": "no repeated blocks and no chain of layers",
+        "smaller batch, accumulated": "the batch is 1 already",
+        "images of 8×8": "RuntimeError",
+    }
+    for name, words in reasons.items():
+        rung = rungs[name]
+        assert (rung.status, rung.predicted_bytes, rung.fits) == ("not applicable", None, None)
+        assert words in rung.reason
+        assert f"{name} " in str(ladder)
+        assert f"does not apply: {rung.reason}" in str(ladder)
+
+
+def test_settings_asked_for_already_are_no_rungs() -> None:
+    step = dataclasses.replace(
+        plain(2, (16, 16)), autocast=torch.bfloat16, checkpointing="full",
+        validation=images(1, (16, 16)), keywords={},
+    )  # fmt: skip
+    rungs = by_name(climb(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
+    for name in ("bf16 autocast", "selective checkpointing", "full checkpointing"):
+        assert "asked for already" in rungs[name].reason
+    assert "one image at a time already" in rungs["validation one by one"].reason
+    assert "make_step is not given" in rungs["smaller batch, accumulated"].reason
+    assert "make_step is not given" in rungs["smaller images"].reason
+
+
+def test_low_precision_weights_need_no_autocast() -> None:
+    ladder = climb(
+        Net(blocks=2), plain(1, (16, 16)), budget_bytes=TOP, device=CARD, dtype=torch.bfloat16
+    )
+    assert by_name(ladder)["bf16 autocast"].reason == "the weights are in low precision already"
+
+
+def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
+    def step(batch: int, size: tuple[int, int]) -> TrainingStep:
+        return TrainingStep(images(batch, size))
+
+    model = Net(nn.BatchNorm2d, blocks=2)
+    found = climb(
+        model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[]
+    )
+    rungs = by_name(found)
+    assert rungs["batch 1, accumulate 2"].accuracy == "changes numbers"
+    assert "fewer images" in rungs["batch 1, accumulate 2"].reason
+    assert "updated twice" in rungs["full checkpointing"].reason
+
+
+def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
+    found = climb(
+        Net(blocks=1), plain(6, (16, 16)), budget_bytes=1, device=CARD, make_step=plain,
+        sizes=[], strict=False, full=False,
+    )  # fmt: skip
+    batches = [rung.settings for rung in found.rungs if rung.name.startswith("batch")]
+    assert [(at.batch, at.accumulate) for at in batches] == [(3, 2), (1, 6)]
+
+
+def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
+    step = dataclasses.replace(plain(1, (32, 32)), accumulate=5)
+    settings = Settings.of(step, None, None)
+    assert settings.accumulate == 5
+    shorter = step_with(step, settings, settings, None)
+    assert shorter.accumulate == 2
+    assert peak(shorter) == peak(step)
+
+
+def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
+    step = dataclasses.replace(asked(2, (16, 16)), validation=None)
+    ladder = climb(
+        Net(blocks=2), step, budget_bytes=1 << 30, device="cpu",
+        operators=OperatorStore(tmp_path),
+    )  # fmt: skip
+    assert ladder.device == "cpu"
+    rungs = by_name(ladder)
+    # The activations are the peak, for now; no other rung may free nothing and be kept.
+    assert rungs["fused optimizer"].freed_alone_bytes == 0
+    assert rungs["fused optimizer"].status == "not needed"
+    assert rungs["full checkpointing"].settings.optimizer == "adamw-fused"
+    assert rungs["EMA on the host"].reason == "on the CPU the host is the device"
+
+
+def test_it_is_data(ladder: Ladder) -> None:
+    again = Ladder.model_validate_json(ladder.model_dump_json())
+    assert again.rungs == ladder.rungs
+    assert again.asked.model_dump() == ladder.asked.model_dump()
+    assert again.asked.trace is None
+    assert ladder.asked.trace is not None
+    assert str(again) == str(ladder)
+    text = str(ladder)
+    for rung in ladder.rungs:
+        assert rung.name in text
+    assert text.splitlines()[-1].startswith("fits in 11.8 GiB")
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    climb(
+        Net(blocks=1), plain(1, (16, 16)), budget_bytes=TOP, device=CARD, full=False,
+        progress=told.append,
+    )  # fmt: skip
+    assert told == ["as asked"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget_bytes": 0}, "the budget is 0 bytes"),
+        ({"device": "gtx99"}, "no device profile"),
+        ({"make_step": plain, "batch": 3}, "makes inputs of shapes"),
+    ],
+)
+def test_options_that_make_no_sense(options, words: str) -> None:
+    options = {"budget_bytes": TOP, "device": CARD, **options}
+    with pytest.raises(UsageError, match=words):
+        climb(Net(blocks=1), plain(1, (16, 16)), **options)
+
+
+def test_a_step_that_cannot_be_traced() -> None:
+    with pytest.raises(ModelError, match="cannot be traced: RuntimeError"):
+        climb(Net(), TrainingStep((torch.empty(1, 5, 8, 8),)), budget_bytes=TOP, device=CARD)
+    frozen = Net(blocks=1).requires_grad_(False)
+    with pytest.raises(UsageError, match="no weights to train"):
+        climb(frozen, plain(1, (16, 16)), budget_bytes=TOP, device=CARD)

@@ -1,0 +1,120 @@
+"""Pictures of a run: its points, or the highest of each bucket, in the file asked for."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from torch import Tensor, nn
+
+from lowtide.core.errors import OutputError, UsageError
+from lowtide.memory import plot
+from lowtide.memory.estimate import Estimate, estimate
+from lowtide.memory.plot import curve_of, plot_memory
+from lowtide.memory.steps import TrainingStep
+
+
+class Net(nn.Module):
+    """Enough operators for buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+@pytest.fixture(scope="module")
+def told() -> Estimate:
+    step = TrainingStep(
+        (torch.empty(2, 8, 64, 64, device="meta"),), optimizer="adamw-foreach", accumulate=2,
+        ema=True,
+    )  # fmt: skip
+    return estimate(Net(), step, device="rtx3060-12gb")
+
+
+def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
+    assert told.trace is not None
+    curve = curve_of(told.trace)
+    assert len(curve.ops) == len(told.trace.events) + 1
+    assert max(curve.totals) == told.trace.peak_bytes
+    assert curve.totals[0] == told.trace.held_bytes
+
+
+@pytest.mark.parametrize("points", [1, 2, 7, 50, 4000])
+def test_fewer_points_keep_the_peak(told: Estimate, points: int) -> None:
+    assert told.trace is not None
+    curve = curve_of(told.trace, points)
+    assert 0 < len(curve.ops) <= points
+    assert curve.ops == sorted(curve.ops)
+    assert max(curve.totals) == told.trace.peak_bytes
+    at = curve.totals.index(told.trace.peak_bytes)
+    assert curve.ops[at] == told.trace.peak_op()
+    assert {kind: sizes[at] for kind, sizes in curve.kinds.items()} == told.trace.at_peak()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])
+def test_the_suffix_says_what_is_written(told: Estimate, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"memory{suffix}"
+    assert plot_memory(told, path, budget_bytes=1 << 30, title="A net") == path
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if "svg" not in suffix else b"<?xml" in start
+
+
+def words(path: Path) -> str:
+    """The words of an SVG picture, which matplotlib also writes as comments."""
+    return " ".join(
+        line.strip()[5:-4] for line in path.read_text().splitlines() if line.strip()[:4] == "<!--"
+    )
+
+
+def test_what_is_drawn_is_named(told: Estimate, tmp_path: Path) -> None:
+    plot_memory(told, tmp_path / "a.svg", budget_bytes=3 << 30, title="A net in training")
+    text = words(tmp_path / "a.svg")
+    for word in (
+        "A net in training", "MiB", "operator", "weights", "optimizer state", "gradients",
+        "inputs", "activations", "CUDA context", "reserved by the allocator", "budget 3.00 GiB",
+        "expected peak", "upper bound", "most tensors", "forward", "backward",
+    ):  # fmt: skip
+        assert word in text, word
+
+
+def test_a_bare_trace_has_no_device(told: Estimate, tmp_path: Path) -> None:
+    assert told.trace is not None
+    plot_memory(told.trace, tmp_path / "a.svg")
+    text = words(tmp_path / "a.svg")
+    assert "activations" in text
+    for word in ("CUDA context", "reserved", "budget", "expected peak"):
+        assert word not in text
+
+
+def test_colors_differ_in_lightness_too() -> None:
+    """Neighbors in the stack can be told apart without hue."""
+    light = [
+        0.2126 * r + 0.7152 * g + 0.0722 * b
+        for r, g, b in (to_rgb(color) for color in plot._COLORS.values())
+    ]
+    assert len(set(plot._COLORS.values())) == len(plot._COLORS)
+    assert all(abs(a - b) > 0.08 for a, b in itertools.pairwise(light))
+
+
+def test_what_cannot_be_drawn(told: Estimate, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(UsageError, match=r"written as \.png or \.svg"):
+        plot_memory(told, tmp_path / "a.jpg")
+    untraced = Estimate.model_validate(told.model_dump())
+    with pytest.raises(UsageError, match="not traced"):
+        plot_memory(untraced, tmp_path / "a.png")
+    with pytest.raises(OutputError, match="cannot be written"):
+        plot_memory(told, tmp_path / "missing" / "a.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match="needs matplotlib") as error:
+        plot_memory(told, tmp_path / "a.png")
+    assert error.value.hint == "pip install 'lowtide[plot]'"
+    assert not list(tmp_path.iterdir())

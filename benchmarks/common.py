@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 
-def environment() -> dict[str, Any]:
-    """Hardware and versions, without anything that names a particular machine."""
+def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Hardware and versions, those of further ``packages`` too; names no particular machine."""
     import torch
 
     cpu = ""
@@ -38,18 +39,22 @@ def environment() -> dict[str, Any]:
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {
+            name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)
+        },
     }
 
 
 class ResultFile:
     """One JSON file of ``benchmarks/results``; rows already in it are not run again."""
 
-    def __init__(self, name: str, *, about: str, fresh: bool = False) -> None:
+    def __init__(
+        self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = ()
+    ) -> None:
         self.path = RESULTS / f"{name}.json"
         self.data: dict[str, Any] = {
             "schema": 1, "benchmark": name, "about": about,
-            "environment": environment(), "rows": [],
+            "environment": environment(packages), "rows": [],
         }  # fmt: skip
         if self.path.exists() and not fresh:
             before = json.loads(self.path.read_text())

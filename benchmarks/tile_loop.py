@@ -31,9 +31,9 @@ SIDES = {
 FIGURES = ("cpu_s", "wall_s", "peak_bytes", "high_water_bytes")
 
 
-def run(kind: str, source: Path, target: Path, *options: str) -> dict:
+def run(kind: str, source: Path, target: Path, *options: str, model: str = MODEL) -> dict:
     """One fresh process."""
-    command = [sys.executable, str(WORKER), kind, str(source), str(target), MODEL, *options]
+    command = [sys.executable, str(WORKER), kind, str(source), str(target), model, *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 

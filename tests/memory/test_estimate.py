@@ -141,3 +141,22 @@ def test_steps_that_cannot_be(changes, words: str) -> None:
 def test_a_model_without_weights_cannot_train() -> None:
     with pytest.raises(UsageError, match="no weights to train"):
         say(Attending(), TrainingStep((torch.empty(1, 8, 16, 16, device="meta"),)))
+
+
+def test_selective_checkpointing_of_what_changes_in_place_is_refused() -> None:
+    model = nn.Sequential(*[
+        layer for _ in range(4) for layer in (nn.Conv2d(3, 3, 3), nn.LeakyReLU(0.1, inplace=True))
+    ])  # fmt: skip
+    with pytest.raises(UsageError, match="changes in place"):
+        say(model, TrainingStep(IMAGE, checkpointing="selective"))
+
+
+def test_empty_tensors_are_no_obstacle() -> None:
+    class Empties(nn.Module):
+        def forward(self, x):
+            nothing = x[:, :0].clone()
+            x = x * 2
+            del nothing
+            return torch.cat([x, x[:, :0].clone()], 1)
+
+    assert say(Empties(), InferenceStep(IMAGE)).method == "traced"

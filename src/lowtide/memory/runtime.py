@@ -14,19 +14,21 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide.memory.trace import TensorFacts, Trace
 
-_COMPILED = frozenset({"convolution", "convolution_backward"})
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 # In fp32 these go to the BLAS library, which compiles nothing.
-_COMPILED_IN_LOW_PRECISION = _COMPILED | {"mm", "addmm", "bmm", "baddbmm"}
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _LOW = (torch.bfloat16, torch.float16)
 
 
 class Objects(BaseModel):
-    """Counts of a run: kernels of its own sizes in fp32 and below, storages alive at its peak."""
+    """Counts of a run: different convolutions in fp32 and in lower precision, different products
+    in lower precision, and storages alive at its peak."""
 
     model_config = ConfigDict(frozen=True)
 
-    kernels: int
-    low_kernels: int
+    convolutions: int
+    low_convolutions: int
+    low_products: int
     storages: int
 
 
@@ -35,33 +37,35 @@ class RuntimeCosts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kernel_bytes: int
-    low_kernel_bytes: int
+    convolution_bytes: int
+    low_convolution_bytes: int
+    low_product_bytes: int
     storage_bytes: int
 
     def of(self, objects: Objects) -> int:
         """Bytes for all of them."""
         return (
-            objects.kernels * self.kernel_bytes
-            + objects.low_kernels * self.low_kernel_bytes
+            objects.convolutions * self.convolution_bytes
+            + objects.low_convolutions * self.low_convolution_bytes
+            + objects.low_products * self.low_product_bytes
             + objects.storages * self.storage_bytes
         )
 
 
 def count_objects(trace: Trace, op: int) -> Objects:
-    """What a run on the CPU makes beside tensors, with the peak at operator ``op``."""
-    kernels: set[tuple[Any, ...]] = set()
-    low_kernels: set[tuple[Any, ...]] = set()
-    for made in trace.ops:
+    """What a run on the CPU has made beside tensors by its peak, at operator ``op``."""
+    found: dict[str, set[tuple[Any, ...]]] = {"": set(), "low": set(), "products": set()}
+    for made in trace.ops[: op + 1]:
         if made.call is None:
             continue
         name = made.call[0].overloadpacket.__name__
         tensors = tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts))
-        if any(facts.dtype in _LOW for facts in tensors):
-            if name in _COMPILED_IN_LOW_PRECISION:
-                low_kernels.add((name, tensors))
-        elif name in _COMPILED:
-            kernels.add((name, tensors))
+        low = any(facts.dtype in _LOW for facts in tensors)
+        if name in _CONVOLUTIONS:
+            found["low" if low else ""].add((name, tensors))
+        elif low and name in _PRODUCTS:
+            found["products"].add((name, tensors))
     return Objects(
-        kernels=len(kernels), low_kernels=len(low_kernels), storages=len(trace.sizes_during(op))
-    )
+        convolutions=len(found[""]), low_convolutions=len(found["low"]),
+        low_products=len(found["products"]), storages=len(trace.sizes_during(op)),
+    )  # fmt: skip

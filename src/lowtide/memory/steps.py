@@ -131,7 +131,19 @@ class TrainingStep:
                 loss = (self.loss or mean_square)(result)
             del result
             observer.mark("backward")
-            loss.backward()
+            _backward(loss)
+
+
+def _backward(loss: Tensor) -> None:
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "selective activation checkpoint has been mutated" not in str(error):
+            raise
+        raise UsageError(
+            "selective checkpointing keeps results that this model then changes in place",
+            hint="full checkpointing, or activations that are not in place",
+        ) from error
 
 
 Step = InferenceStep | TrainingStep

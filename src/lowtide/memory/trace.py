@@ -102,7 +102,7 @@ class Trace:
             if event.size > 0:
                 alive[event.storage] = event.size
             else:
-                del alive[event.storage]
+                alive.pop(event.storage, None)  # empty ones never came in
         return alive
 
     def peak_op(self) -> int:

@@ -1,0 +1,82 @@
+"""Fitting what the grid measured: bytes of a kernel and of a storage, and the upper bound.
+
+    python benchmarks/fit.py     # writes src/lowtide/memory/data/calibration.json
+
+The same functions judge the grid with each family left out of the fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.memory.calibration import Calibration, Residual, calibrate
+from lowtide.memory.runtime import Objects, RuntimeCosts
+
+RESULTS = Path(__file__).parent / "results" / "memory_grid.json"
+SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
+_NAMES = ("convolutions", "low_convolutions", "low_products", "storages")
+
+
+def fit_runtime(entries: Sequence[dict]) -> RuntimeCosts:
+    """Non-negative bytes for each kind of object that explain best what predictions lacked.
+
+    Least squares of errors relative to the measured peak, over all choices of kinds that are
+    not negative; the best of those.
+    """
+    measured = np.array([entry["measured_bytes"] for entry in entries], float)
+    lacking = np.array([entry["measured_bytes"] - without_runtime(entry) for entry in entries])
+    counts = np.array([[entry["objects"][name] for name in _NAMES] for entry in entries], float)
+    best, least = np.zeros(len(_NAMES)), np.inf
+    for size in range(len(_NAMES) + 1):
+        for kept in itertools.combinations(range(len(_NAMES)), size):
+            found = np.zeros(len(_NAMES))
+            if kept:
+                columns = counts[:, kept] / measured[:, None]
+                found[list(kept)] = np.linalg.lstsq(columns, lacking / measured, rcond=None)[0]
+            error = float(np.sum(((lacking - counts @ found) / measured) ** 2))
+            if (found >= 0).all() and error < least:
+                best, least = found, error
+    per_kind = {f"{name.rstrip('s')}_bytes": round(value) for name, value in zip(_NAMES, best)}  # noqa: B905
+    return RuntimeCosts(**per_kind)
+
+
+def without_runtime(entry: dict) -> int:
+    """A row's prediction less what it allowed for kernels and objects."""
+    return entry["predicted_bytes"] - entry["ledger"].get("runtime", 0)
+
+
+def predicted_with(entry: dict, costs: RuntimeCosts) -> int:
+    """A row's prediction with other costs of kernels and objects."""
+    return without_runtime(entry) + costs.of(Objects(**entry["objects"]))
+
+
+def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:
+    """Costs, and the bound of predictions made with them."""
+    traced = [entry for entry in entries if entry["method"] == "traced"]
+    costs = fit_runtime(traced)
+    residuals = [
+        Residual(predicted=predicted_with(entry, costs), measured=entry["measured_bytes"])
+        for entry in traced
+    ]
+    return costs, calibrate(residuals)
+
+
+def main() -> None:
+    """Fit all rows and write what ships."""
+    rows = json.loads(RESULTS.read_text())["rows"]
+    whole = [row for row in rows if "predicted_bytes" in row and "measured_bytes" in row]
+    costs, bound = fit(whole)
+    shipped = json.loads(SHIPPED.read_text())
+    shipped["cpu"], shipped["runtime"] = bound.model_dump(), costs.model_dump()
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in shipped.items()]
+    SHIPPED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{len(whole)} rows: {costs}, {bound}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Predicted memory against measured memory on the CPU, over the whole zoo.
+
+    python benchmarks/memory_grid.py [--fresh] [--only TEXT] [--limit N] [--jobs 1]
+    python benchmarks/memory_grid.py --repredict   # predictions, measurements kept
+    python benchmarks/memory_grid.py --summary     # what the rows so far amount to
+
+A fresh process per row (forked from one that only imported), in an order that is random but
+always the same, so that any beginning of the grid stands for the whole. Rows that fail or take too
+long are rows too. What is measured, and why it can be trusted: ``memory_worker.py``.
+
+What is judged for a row was fitted to the other families alone: the few bytes allowed for each
+compiled kernel and each object, and the upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ResultFile
+from fit import fit, predicted_with
+from zoo import Row, checked_rows, rows
+
+WORKER = Path(__file__).parent / "memory_worker.py"
+SERVER = Path(__file__).parent / "memory_server.py"
+ABOUT = "Peak memory of inference and of training steps: predicted without running, and measured."
+PACKAGES = ("diffusers",)
+# Idle threads that sleep instead of spinning make a shared machine bearable.
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
+}  # fmt: skip
+SECONDS_ALLOWED = 400
+# Rows predicted in one process: enough that starting it does not count.
+_TOGETHER = 20
+_KINDS = ("measure",)
+_KINDS_CHECKED = ("measure", "live")
+
+
+def work(given: list[Row], kinds: Iterable[str], seconds: float) -> tuple[list[dict], str]:
+    """The worker's lines for some rows, and the last words of one that failed (or nothing)."""
+    command = [sys.executable, str(WORKER), json.dumps([asdict(row) for row in given])]
+    try:
+        done = subprocess.run(
+            [*command, ",".join(kinds)], capture_output=True, text=True, check=False,
+            timeout=seconds, env={**os.environ, **ENVIRONMENT},
+        )  # fmt: skip
+        output, failure = done.stdout, ""
+        if done.returncode:
+            failure = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired as late:
+        output, failure = late.stdout or b"", f"took longer than {seconds:.0f} s"
+        output = output.decode() if isinstance(output, bytes) else output
+    return [json.loads(line) for line in output.splitlines()], failure
+
+
+class Server:
+    """A process that runs rows in fresh processes of its own."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRONMENT},
+        )  # fmt: skip
+
+    def run(self, row: Row, kinds: tuple[str, ...]) -> dict[str, Any]:
+        """All figures of one row; where something failed, what."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([asdict(row), kinds]) + "\n")
+        self._process.stdin.flush()
+        return {"family": row.family, **asdict(row), **json.loads(self._process.stdout.readline())}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def run_all(results: ResultFile, options: argparse.Namespace) -> None:
+    """Measure what the result file lacks."""
+    todo = [row for row in in_order() if options.only in row.name and not results.has(row.name)]
+    checked = checked_rows()
+    servers: queue.SimpleQueue[Server] = queue.SimpleQueue()
+    for _ in range(options.jobs):
+        servers.put(Server())
+
+    def run(row: Row) -> dict[str, Any]:
+        server = servers.get()
+        try:
+            return server.run(row, _KINDS_CHECKED if row.name in checked else _KINDS)
+        finally:
+            servers.put(server)
+
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
+        futures = [pool.submit(run, row) for row in todo[: options.limit]]
+        for row, future in zip(todo, futures, strict=False):
+            results.add(row.name, **future.result())
+    finally:  # an interrupt ends the row that runs, not the whole grid later
+        pool.shutdown(cancel_futures=True)
+        for _ in range(options.jobs):
+            servers.get().close()
+
+
+def in_order() -> list[Row]:
+    """The grid, shuffled the same way every time."""
+    grid = rows()
+    random.Random(0).shuffle(grid)
+    return grid
+
+
+def repredict(results: ResultFile, pattern: str, again: bool) -> None:
+    """Predict measured rows with the package as it is now; those predicted before if ``again``."""
+    entries = {
+        entry["row"]: entry for entry in results.data["rows"]
+        if pattern in entry["row"] and "measured_bytes" in entry
+        and (again or "predicted_bytes" not in entry)
+    }  # fmt: skip
+    todo = [row for row in rows() if row.name in entries]
+    while todo:
+        lines, failure = work(todo[:_TOGETHER], ["predict"], SECONDS_ALLOWED * _TOGETHER)
+        fresh = [{name: line[name] for name in line if name != "kind"} for line in lines]
+        if failure:
+            fresh.append({"row": todo[len(lines)].name, "error": failure, "failed": "predict"})
+        for figures in fresh:
+            old = entries[figures.pop("row")]
+            kept = {name: old[name] for name in old if name not in _PREDICTED}
+            results.data["rows"].remove(old)
+            results.add(kept.pop("row"), **kept, **figures)
+        todo = todo[len(fresh) :]
+
+
+_PREDICTED = (
+    "predicted_bytes", "upper_bytes", "live_bytes", "method", "phase", "operator",
+    "predict_seconds", "ledger", "notes", "objects", "error", "failed",
+)  # fmt: skip
+
+
+def held_out(entries: list[dict]) -> tuple[list[dict], dict[str, int]]:
+    """The rows as predicted, and upper bounds by row name, with costs of kernels and objects and
+    a calibration that have not seen the row's family.
+
+    Extrapolated predictions bring a bound of their own, which no calibration changes.
+    """
+    judged, uppers = [], {}
+    for family in sorted({entry["family"] for entry in entries}):
+        others = [entry for entry in entries if entry["family"] != family]
+        if not others:
+            raise SystemExit("judged across families: measure at least two families first")
+        costs, bound = fit(others)
+        for entry in entries:
+            if entry["family"] != family:
+                continue
+            upper = entry["upper_bytes"]
+            if entry["method"] == "traced":
+                entry = {**entry, "predicted_bytes": predicted_with(entry, costs)}
+                upper = bound.upper(entry["predicted_bytes"])
+            judged.append(entry)
+            uppers[entry["row"]] = upper
+    return judged, uppers
+
+
+def groups(entries: list[dict]) -> Iterator[tuple[str, list[dict]]]:
+    """All rows, and those of each family, mode, precision and checkpointing."""
+    yield "all", entries
+    for name in ("family", "mode", "precision", "checkpointing"):
+        parts: dict[str, list[dict]] = defaultdict(list)
+        for entry in entries:
+            if name != "checkpointing" or entry["mode"] == "training":
+                parts[entry[name]].append(entry)
+        for value in sorted(parts):
+            yield f"{name}: {value}", parts[value]
+
+
+def errors(entries: list[dict], figure: str = "predicted_bytes") -> dict[str, Any]:
+    """How far a prediction is from the measurement, in percent of the measurement."""
+    shares = [abs(entry[figure] / entry["measured_bytes"] - 1) * 100 for entry in entries]
+    low = sum(entry[figure] < entry["measured_bytes"] for entry in entries)
+    return {
+        "rows": len(entries),
+        "median_error_percent": round(statistics.median(shares), 2),
+        "p95_error_percent": round(float(np.percentile(shares, 95)), 2),
+        "largest_error_percent": round(max(shares), 2),
+        "too_low_percent": round(100 * low / len(entries), 1),
+    }
+
+
+def bounds(entries: list[dict], uppers: dict[str, int]) -> dict[str, Any]:
+    """How often measurements exceeded their upper bound, and how wide the bounds are."""
+    over = [entry["row"] for entry in entries if entry["measured_bytes"] > uppers[entry["row"]]]
+    widths = [uppers[entry["row"]] / entry["measured_bytes"] for entry in entries]
+    return {
+        "over_the_bound": len(over),
+        "over_the_bound_percent": round(100 * len(over) / len(entries), 2),
+        "median_bound_to_measured": round(statistics.median(widths), 3),
+    }
+
+
+def summarize(entries: list[dict]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(row name, figures) of the summary."""
+    whole = [e for e in entries if "predicted_bytes" in e and "measured_bytes" in e]
+    whole, uppers = held_out(whole)
+    for name, part in groups(whole):
+        yield name, {**errors(part), **bounds(part, uppers)}
+    allocated = [
+        {**e, "predicted_bytes": e["c10_peak_bytes"]} for e in whole if "c10_peak_bytes" in e
+    ]
+    yield "PyTorch's own count of a real run", errors(allocated)
+    checked = [entry for entry in whole if "live_measured_bytes" in entry]
+    equal = [e for e in checked if e["live_measured_bytes"] == e["live_bytes"]]
+    yield "bytes of tensors", {
+        "rows": len(checked), "equal_to_the_byte": len(equal),
+        "others": [e["row"] for e in checked if e not in equal],
+    }  # fmt: skip
+    seconds = [entry["predict_seconds"] for entry in whole]
+    yield "predicting", {
+        "median_seconds": round(statistics.median(seconds), 2), "largest_seconds": max(seconds),
+        "extrapolated_rows": sum(entry["method"] != "traced" for entry in whole),
+    }  # fmt: skip
+    failed = {entry["row"]: entry["error"] for entry in entries if "error" in entry}
+    yield "failed", {"rows": len(failed), "of": len(entries), "errors": failed}
+
+
+def main() -> None:
+    """Run rows, or sum up those there are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most so many new rows")
+    parser.add_argument("--jobs", type=int, default=1, help="rows run side by side")
+    parser.add_argument("--repredict", action="store_true", help="keep measurements")
+    parser.add_argument("--again", action="store_true", help="predict all rows anew")
+    parser.add_argument("--summary", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    results = ResultFile("memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES)
+    if options.repredict:
+        repredict(results, options.only, options.again)
+    elif not options.summary:
+        run_all(results, options)
+        return
+    summary = ResultFile("memory_grid_summary", about=ABOUT, fresh=True, packages=PACKAGES)
+    for name, figures in summarize(results.data["rows"]):
+        summary.add(name, **figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -229,3 +229,17 @@ def test_elementwise_results_get_the_strides_of_real_ones(stride, number) -> Non
     real = source / 2 if number else source.sigmoid()
     given = (source, 2) if number else (source,)
     assert pointwise_strides(given, real) == list(real.stride())
+
+
+def test_a_tensor_that_the_model_replaces_goes() -> None:
+    class Converting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = torch.zeros(1, 3, 1, 1)
+
+        def forward(self, x):
+            self.mean = self.mean.type_as(x)
+            return x - self.mean
+
+    step = InferenceStep((images().bfloat16(),))
+    assert trace_step(Converting(), step).peak_bytes == real_trace(Converting(), step).peak_bytes

@@ -35,6 +35,8 @@ class Faker:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, new tensors are fake; real ones met on the way (constants) are converted."""
+        # From here on only the model and the step keep their tensors, which they may replace.
+        self._storages.clear()
         with self._mode, warnings.catch_warnings():
             # Fake copies of constants warn about what only matters to compilers.
             warnings.simplefilter("ignore")

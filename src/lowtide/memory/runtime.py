@@ -53,9 +53,13 @@ class RuntimeCosts(BaseModel):
 
 
 def count_objects(trace: Trace, op: int) -> Objects:
-    """What a run on the CPU has made beside tensors by its peak, at operator ``op``."""
+    """What a run on the CPU has made beside tensors by its peak, at operator ``op``.
+
+    A training step repeats, so that its kernels are there from the step before.
+    """
+    repeats = any(phase == "backward" for _, phase in trace.marks)
     found: dict[str, set[tuple[Any, ...]]] = {"": set(), "low": set(), "products": set()}
-    for made in trace.ops[: op + 1]:
+    for made in trace.ops if repeats else trace.ops[: op + 1]:
         if made.call is None:
             continue
         name = made.call[0].overloadpacket.__name__

@@ -18,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import render_memory
+from render_memory import table
+
 from lowtide.core.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -41,11 +44,6 @@ def load(name: str) -> dict[str, Any] | None:
     """One result file's content, or None if it was never measured."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
-
-
-def table(head: list[str], cells: Cells) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *cells))
 
 
 def figure(name: str, value: Any) -> str:
@@ -140,6 +138,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
+    **render_memory.SHAPES,
 }  # fmt: skip
 
 

@@ -17,6 +17,13 @@ def private_cache(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_past_runs(private_cache):
+    """Bounds of plans as they are before the first run, whatever ran before a test."""
+    for path in private_cache.glob("residuals-*.jsonl"):
+        path.unlink()
+
+
 @pytest.fixture(scope="session")
 def photo():
     """The example photograph, (400, 600, 3) uint8."""

@@ -14,9 +14,10 @@ HEAVY = ("torch", "numpy", "pydantic", "pyvips", "spandrel")
 
 def test_the_public_names():
     assert lowtide.__all__ == [
-        "BatchError", "Budget", "BudgetError", "Cancelled", "ImageError", "InputError",
-        "LowtideError", "ModelError", "OutOfMemoryError", "OutputError", "Plan", "Progress",
-        "UpscaleReport", "UsageError", "__version__", "load", "plan", "upscale",
+        "BatchError", "Budget", "BudgetError", "Cancelled", "Estimate", "ImageError",
+        "InferenceStep", "InputError", "LowtideError", "ModelError", "OutOfMemoryError",
+        "OutputError", "Plan", "Progress", "TrainingStep", "UpscaleReport", "UsageError",
+        "__version__", "estimate", "load", "plan", "upscale",
     ]  # fmt: skip
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
     assert set(lowtide.__all__) <= set(dir(lowtide))

@@ -36,7 +36,7 @@ def test_the_bound_holds_where_it_was_made_and_elsewhere() -> None:
 def test_the_bound_is_tight() -> None:
     bound = calibrate(runs(300))
     widths = sorted(bound.upper(run.predicted) / run.measured for run in runs(300, seed=9))
-    assert 1 <= widths[len(widths) // 2] < 1.04
+    assert 1 <= widths[len(widths) // 2] < 1.10
 
 
 def test_what_every_run_takes_more_becomes_the_fixed_part() -> None:

@@ -7,6 +7,7 @@ from toys import costs, make_plan
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
+from lowtide.memory.calibration import Calibration
 from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
@@ -154,3 +155,18 @@ def test_a_budget_below_the_smallest_plan_names_it():
     again = make_plan(array, 4, budget=caught.value.smallest)
     assert again.upper_bytes <= caught.value.smallest
     assert f"{caught.value.smallest // MIB}MiB" in str(caught.value.hint)
+
+
+def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
+    def bytes_with(calibration):
+        size = (PHOTO.height, PHOTO.width)
+        picture = Picture(PHOTO, size, calibration=calibration)
+        plan = plans(picture=picture, strategy="whole")[0]
+        return plan.predicted_bytes, plan.upper_bytes
+
+    def calibration(share):
+        return Calibration(share=share, fixed_bytes=0, count=50, coverage=0.995)
+
+    expected, general = bytes_with(None)
+    assert bytes_with(calibration(0.0)) == (expected, expected + (general - expected) // 2)
+    assert bytes_with(calibration(5.0))[1] == pytest.approx(6 * expected, rel=1e-6)

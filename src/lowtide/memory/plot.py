@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ _TITLES: dict[str, str] = {
 _BUDGET, _INK = "#d55e00", "#333333"
 # Shares of the picture's width: a letter of a name, and the least room for a name on end.
 _LETTER, _NARROWEST = 0.0105, 0.018
+# Letters of a title's line that fit over the picture.
+_TITLE_WIDTH = 90
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ def _peak(axes: Axes, trace: Trace, curve: Curve, context: int) -> None:
 
 
 def _frame(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), loc="left", fontsize=11)
     axes.set_xlabel("operator")
     axes.set_ylabel("MiB")
     axes.spines[["top", "right"]].set_visible(False)

@@ -244,12 +244,15 @@ def _plan(
 def _calibrated(
     rows: tuple[LedgerRow, ...], calibration: Calibration | None
 ) -> tuple[LedgerRow, ...]:
-    """``rows`` with the bound that past runs call for, in place of general ones."""
+    """``rows`` with the bound that past runs call for, in place of general ones.
+
+    They may have been of gentler models: half of the general margin always stays.
+    """
     if calibration is None:
         return rows
     memory = [row for row in rows if row.place != "disk"]
-    expected = sum(row.value for row in memory)
-    margin = calibration.upper(expected) - expected
+    expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
+    margin = max(calibration.upper(expected) - expected, (general - expected) // 2)
     exact = [row.model_copy(update={"upper": row.value}) for row in memory]
     return (
         *exact,

@@ -1,0 +1,98 @@
+"""The tables about predicted memory, for ``render_results.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowtide.core.units import format_bytes
+
+Rows = list[dict[str, Any]]
+
+
+def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *cells))
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    return [f"{row[key]:.2f} %" for key in ("median_error_percent", "p95_error_percent",
+                                            "largest_error_percent")]  # fmt: skip
+
+
+def memory_grid_summary(rows: Rows) -> str:
+    """Errors and bounds over all rows and over parts of them, then what was checked besides."""
+    head = ["rows of", "count", "median error", "95th percentile", "largest", "over the bound",
+            "bound / measured, median"]  # fmt: skip
+    judged = [row for row in rows if "median_bound_to_measured" in row]
+    cells = [
+        [row["row"], str(row["rows"]), *_errors(row),
+         f"{row['over_the_bound']} ({row['over_the_bound_percent']:.1f} %)",
+         f"{row['median_bound_to_measured']:.3f}"]
+        for row in judged
+    ]  # fmt: skip
+    by_name = {row["row"]: row for row in rows}
+    count, own = by_name["bytes of tensors"], by_name["PyTorch's own count of a real run"]
+    speed, failed = by_name["predicting"], by_name["failed"]
+    checked = [
+        ["bytes of tensors equal to a real run, to the byte",
+         f"{count['equal_to_the_byte']} of {count['rows']} rows checked"],
+        ["PyTorch's own count of a real run against the process",
+         f"median error {own['median_error_percent']:.2f} % over {own['rows']} rows"],
+        ["seconds to predict a row, scratch measured", f"median {speed['median_seconds']:.1f}"],
+        ["rows that could only be extrapolated", str(speed["extrapolated_rows"])],
+        ["rows that failed", str(failed["rows"])],
+    ]  # fmt: skip
+    return "\n\n".join([table(head, cells), table(["besides", "found"], checked)])
+
+
+def memory_peers(rows: Rows) -> str:
+    """Lowtide and others on the rows where they apply."""
+    cells = [
+        [row["row"], str(row["rows"]), *_errors(row)] for row in rows
+        if "median_error_percent" in row
+    ]  # fmt: skip
+    return table(["said by", "rows", "median error", "95th percentile", "largest"], cells)
+
+
+def budgets(rows: Rows) -> str:
+    """One line a budget, then the comparison."""
+    measured = [row for row in rows if "budget_bytes" in row]
+    cells = [
+        [row["row"], format_bytes(row["peak_bytes"]), "yes" if row["within_budget"] else "**no**",
+         format_bytes(row["predicted_bytes"]), format_bytes(row["upper_bytes"]),
+         f"{row['cpu_s']:.1f}", row["plan"]]
+        for row in measured
+    ]  # fmt: skip
+    head = ["budget", "peak", "within", "expected", "at most", "processor seconds", "plan"]
+    parts = [table(head, cells)]
+    for row in (row for row in rows if row["row"] == "comparison"):
+        slowest = row["slowest_against_a_smaller_budget"]
+        parts.append(f"The slowest budget takes {slowest:.3f} times as long as a smaller one.")
+    return "\n\n".join(parts)
+
+
+def planning(rows: Rows) -> str:
+    """Processor seconds of traces, and of plans, cold and warm."""
+    traces = [row for row in rows if "operators" in row]
+    cells = [
+        [row["row"].removeprefix("trace "), f"{row['weights'] / 1e6:.0f} M",
+         str(row["operators"]), f"{row['cpu_s']:.2f}", f"{row['estimate']['cpu_s']:.2f}"]
+        for row in traces
+    ]  # fmt: skip
+    parts = [table(["trace", "weights", "operators", "seconds", "with a card's ledger"], cells)]
+    plans = [row for row in rows if "cold_cpu_s" in row]
+    if plans:
+        cells = [
+            [row["row"], f"{row['cold_cpu_s']:.1f}", f"{row['cpu_s']:.2f}"] for row in plans
+        ]  # fmt: skip
+        parts.append(table(["plan", "the first time", "remembered"], cells))
+    others = [row for row in rows if row["row"] in ("tracing, median", "first trace of a process")]
+    parts.append(table(["", "seconds"], [[row["row"], f"{row['cpu_s']:.2f}"] for row in others]))
+    return "\n\n".join(parts)
+
+
+SHAPES = {
+    "memory_grid_summary": memory_grid_summary, "memory_peers": memory_peers,
+    "budgets": budgets, "planning": planning,
+}  # fmt: skip

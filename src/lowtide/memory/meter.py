@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lowtide.core.heap import trim_heap
+from lowtide.memory.processes import (
+    RESIDENT_PEAK,
+    HighWaterMark,
+    anonymous_bytes,
+    available_host_bytes,
+    resident_parts,
+    total_host_bytes,
+)
 
-_STATUS = Path("/proc/self/status")
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+__all__ = [
+    "CudaMeter", "HostMeter", "Usage", "anonymous_bytes", "available_host_bytes",
+    "cuda_context_bytes", "cuda_peaks", "live_peak_bytes", "open_meter", "resident_peak_bytes",
+    "total_host_bytes",
+]  # fmt: skip
+
 _SAMPLE_SECONDS = 0.02
 
 
@@ -22,50 +32,58 @@ class Usage:
     """Peak bytes of a run above its start.
 
     ``peak_bytes`` is judged against the budget. On the CPU it is anonymous resident memory,
-    sampled every 20 ms; ``high_water_bytes`` is the kernel's own high-water mark of all
-    resident pages (mapped files and library code touched for the first time included), an
-    upper bound, or None where the kernel keeps none. On CUDA ``peak_bytes`` is what the
-    allocator reserved plus the context.
+    sampled every 20 ms unless its meter was told otherwise; ``high_water_bytes`` is the
+    kernel's own high-water mark of all resident pages (mapped files and library code touched
+    for the first time included), an upper bound, or None where the kernel keeps none. On CUDA
+    ``peak_bytes`` is what the allocator reserved plus the context. ``spike_bytes`` is the peak
+    with what came and went between two samples: the kernel's mark without all that mapped files
+    had grown by. A file that was mapped as shortly would be taken for such a spike.
     """
 
     peak_bytes: int
     high_water_bytes: int | None
     source: str
+    spike_bytes: int = 0
 
     def with_more(self, other: Usage) -> Usage:
         """The peak over both laps."""
         marks = (self.high_water_bytes, other.high_water_bytes)
         high = None if None in marks else max(mark or 0 for mark in marks)
-        return Usage(max(self.peak_bytes, other.peak_bytes), high, self.source)
+        peak = max(self.peak_bytes, other.peak_bytes)
+        return Usage(peak, high, self.source, max(self.spike_bytes, other.spike_bytes))
 
 
 class HostMeter:
-    """Follows this process's resident memory from `start` until `stop`, in laps."""
+    """Follows this process's resident memory from `start` until `stop`, in laps.
 
-    def __init__(self) -> None:
+    It is looked at every ``sample_seconds``, and at each call.
+    """
+
+    def __init__(self, sample_seconds: float = _SAMPLE_SECONDS) -> None:
+        self._seconds = sample_seconds
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._base = self._base_resident = self._peak = 0
-        self._marks = False
+        self._base = self._base_mapped = self._peak = self._mapped = 0
+        self._mark, self._marks = RESIDENT_PEAK.reading(), False
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Take the baseline and begin to sample."""
         trim_heap()  # what the heap keeps from before would hide what the run adds
-        self._marks = _reset_high_water()
-        self._base, self._base_resident = anonymous_bytes(), _status_bytes("VmRSS")
-        self._peak = self._base
+        self._marks = self._mark.restart()
+        self._base, self._base_mapped = resident_parts()
+        self._peak, self._mapped = self._base, self._base_mapped
         self._thread = threading.Thread(target=self._sample, name="lowtide-meter", daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
+        while not self._stop.wait(self._seconds):
             self._look()
 
     def _look(self) -> int:
         with self._lock:
-            now = anonymous_bytes()
-            self._peak = max(self._peak, now)
+            now, mapped = resident_parts()
+            self._peak, self._mapped = max(self._peak, now), max(self._mapped, mapped)
             return now
 
     @property
@@ -81,11 +99,15 @@ class HostMeter:
 
     def lap(self) -> Usage:
         """The peak since `start` or the last lap, above the baseline of `start`."""
-        high = max(0, _status_bytes("VmHWM") - self._base_resident) if self._marks else None
-        usage = Usage(self.peak_bytes, high, "anonymous resident memory, sampled")
+        peak, high, spike = self.peak_bytes, None, 0
+        if self._marks:
+            most = self._mark.peaks()[0]
+            high = max(0, most - self._base - self._base_mapped)
+            spike = most - self._base - self._mapped
+        usage = Usage(peak, high, "anonymous resident memory, sampled", max(peak, spike))
         with self._lock:
-            self._peak = anonymous_bytes()
-        _reset_high_water()
+            self._peak, self._mapped = resident_parts()
+        self._mark.restart()
         return usage
 
     def stop(self) -> None:
@@ -100,13 +122,12 @@ class CudaMeter:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        self._peaks = cuda_peaks(device).reading()
         self._outside = 0
 
     def start(self) -> None:
-        """Reset the allocator's peak; what the process held before counts, as does its context."""
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(self._device)
+        """Restart the allocator's peak; what the process held before counts, and its context."""
+        self._peaks.restart()
         self._outside = cuda_context_bytes(self._device)
 
     @property
@@ -119,16 +140,13 @@ class CudaMeter:
     @property
     def peak_bytes(self) -> int:
         """Highest reserved bytes and the context since `start`."""
-        import torch
-
-        return torch.cuda.max_memory_reserved(self._device) + self._outside
+        return self._peaks.peaks()[1] + self._outside
 
     def lap(self) -> Usage:
         """The peak since `start` or the last lap."""
-        import torch
-
-        usage = Usage(self.peak_bytes, None, "bytes reserved by the allocator, and the context")
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peak = self.peak_bytes
+        usage = Usage(peak, None, "bytes reserved by the allocator, and the context", peak)
+        self._peaks.restart()
         return usage
 
     def stop(self) -> None:
@@ -138,6 +156,28 @@ class CudaMeter:
 def open_meter(device: str) -> HostMeter | CudaMeter:
     """The meter for a device such as ``"cpu"`` or ``"cuda:0"``, not yet started."""
     return HostMeter() if device == "cpu" else CudaMeter(device)
+
+
+@functools.cache
+def _marks_of(index: int) -> HighWaterMark:
+    import torch
+
+    def read() -> tuple[int, int]:
+        return torch.cuda.max_memory_allocated(index), torch.cuda.max_memory_reserved(index)
+
+    def reset() -> bool:
+        torch.cuda.reset_peak_memory_stats(index)
+        return True
+
+    return HighWaterMark(read, reset)
+
+
+def cuda_peaks(device: str) -> HighWaterMark:
+    """The allocator's marks on a device such as ``"cuda:0"``: (allocated, reserved) bytes."""
+    import torch
+
+    index = torch.device(device).index
+    return _marks_of(torch.cuda.current_device() if index is None else index)
 
 
 def cuda_context_bytes(device: str) -> int:
@@ -152,49 +192,21 @@ def cuda_context_bytes(device: str) -> int:
     return min(max(0, total - free - torch.cuda.memory_reserved(device)), 1 << 30)
 
 
-def anonymous_bytes() -> int:
-    """Resident bytes of this process that belong to no file."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        _, resident, shared, *_ = statm.read_text().split()
-        return (int(resident) - int(shared)) * _PAGE
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def available_host_bytes() -> int:
-    """Host memory that programs could still take without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) * 1024
-    return int(os.sysconf("SC_AVPHYS_PAGES")) * _PAGE
-
-
-def total_host_bytes() -> int:
-    """Host memory of this machine, used or free."""
-    return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
-
-
 def live_peak_bytes(call: Callable[[], Any]) -> int:
     """Peak bytes of tensors and kernel scratch that live at once while ``call`` runs, on the CPU.
 
-    Read from the profiler's memory events, which see every allocation of PyTorch's CPU
-    allocator, the operators' own scratch included. The result of ``call`` is dropped inside.
+    Read from the profiler's memory events, which see every allocation that this thread asks of
+    PyTorch's CPU allocator, the operators' own scratch included. The result of ``call`` is
+    dropped inside.
     """
-    # Not torch.profiler: it imports 900 modules and 80 MiB that the run does not need.
-    from torch.autograd.profiler import profile
+    from lowtide.memory import events
 
-    with _quiet_stderr(), profile(use_kineto=True, profile_memory=True) as run:
+    blocks = events.follow()
+    try:
         call()
-    live = peak = 0
-    for event in run.kineto_results.events():  # pyright: ignore[reportOptionalMemberAccess]
-        if event.name() == "[memory]":
-            live += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
-            peak = max(peak, live)
-    return peak
+    finally:
+        events.leave(blocks)
+    return blocks.peak
 
 
 def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
@@ -219,35 +231,3 @@ def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
     thread.join()
     trim_heap(collect=True)
     return max(0, peak - base)
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Send file descriptor 2 nowhere: the profiler's library greets there, past Python."""
-    kept = os.dup(2)
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(sink)
-
-
-def _status_bytes(field: str) -> int:
-    if not _STATUS.exists():
-        return 0
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _reset_high_water() -> bool:
-    """Forget the kernel's high-water mark; False where that is not allowed."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # no such file, or a sandbox that forbids it: the mark is then not reported
-        return False
-    return True

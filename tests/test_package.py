@@ -17,7 +17,7 @@ def test_the_public_names():
         "BatchError", "Budget", "BudgetError", "Cancelled", "Estimate", "ImageError",
         "InferenceStep", "InputError", "LowtideError", "ModelError", "OutOfMemoryError",
         "OutputError", "Plan", "Progress", "TrainingStep", "UpscaleReport", "UsageError",
-        "__version__", "estimate", "load", "plan", "upscale",
+        "__version__", "estimate", "estimate_vram_usage", "load", "measure", "plan", "upscale",
     ]  # fmt: skip
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
     assert set(lowtide.__all__) <= set(dir(lowtide))

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from lowtide.memory.budget import Budget
     from lowtide.memory.estimate import Estimate, estimate
     from lowtide.memory.plan import Plan
+    from lowtide.memory.region import measure
     from lowtide.memory.steps import InferenceStep, TrainingStep
+    from lowtide.memory.vram import estimate_vram_usage
     from lowtide.models.loader import load
 
 __all__ = [
@@ -58,7 +60,9 @@ __all__ = [
     "UsageError",
     "__version__",
     "estimate",
+    "estimate_vram_usage",
     "load",
+    "measure",
     "plan",
     "upscale",
 ]
@@ -71,7 +75,9 @@ _HOMES = {
     "TrainingStep": "lowtide.memory.steps",
     "UpscaleReport": "lowtide.jobs.report",
     "estimate": "lowtide.memory.estimate",
+    "estimate_vram_usage": "lowtide.memory.vram",
     "load": "lowtide.models.loader",
+    "measure": "lowtide.memory.region",
     "plan": "lowtide.jobs.plan_upscale",
     "upscale": "lowtide.jobs.upscale",
 }

@@ -78,10 +78,14 @@ class HostScratch:
         share = _SCALED_BYTES / operand_bytes(call)
         few = max(_LEAST_ROWS // 4, math.ceil(_rows(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, _measure(_with_rows(call, rows))) for rows in (few, 2 * few)
+            (rows, _asked(_with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
-        return math.ceil(high_bytes + slope * (_rows(call) - high))
+        asked = math.ceil(high_bytes + slope * (_rows(call) - high))
+        if not _is_low_precision(call):
+            return asked
+        # A share of one measurement: a slope would multiply its noise.
+        return math.ceil(asked * _measure(_with_rows(call, 2 * few)) / high_bytes)
 
 
 def peak_with_scratch(trace: Trace, inside: Callable[[Call], int]) -> Peak:
@@ -154,19 +158,30 @@ def _tensors(call: Call) -> list[TensorFacts]:
 
 
 def _measure(call: Call) -> int:
+    asked = _asked(call)
+    if asked < _SMALL or not _is_low_precision(call):
+        return asked
+    # In low precision oneDNN asks for room that it may not use; pages count when touched.
+    with torch.inference_mode():
+        return min(asked, _touched_bytes(_ready(call)) or asked)
+
+
+def _asked(call: Call) -> int:
+    with torch.inference_mode():
+        return live_peak_bytes(_ready(call))
+
+
+def _ready(call: Call) -> Callable[[], Any]:
+    """The operator with real arguments of the described kinds."""
     function, args, keywords = call
     given = [_make(arg) for arg in args]
     named = {name: _make(value) for name, value in keywords.items()}
-    with torch.inference_mode():
-        asked = live_peak_bytes(lambda: function(*given, **named))
-        if asked < _SMALL or not _is_low_precision(call):
-            return asked
-        # In low precision oneDNN asks for room that it may not use; pages count when touched.
-        return min(asked, _touched_bytes(lambda: function(*given, **named)) or asked)
+    return lambda: function(*given, **named)
 
 
 def _touched_bytes(run: Callable[[], Any]) -> int | None:
     """Pages that ``run`` touches, results included; None where the system keeps no mark."""
+    run()  # what is compiled and kept once is no scratch
     trim_heap()  # so that what the heap reuses is touched anew
     reading = RESIDENT_PEAK.reading()
     before = status_bytes("VmRSS")

@@ -8,7 +8,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow check fix bench docs test-gpu bench-gpu wheel clean
+.PHONY: demo test test-slow check fix bench bench-memory docs test-gpu bench-gpu wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -37,6 +37,18 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py --fresh
 	$(BIN)/python benchmarks/tile_loop.py --fresh
 	$(BIN)/python benchmarks/large_images.py --fresh
+	$(BIN)/python scripts/render_results.py
+
+# Hours; each script goes on where it was.
+bench-memory: $(VENV)/.dev
+	$(BIN)/python benchmarks/memory_grid.py --jobs 2
+	$(BIN)/python benchmarks/memory_grid.py --repredict
+	$(BIN)/python benchmarks/fit.py
+	$(BIN)/python benchmarks/memory_grid.py --summary
+	$(BIN)/python benchmarks/memory_peers.py
+	$(BIN)/python benchmarks/budgets.py
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/meter_overhead.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

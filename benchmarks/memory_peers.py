@@ -105,7 +105,7 @@ def invokeai(row: Row, model: nn.Module) -> float | None:
 
 PEERS: dict[str, Peer] = {
     "accelerate estimate-memory": accelerate, "torchinfo": torchinfo,
-    "AI_FX_Station's table": guide_table, "AI_FX_Station's code": guide_code,
+    "the LDM4TS guide's table": guide_table, "the LDM4TS guide's code": guide_code,
     "ComfyUI's VAE constants": comfyui, "InvokeAI's VAE constants": invokeai,
 }  # fmt: skip
 

@@ -47,12 +47,14 @@ def memory_grid_summary(rows: Rows) -> str:
 
 
 def memory_peers(rows: Rows) -> str:
-    """Lowtide and others on the rows where they apply."""
+    """Others and Lowtide on the rows where the others apply."""
     cells = [
-        [row["row"], str(row["rows"]), *_errors(row)] for row in rows
-        if "median_error_percent" in row
+        [row["row"], str(row["peer"]["rows"]), *_errors(row["peer"]), *_errors(row["lowtide"])[:2]]
+        for row in rows
     ]  # fmt: skip
-    return table(["said by", "rows", "median error", "95th percentile", "largest"], cells)
+    head = ["said by", "rows", "median error", "95th percentile", "largest",
+            "Lowtide's median error", "Lowtide's 95th percentile"]  # fmt: skip
+    return table(head, cells)
 
 
 def budgets(rows: Rows) -> str:

@@ -243,3 +243,16 @@ def test_a_tensor_that_the_model_replaces_goes() -> None:
 
     step = InferenceStep((images().bfloat16(),))
     assert trace_step(Converting(), step).peak_bytes == real_trace(Converting(), step).peak_bytes
+
+
+@pytest.mark.parametrize("how", ["none", "full"])
+def test_statistics_of_mixed_types_are_those_of_real_normalizations(how) -> None:
+    def block() -> nn.Module:
+        parts = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Sequential(nn.GroupNorm(2, 8))
+        return nn.Sequential(*parts)
+
+    model = nn.Sequential(nn.Sequential(block(), block()))
+    step = TrainingStep(
+        (torch.rand(2, 8, 16, 16),), checkpointing=how, autocast=torch.bfloat16
+    )  # fmt: skip
+    assert trace_step(model, step).peak_bytes == real_trace(model, step).peak_bytes

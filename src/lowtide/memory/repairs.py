@@ -21,6 +21,7 @@ _VIEWS = frozenset({
 
 _NORMS = frozenset({
     torch.ops.aten.native_group_norm.default, torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_batch_norm.default,
 })  # fmt: skip
 
 

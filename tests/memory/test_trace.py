@@ -17,13 +17,7 @@ from lowtide.memory.trace import Tracer, record
 
 
 def real_trace(model: nn.Module, step: Step):
-    tracer = Tracer()
-    tracer.label(model_tensors(model), "weights")
-    tracer.label(given_to(step), "inputs")
-    run = step.prepare(model)
-    with tracer:
-        run(tracer)
-    return tracer.trace
+    return record(step.prepare(model), weights=model_tensors(model), inputs=given_to(step))
 
 
 class Block(nn.Module):

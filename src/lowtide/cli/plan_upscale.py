@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli import upscale as command
-from lowtide.cli.shell import guarded
+from lowtide.cli.shell import guarded, option
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 # What only matters where files are written.
 _LEFT_OUT = ("dry_run", "force", "report")
-_ALL_DEVICES = Annotated[bool, typer.Option(
-    "--all-devices", rich_help_panel="Main", help=(
+_ALL_DEVICES = Annotated[bool, option(
+    "--all-devices", panel="Main", help=(
         "The plan for this machine's CPU and for every card that is known, in a table."),
 )]  # fmt: skip
-_DEVICE = Annotated[str, typer.Option(
-    "--device", rich_help_panel="Main", help=(
+_DEVICE = Annotated[str, option(
+    "--device", panel="Main", help=(
         "auto, cpu, cuda:0, ... or a card that need not be here, such as rtx3060-12gb."),
 )]  # fmt: skip
 

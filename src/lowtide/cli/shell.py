@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 
@@ -20,6 +20,11 @@ class State:
     """What the whole command line shares."""
 
     debug = False
+
+
+def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """An option of a command, in one of the help's panels."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.progress import ProgressLine
-from lowtide.cli.shell import guarded
+from lowtide.cli.shell import guarded, option
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,75 +39,71 @@ class TiffCompression(StrEnum):
     none, lzw, deflate = "none", "lzw", "deflate"
 
 
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
 @guarded
 def upscale(
     inputs: Annotated[list[str], typer.Argument(
         help="Files, folders (their tree is mirrored) or quoted glob patterns.")],
-    output: Annotated[Path | None, _option("-o", "--output", panel=_MAIN, help=(
+    output: Annotated[Path | None, option("-o", "--output", panel=_MAIN, help=(
         "A file for one input, else a folder. Nothing is overwritten without --force."))] = None,
-    model: Annotated[str | None, _option("-m", "--model", panel=_MAIN, help=(
+    model: Annotated[str | None, option("-m", "--model", panel=_MAIN, help=(
         "A bundled model or a file (.safetensors, .pth, .ckpt)."
         " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
-    budget: Annotated[str, _option("-b", "--budget", panel=_MAIN, help=(
+    budget: Annotated[str, option("-b", "--budget", panel=_MAIN, help=(
         "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",
-    device: Annotated[str, _option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
-    plan_file: Annotated[Path | None, _option("--plan", panel=_MAIN, metavar="FILE", help=(
+    device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
+    plan_file: Annotated[Path | None, option("--plan", panel=_MAIN, metavar="FILE", help=(
         "Run by a plan from `lowtide plan upscale --json`, or by a report's."))] = None,
-    dry_run: Annotated[bool, _option("--dry-run", panel=_MAIN,
+    dry_run: Annotated[bool, option("--dry-run", panel=_MAIN,
                                      help="Print the plan and stop.")] = False,
-    scale: Annotated[float | None, _option("-s", "--scale", panel=_SIZE, help=(
+    scale: Annotated[float | None, option("-s", "--scale", panel=_SIZE, help=(
         "Size of the result relative to the input; resized after the model if need be."))] = None,
-    width: Annotated[int | None, _option(panel=_SIZE, help=(
+    width: Annotated[int | None, option(panel=_SIZE, help=(
         "Width of the result; the height follows unless --height is given too."))] = None,
-    height: Annotated[int | None, _option(panel=_SIZE, help="Height of the result.")] = None,
-    max_side: Annotated[int | None, _option(panel=_SIZE, help="Longer side of the result.")] = None,
-    precision: Annotated[Precision, _option(panel=_TILES, help=(
+    height: Annotated[int | None, option(panel=_SIZE, help="Height of the result.")] = None,
+    max_side: Annotated[int | None, option(panel=_SIZE, help="Longer side of the result.")] = None,
+    precision: Annotated[Precision, option(panel=_TILES, help=(
         "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it."))] = Precision.auto,
-    strategy: Annotated[Strategy, _option(panel=_TILES, help=(
+    strategy: Annotated[Strategy, option(panel=_TILES, help=(
         "whole runs the image at once, tiled in pieces."))] = Strategy.auto,
-    tile: Annotated[int | None, _option(panel=_TILES, metavar="PIXELS", help=(
+    tile: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Side of the tiles, in input pixels."))] = None,
-    tile_auto: Annotated[bool, _option("--tile-auto", panel=_TILES, help=(
+    tile_auto: Annotated[bool, option("--tile-auto", panel=_TILES, help=(
         "Let the plan choose the tiles; the default, and contradicts --tile."))] = False,
-    tile_overlap: Annotated[int | None, _option(panel=_TILES, metavar="PIXELS", help=(
+    tile_overlap: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Pixels that neighboring tiles share. Default: what the model's reach needs."))] = None,
-    tile_batch_size: Annotated[int | None, _option(panel=_TILES, metavar="N", help=(
+    tile_batch_size: Annotated[int | None, option(panel=_TILES, metavar="N", help=(
         "Tiles run at once."))] = None,
-    hann_blend: Annotated[bool | None, _option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
+    hann_blend: Annotated[bool | None, option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
         "Blend neighboring tiles over part of their overlap."
         " Default: only where tiles differ from the whole."))] = None,
-    format: Annotated[str | None, _option(panel=_FILES, metavar="NAME", help=(
+    format: Annotated[str | None, option(panel=_FILES, metavar="NAME", help=(
         "png, jpg, webp, tif or avif for the results of a batch. Default: as the input."))] = None,
-    force: Annotated[bool, _option("--force", panel=_FILES,
+    force: Annotated[bool, option("--force", panel=_FILES,
                                    help="Replace files and redo finished work.")] = False,
-    strip_metadata: Annotated[bool, _option("--strip-metadata", panel=_FILES, help=(
+    strip_metadata: Annotated[bool, option("--strip-metadata", panel=_FILES, help=(
         "Leave out EXIF, XMP, IPTC and resolution, but not the color profile, on which"
         " colors depend."))] = False,
-    max_pixels: Annotated[int, _option(panel=_FILES, help=(
+    max_pixels: Annotated[int, option(panel=_FILES, help=(
         "Refuse inputs with more pixels than this."))] = 1_000_000_000,
-    png_compression: Annotated[int, _option(panel=_FILES, help="0 fast to 9 small.")] = 3,
-    jpeg_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 95,
-    webp_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 90,
-    webp_lossless: Annotated[bool, _option("--webp-lossless", panel=_FILES,
+    png_compression: Annotated[int, option(panel=_FILES, help="0 fast to 9 small.")] = 3,
+    jpeg_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 95,
+    webp_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 90,
+    webp_lossless: Annotated[bool, option("--webp-lossless", panel=_FILES,
                                            help="Keep every WebP pixel as it is.")] = False,
-    avif_quality: Annotated[int, _option(panel=_FILES, help="1 to 100.")] = 80,
-    tiff_compression: Annotated[TiffCompression, _option(
+    avif_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 80,
+    tiff_compression: Annotated[TiffCompression, option(
         panel=_FILES, help="For TIFF.")] = TiffCompression.deflate,
-    host_budget: Annotated[str | None, _option(panel=_MAIN, help=(
+    host_budget: Annotated[str | None, option(panel=_MAIN, help=(
         "Host memory for a run on a GPU. Default: 60% of what is free."))] = None,
-    disk_budget: Annotated[str | None, _option(panel=_MAIN, help=(
+    disk_budget: Annotated[str | None, option(panel=_MAIN, help=(
         "Disk for scratch files. Default: 90% of what is free."))] = None,
-    scratch: Annotated[Path | None, _option(panel=_FILES, help=(
+    scratch: Annotated[Path | None, option(panel=_FILES, help=(
         "Folder for scratch files. Default: the output folder."))] = None,
-    report: Annotated[bool, _option("--report", panel=_OUT, help=(
+    report: Annotated[bool, option("--report", panel=_OUT, help=(
         "Keep a report beside each result, NAME.lowtide.json."))] = False,
-    as_json: Annotated[bool, _option("--json", panel=_OUT,
+    as_json: Annotated[bool, option("--json", panel=_OUT,
                                      help="Print the report as JSON on stdout.")] = False,
-    quiet: Annotated[bool, _option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
 ) -> None:  # fmt: skip
     """Upscale photographs within a memory budget.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,10 +15,22 @@ from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
 from lowtide.streaming.pricing import Wishes
 
+M = TypeVar("M", bound=BaseModel)
+
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 # What changes how fast a file is made, or where from, but not which file it is.
 _NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file"}
+
+
+def checked(kind: type[M], values: dict[str, Any]) -> M:
+    """``kind(**values)``; `UsageError` that names the option for a value that does not fit."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = "--" + str(problem["loc"][0]).replace("_", "-")
+        raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
 
 
 class UpscaleSettings(BaseModel):
@@ -56,12 +68,7 @@ class UpscaleSettings(BaseModel):
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
         """Settings from keywords; `UsageError` in plain words for what does not fit."""
-        try:
-            settings = cls(**values)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = "--" + str(problem["loc"][0]).replace("_", "-")
-            raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
+        settings = checked(cls, values)
         settings._check()
         return settings
 

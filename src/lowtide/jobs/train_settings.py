@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.jobs.settings import checked
 from lowtide.memory.building import Inputs, make_inputs
 from lowtide.memory.checkpointing import Checkpointing
 from lowtide.memory.ladder import MakeStep
@@ -53,12 +54,7 @@ class TrainSettings(BaseModel):
         for name in ("size", "validation_size"):
             if isinstance(values.get(name), str):
                 values[name] = parse_size(values[name])
-        try:
-            settings = cls(**values)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = "--" + str(problem["loc"][0]).replace("_", "-")
-            raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
+        settings = checked(cls, values)
         if settings.inputs and settings.channels is not None:
             raise UsageError(
                 "--input and --channels contradict each other", hint="--input says the channels too"

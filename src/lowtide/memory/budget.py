@@ -6,11 +6,14 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
 from lowtide.memory.meter import available_host_bytes, total_host_bytes
-from lowtide.memory.profiles.profile import DeviceProfile
+
+if TYPE_CHECKING:
+    from lowtide.memory.profiles import DeviceProfile
 
 # Left to the rest of the machine by `auto`: a desktop, a browser, the page cache.
 _AUTO_HOST_SHARE, _AUTO_DEVICE_SHARE = 0.6, 0.9

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -84,16 +86,18 @@ def shipped_calibration(kind: str) -> Calibration:
     Made from the committed benchmark by a committed script; for CUDA, which has not been
     measured, a prior.
     """
-    folder = importlib.resources.files("lowtide.memory") / "data"
-    return Calibration.model_validate(json.loads((folder / "calibration.json").read_text())[kind])
+    return Calibration.model_validate(_shipped()[kind])
 
 
 def shipped_runtime() -> RuntimeCosts:
     """What kernels and objects take on the CPU, from the same benchmark."""
+    return RuntimeCosts.model_validate(_shipped()["runtime"])
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
     folder = importlib.resources.files("lowtide.memory") / "data"
-    return RuntimeCosts.model_validate(
-        json.loads((folder / "calibration.json").read_text())["runtime"]
-    )
+    return json.loads((folder / "calibration.json").read_text())
 
 
 class ResidualStore:

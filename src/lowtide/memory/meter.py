@@ -215,19 +215,11 @@ def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
     More than is alive at once: the C heap keeps pieces it cannot reuse. Both differ by model.
     """
     trim_heap(collect=True)
-    base, peak, stop = anonymous_bytes(), 0, threading.Event()
-
-    def sample() -> None:
-        nonlocal peak
-        while not stop.wait(0.001):
-            peak = max(peak, anonymous_bytes())
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
+    meter = HostMeter(sample_seconds=0.001)
+    meter.start()
     for _ in range(runs):
         call()
-    peak = max(peak, anonymous_bytes())
-    stop.set()
-    thread.join()
+    peak = meter.peak_bytes
+    meter.stop()
     trim_heap(collect=True)
-    return max(0, peak - base)
+    return peak

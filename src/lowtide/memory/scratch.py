@@ -14,6 +14,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.meter import live_peak_bytes
 from lowtide.memory.processes import RESIDENT_PEAK, status_bytes
 from lowtide.memory.store import OperatorStore
+from lowtide.memory.strides import dense_strides
 from lowtide.memory.trace import Op, TensorFacts, Trace
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -252,7 +253,4 @@ def _cut(facts: TensorFacts, rows: int) -> TensorFacts:
     """The first rows of an image, laid out as a tensor of its own in the same order."""
     shape = (*facts.shape[:2], rows, *facts.shape[3:])
     order = sorted(range(len(shape)), key=lambda dim: (facts.stride[dim], -dim))
-    stride, step = [0] * len(shape), 1
-    for dim in order:
-        stride[dim], step = step, step * shape[dim]
-    return TensorFacts(shape, tuple(stride), facts.dtype)
+    return TensorFacts(shape, tuple(dense_strides(shape, order)), facts.dtype)

@@ -55,14 +55,15 @@ def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | No
     numbers = any(isinstance(operand, int | float) for operand in operands[:2])
     if not numbers and all(tensor.shape == result.shape for tensor in tensors):
         if all(tensor.is_contiguous() for tensor in tensors):
-            return _dense(result.shape, range(result.dim() - 1, -1, -1))
+            return dense_strides(result.shape, range(result.dim() - 1, -1, -1))
         if all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
                if tensor.dim() == 4) and result.dim() == 4:  # fmt: skip
-            return _dense(result.shape, (1, 3, 2, 0))
+            return dense_strides(result.shape, (1, 3, 2, 0))
         if len({tensor.stride() for tensor in tensors}) == 1:
             first = tensors[0]
             return list(first.stride()) if _is_dense(first) else None
-    return _dense(result.shape, _order(result.shape, [_aligned(t, result) for t in tensors]))
+    order = _order(result.shape, [_aligned(tensor, result) for tensor in tensors])
+    return dense_strides(result.shape, order)
 
 
 def _aligned(tensor: Tensor, result: Tensor) -> list[int]:
@@ -101,7 +102,8 @@ def _compare(one: int, two: int, shape: Sequence[int], strides: Sequence[Sequenc
     return 0
 
 
-def _dense(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Strides without gaps, the dimensions in ``order`` from the fastest to the slowest."""
     strides, step = [0] * len(shape), 1
     for dim in order:
         strides[dim] = step

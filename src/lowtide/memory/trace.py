@@ -299,6 +299,7 @@ def record(
     tracer = Tracer()
     tracer.label(weights, "weights")
     tracer.label(inputs, "inputs")
+    del weights, inputs  # what the model replaces must be able to go
     with tracer:
         run(tracer)
     return tracer.trace

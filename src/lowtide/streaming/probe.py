@@ -14,11 +14,15 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.meter import cuda_context_bytes, live_peak_bytes, resident_peak_bytes
+from lowtide.memory.meter import (
+    cuda_context_bytes,
+    cuda_peaks,
+    live_peak_bytes,
+    resident_peak_bytes,
+)
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network, TileStep
-from lowtide.streaming.tracing import trace_points
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
@@ -74,7 +78,10 @@ def probe(
     complete = all(fits(side) for side in (*REACH_SIDES, *sides))
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
     if kind == "cpu":
-        # On CUDA the allocator's own figures of real runs are the better ones.
+        # On CUDA the allocator's own figures of real runs are the better ones. Imported here
+        # because a run whose costs are known traces nothing.
+        from lowtide.streaming.tracing import trace_points
+
         costs = costs.model_copy(
             update={"traced": trace_points(network, align=align, minimum=minimum)}
         )
@@ -171,11 +178,12 @@ def _seconds(call: Callable[[], object], device: str) -> float:
 def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
     """(allocated, reserved) peaks of a call, above what was there before."""
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
+    reading = cuda_peaks(device).reading()
+    reading.restart()
     before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     call()
-    after = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return after[0] - before[0], after[1] - before[1]
+    allocated, reserved = reading.peaks()
+    return allocated - before[0], reserved - before[1]
 
 
 def _step(network: Network) -> TileStep:

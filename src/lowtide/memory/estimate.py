@@ -14,6 +14,7 @@ from lowtide.core.units import format_bytes
 from lowtide.memory.autocast import autocast_as_on
 from lowtide.memory.calibration import Calibration, shipped_calibration
 from lowtide.memory.fake import Faker, model_tensors
+from lowtide.memory.fake_calls import Repeating
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.pricing_cpu import price_on_cpu
 from lowtide.memory.pricing_cuda import price_on_cuda
@@ -140,12 +141,13 @@ def trace_step(
     """The trace of ``step`` on fake CPU tensors, with ``profile``'s attention and autocast."""
     faker = Faker(dtype)
     twin, fake_step = faker.model(model), faker.step(step)
-    tracer = Tracer(keep_calls=True)
+    tracer = Tracer(keep_calls=True, call=faker.calls)
     profile = profile or load_profile("cpu")
     with faker.running(), autocast_as_on(profile), attention_as_on(profile):
         tracer.label(model_tensors(twin), "weights")
         tracer.label(given_to(fake_step), "inputs")
-        run = fake_step.prepare(twin)
+        with Repeating(faker.calls):
+            run = fake_step.prepare(twin)
         with tracer:
             run(tracer)
     return tracer.trace

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from lowtide.memory.fake_calls import FakeCalls
 from lowtide.memory.steps import InferenceStep, TrainingStep
 
 M = TypeVar("M", bound=nn.Module)
@@ -25,10 +26,12 @@ class Faker:
 
     Tensors that share a storage share the twin's; with ``dtype`` the twins of floating tensors
     have that type. The originals may be on any device, ``meta`` included, and are not touched.
+    ``calls`` makes the calls of operators on them.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.calls = FakeCalls(self._mode)
         self._dtype = dtype
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
 

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.memory.repairs import repair
+# What a fake tensor's ``device`` asks; it makes nothing.
+DEVICE_QUERY = torch.ops.prim.device.default
 
 Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
-
-_DEVICE_QUERY = torch.ops.prim.device.default
-
 
 class Event(NamedTuple):
     """A storage that came (``size`` > 0) or went (``size`` < 0) during operator ``op``."""
@@ -39,6 +37,13 @@ class Op(NamedTuple):
     before: int
     after: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None
+
+
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 @dataclass
@@ -133,12 +138,14 @@ class Tracer(TorchDispatchMode):
     Storages are told apart by identity and followed by weak references, so views cost nothing
     and a storage goes when its last tensor does. Sees what this thread dispatches: backward
     passes on the CPU included, other threads not. Operators' own scratch is not seen here.
+    ``call`` makes the calls of operators, if they are not to be made as they come.
     """
 
-    def __init__(self, *, keep_calls: bool = False) -> None:
+    def __init__(self, *, keep_calls: bool = False, call: Call | None = None) -> None:
         super().__init__()
         self.trace = Trace()
         self._keep_calls = keep_calls
+        self._call = call or _plain
         self._live = 0
         self._entered, self._ended = 0, False
         # Numbers are ours: addresses are used again as soon as a storage has gone.
@@ -173,9 +180,9 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is _DEVICE_QUERY and hasattr(args[0], "fake_device"):
-            return args[0].fake_device
         kwargs = kwargs or {}
+        if func is DEVICE_QUERY:
+            return self._call(func, args, kwargs)
         if _is_composite(func):
             # Inference mode hands these over whole; their parts are what takes memory.
             with self:
@@ -185,12 +192,8 @@ class Tracer(TorchDispatchMode):
         call = None
         if self._keep_calls and _may_need_scratch(func):
             call = func, tuple(map(describe, args)), {k: describe(v) for k, v in kwargs.items()}
-        # Fake numbers (an optimizer counts its steps in one) are followed by value.
-        if _is_idle(func) and hasattr(args[0], "fake_mode") and args[0].dim() > 0:
-            result = args[0]
-        else:
-            result = repair(func, args, func(*args, **kwargs))
-            self._add(result)
+        result = self._call(func, args, kwargs)
+        self._add(result)
         if self._live != before or call is not None:
             self.trace.ops.append(Op(func.__name__, before, self._live, call))
         return result
@@ -266,30 +269,9 @@ def _may_need_scratch(func: Any) -> bool:
             argument.alias_info is not None and not argument.alias_info.is_write
             for argument in func._schema.arguments
         )
-        known = func.namespace != "prim" and not aliases
+        known = func.namespace not in ("prim", "profiler") and not aliases
         _SCRATCHLESS[func] = known
     return known
-
-
-_IDLE: dict[Any, bool] = {}
-
-
-def _is_idle(func: Any) -> bool:
-    """Whether an operator only rewrites its first argument, so that a fake one stays as it is."""
-    known = _IDLE.get(func)
-    if known is None:
-        written = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
-        known = (
-            (torch.Tag.pointwise in func.tags or func.overloadpacket in _REWRITES)
-            and len(written) == 1
-            and written[0].name == "self"
-            and func.__name__.split(".")[0].endswith("_")
-        )
-        _IDLE[func] = known
-    return known
-
-
-_REWRITES = frozenset({torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_})
 
 
 def record(

@@ -116,7 +116,7 @@ def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
     trace = trace_step(Net(), TrainingStep((torch.rand(1, 3, 64, 64),)))
     asked: list[str] = []
 
-    def inside(call):
+    def inside(call, made):
         asked.append(call[0].__name__)
         return 0
 

@@ -15,7 +15,7 @@ from lowtide.memory.roofline import roofline_seconds
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import Network
-from lowtide.streaming.tracing import run_bytes, trace_tile
+from lowtide.streaming.tracing import run_rows, trace_tile
 
 _SIDES = (128, 256, 512, 1024)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +49,7 @@ def _costs(
                 f" {profile.title}",
                 hint="run `lowtide plan` on that machine, where it is measured instead",
             )
-        live = run_bytes(network, told)
+        live = sum(run_rows(network, told.ledger))
         kept = next(row.value for row in told.ledger if row.name == "allocator")
         seconds = roofline_seconds(told.trace, profile)
         traced.append(TracedPoint(pixels=side * side, peak_bytes=live))

@@ -12,10 +12,10 @@ import torch
 
 from lowtide.core.heap import trim_heap
 from lowtide.memory.meter import live_peak_bytes
-from lowtide.memory.processes import RESIDENT_PEAK, status_bytes
+from lowtide.memory.processes import RESIDENT_PEAK, available_host_bytes, status_bytes
 from lowtide.memory.store import OperatorStore
 from lowtide.memory.strides import dense_strides
-from lowtide.memory.trace import Op, TensorFacts, Trace
+from lowtide.memory.trace import TensorFacts, Trace
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -26,6 +26,7 @@ _WIDEST, _WIDEST_LOW_PRECISION = 3, 6
 _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
 _LEAST_ROWS = 128
 _SMALL, _TOUCHES = 1 << 20, 3
+_MOST = 1 << 32
 _SCALABLE = frozenset({
     torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
 })  # fmt: skip
@@ -50,25 +51,29 @@ class HostScratch:
     """Measures operators on this machine's CPU, each signature once, kept in a store.
 
     ``measured`` counts what was not known yet. No operator is run whose operands and results
-    exceed ``limit_bytes``; it is then taken at its bound and listed in ``assumed``.
+    exceed ``limit_bytes`` (by default a part of what is free); it is then taken at its bound
+    and listed in ``assumed``.
     """
 
     store: OperatorStore
-    limit_bytes: int = 1 << 32
+    limit_bytes: int = field(default_factory=lambda: _limit(available_host_bytes()))
     measured: int = 0
     assumed: list[str] = field(default_factory=list)
 
-    def inside(self, call: Call) -> int:
-        """Peak bytes between the start and the end of one operator, its results included."""
+    def inside(self, call: Call, made: int = 0) -> int:
+        """Peak bytes between the start and the end of one operator, its results included.
+
+        ``made`` are the bytes of those results, as far as they are known.
+        """
         key = signature(call)
         known = self.store.get(key)
         if known is None:
             operands = operand_bytes(call)
             if operands > _SCALE_ABOVE and call[0] in _SCALABLE and _rows(call) > _LEAST_ROWS:
                 known = self._scaled(call)
-            elif operands > self.limit_bytes:
+            elif operands + made > self.limit_bytes:
                 self.assumed.append(call[0].__name__)
-                return widest(call) * operands
+                return bound(call, made)
             else:
                 known = _measure(call)
             self.measured += 1
@@ -89,7 +94,12 @@ class HostScratch:
         return math.ceil(asked * _measure(_with_rows(call, 2 * few)) / high_bytes)
 
 
-def peak_with_scratch(trace: Trace, inside: Callable[[Call], int]) -> Peak:
+def _limit(free_bytes: int) -> int:
+    """What a measured operator may take: with scratch it is up to three times as much."""
+    return min(_MOST, free_bytes // _WIDEST_LOW_PRECISION)
+
+
+def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
     """The peak of a trace with every operator's scratch, asking ``inside`` for as few as possible.
 
     Operators are taken in the order of what they could reach at most, so that those which
@@ -97,23 +107,25 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call], int]) -> Peak:
     """
     best = Peak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(
-        ((op.before + _bound(op), index, op) for index, op in enumerate(trace.ops) if op.call),
+        (
+            (op.before + bound(op.call, max(0, op.after - op.before)), index, op)
+            for index, op in enumerate(trace.ops) if op.call
+        ),
         key=lambda candidate: -candidate[0],
-    )
-    for bound, index, op in candidates:
-        if bound <= best.total:
+    )  # fmt: skip
+    for most, index, op in candidates:
+        if most <= best.total:
             break
         assert op.call is not None
-        total = op.before + inside(op.call)
+        total = op.before + inside(op.call, max(0, op.after - op.before))
         if total > best.total:
             best = Peak(total, max(op.before, op.after), index, op.name)
     return best
 
 
-def _bound(op: Op) -> int:
-    made = max(0, op.after - op.before)
-    assert op.call is not None
-    return made if is_plain(op.call) else made + widest(op.call) * (operand_bytes(op.call) + made)
+def bound(call: Call, made: int) -> int:
+    """The most that an operator may need which makes ``made`` bytes of results."""
+    return made if is_plain(call) else made + widest(call) * (operand_bytes(call) + made)
 
 
 def is_plain(call: Call) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSink, RowSource
@@ -66,8 +68,7 @@ def run(
             check_cancel(cancel)
             lefts = columns.starts[column : column + resilient.batch]
             tiles = [strip[:, left : left + columns.tile] for left in lefts]
-            for offset, tile in enumerate(resilient(tiles)):
-                merger.add(row, column + offset, tile)
+            _merge(merger, row, column, resilient(tiles))
             column += len(tiles)
             outcome.tiles += len(tiles)
             if over_budget is not None and over_budget():
@@ -77,3 +78,9 @@ def run(
             on_rows(written)
     outcome.redone = step.redone
     return outcome
+
+
+def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:
+    """Put neighboring results in their places; none is held when the next ones are made."""
+    for offset, tile in enumerate(results):
+        merger.add(row, column + offset, tile)

@@ -82,9 +82,8 @@ def probe(
         # because a run whose costs are known traces nothing.
         from lowtide.streaming.tracing import trace_points
 
-        costs = costs.model_copy(
-            update={"traced": trace_points(network, align=align, minimum=minimum)}
-        )
+        traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
+        costs = costs.model_copy(update={"traced": traced})
     return costs, complete
 
 

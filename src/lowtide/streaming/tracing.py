@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import nn
 
 from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import TracedPoint
-from lowtide.memory.estimate import Estimate, estimate
+from lowtide.memory.estimate import Estimate, estimate, trace_step
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.priced import traced_rows
+from lowtide.memory.pricing_cpu import price_on_cpu
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.scratch import HostScratch
 from lowtide.memory.steps import InferenceStep
+from lowtide.memory.store import OperatorStore, cache_folder
+from lowtide.memory.trace import Trace
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import Network
 
 _SIDES = (64, 128, 256, 512, 1024, 2048)
+_MEASURED_BYTES = 512 << 20
 _NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 # Rows of an estimate that are not the run's own: they have rows of their own in a plan.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
@@ -28,35 +38,60 @@ def trace_tile(
     Its activations include the images as floats. Raises `ModelError` as `estimate` does.
     """
     assert isinstance(network.forward, nn.Module)
+    step = InferenceStep((_images(network, images, height, width),))
+    return estimate(
+        network.forward, step, device=device, dtype=network.dtype, calibration=_NO_MARGIN
+    )
+
+
+def _images(network: Network, count: int, height: int, width: int) -> torch.Tensor:
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
-    batch = torch.empty(
-        images, network.in_channels, height, width, dtype=network.dtype, device="meta",
+    return torch.empty(
+        count, network.in_channels, height, width, dtype=network.dtype, device="meta",
         memory_format=layout,
     )  # fmt: skip
-    return estimate(
-        network.forward, InferenceStep((batch,)), device=device, dtype=network.dtype,
-        calibration=_NO_MARGIN,
-    )  # fmt: skip
 
 
-def run_bytes(network: Network, told: Estimate) -> int:
+def run_rows(network: Network, ledger: Iterable[LedgerRow]) -> Iterator[int]:
     """Bytes alive at the peak of a tile's run besides the weights, conversions included."""
-    rows = {row.name: row.value for row in told.ledger}
-    converted = network.channels_last or network.dtype != torch.float32
-    # The images are kept as they came until their converted copy has been run.
-    kept = rows.get("inputs", 0) * 4 // network.dtype.itemsize if converted else 0
-    return kept + sum(count for name, count in rows.items() if name not in _NOT_THE_RUN)
+    for row in ledger:
+        if row.name not in _NOT_THE_RUN:
+            yield row.value
+        if row.name == "inputs" and (network.channels_last or network.dtype != torch.float32):
+            # The images are kept as they came until their converted copy has been run.
+            yield row.value * 4 // network.dtype.itemsize
 
 
-def trace_points(network: Network, *, align: int, minimum: int) -> tuple[TracedPoint, ...]:
-    """(pixels, bytes) for squares of growing size; empty for a network that cannot be traced."""
+def trace_points(
+    network: Network, *, align: int, minimum: int, limit_bytes: int | None = None
+) -> tuple[TracedPoint, ...]:
+    """(pixels, bytes) for squares of growing size; empty for a network that cannot be traced.
+
+    The scratch of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB),
+    and grows with the pixels from there on.
+    """
     if not isinstance(network.forward, nn.Module):
         return ()
+    limit = _MEASURED_BYTES if limit_bytes is None else min(limit_bytes, _MEASURED_BYTES)
+    scratch = HostScratch(OperatorStore(cache_folder()), limit_bytes=limit)
     points: list[TracedPoint] = []
+    per_pixel = 0.0
     for side in sorted({round_up(max(side, minimum), align) for side in _SIDES}):
-        told = trace_tile(network, side, side)
-        if told.method != "traced":
+        try:
+            trace = _trace(network, side)
+        except Exception:  # noqa: BLE001 - whatever stops a trace, probes tell of real runs
             return ()
-        points.append(TracedPoint(pixels=side * side, peak_bytes=run_bytes(network, told)))
+        live = sum(run_rows(network, traced_rows(trace, None)))
+        if trace.peak_bytes <= limit or not points:
+            told = price_on_cpu(trace, scratch, _NO_MARGIN)
+            per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
+        peak = live + math.ceil(per_pixel * side**2)
+        points.append(TracedPoint(pixels=side * side, peak_bytes=peak))
+    scratch.store.save()
     return tuple(points)
 
+
+def _trace(network: Network, side: int) -> Trace:
+    assert isinstance(network.forward, nn.Module)
+    step = InferenceStep((_images(network, 1, side, side),))
+    return trace_step(network.forward, step, dtype=network.dtype)

@@ -1,5 +1,8 @@
 """The runner against the plain model: every kind of image, odd sizes, tiles and batches."""
 
+import dataclasses
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -165,3 +168,19 @@ def test_non_finite_fp32_is_an_error():
     array = picture(40, 40, 3, "uint8")
     with pytest.raises(LowtideError, match="not finite"):
         run_array(network(Broken(), scale=1), array, make_plan(array, 0, scale=1))
+
+
+def test_no_result_is_held_while_the_next_is_made():
+    module, array = conv_net(), picture(60, 150, 3, "uint8")
+    net = network(module)
+    storages, held = [], []
+
+    def forward(images):
+        held.append(sum(storage() is not None for storage in storages))
+        result = module(images)
+        storages.append(weakref.ref(result.untyped_storage()))
+        return result
+
+    run_array(dataclasses.replace(net, forward=forward), array, make_plan(array, 4, tile=32))
+    assert len(held) > 10
+    assert set(held) == {0}

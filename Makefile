@@ -43,8 +43,10 @@ bench: $(VENV)/.dev
 bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/memory_grid.py --jobs 2
 	$(BIN)/python benchmarks/memory_grid.py --repredict
+	$(BIN)/python benchmarks/memory_tiled.py
 	$(BIN)/python benchmarks/fit.py
-	$(BIN)/python benchmarks/memory_grid.py --summary
+	$(BIN)/python benchmarks/memory_summary.py
+	$(BIN)/python benchmarks/orderings.py
 	$(BIN)/python benchmarks/memory_peers.py
 	$(BIN)/python benchmarks/budgets.py
 	$(BIN)/python benchmarks/planning.py

@@ -2,14 +2,12 @@
 
     python benchmarks/memory_grid.py [--fresh] [--only TEXT] [--limit N] [--jobs 1]
     python benchmarks/memory_grid.py --repredict   # predictions, measurements kept
-    python benchmarks/memory_grid.py --summary     # what the rows so far amount to
 
 A fresh process per row (forked from one that only imported), in an order that is random but
 always the same, so that any beginning of the grid stands for the whole. Rows that fail or take too
 long are rows too. What is measured, and why it can be trusted: ``memory_worker.py``.
 
-What is judged for a row was fitted to the other families alone: the few bytes allowed for each
-compiled kernel and each object, and the upper bound.
+What the rows amount to is summed up by ``memory_summary.py``.
 """
 
 from __future__ import annotations
@@ -19,19 +17,15 @@ import json
 import os
 import queue
 import random
-import statistics
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from common import ResultFile
-from fit import fit, predicted_with
 from zoo import Row, checked_rows, rows
 
 WORKER = Path(__file__).parent / "memory_worker.py"
@@ -149,93 +143,8 @@ _PREDICTED = (
 )  # fmt: skip
 
 
-def held_out(entries: list[dict]) -> tuple[list[dict], dict[str, int]]:
-    """The rows as predicted, and upper bounds by row name, with costs of kernels and objects and
-    a calibration that have not seen the row's family.
-
-    Extrapolated predictions bring a bound of their own, which no calibration changes.
-    """
-    judged, uppers = [], {}
-    for family in sorted({entry["family"] for entry in entries}):
-        others = [entry for entry in entries if entry["family"] != family]
-        if not others:
-            raise SystemExit("judged across families: measure at least two families first")
-        costs, bound = fit(others)
-        for entry in entries:
-            if entry["family"] != family:
-                continue
-            upper = entry["upper_bytes"]
-            if entry["method"] == "traced":
-                entry = {**entry, "predicted_bytes": predicted_with(entry, costs)}
-                upper = bound.upper(entry["predicted_bytes"])
-            judged.append(entry)
-            uppers[entry["row"]] = upper
-    return judged, uppers
-
-
-def groups(entries: list[dict]) -> Iterator[tuple[str, list[dict]]]:
-    """All rows, and those of each family, mode, precision and checkpointing."""
-    yield "all", entries
-    for name in ("family", "mode", "precision", "checkpointing"):
-        parts: dict[str, list[dict]] = defaultdict(list)
-        for entry in entries:
-            if name != "checkpointing" or entry["mode"] == "training":
-                parts[entry[name]].append(entry)
-        for value in sorted(parts):
-            yield f"{name}: {value}", parts[value]
-
-
-def errors(entries: list[dict], figure: str = "predicted_bytes") -> dict[str, Any]:
-    """How far a prediction is from the measurement, in percent of the measurement."""
-    shares = [abs(entry[figure] / entry["measured_bytes"] - 1) * 100 for entry in entries]
-    low = sum(entry[figure] < entry["measured_bytes"] for entry in entries)
-    return {
-        "rows": len(entries),
-        "median_error_percent": round(statistics.median(shares), 2),
-        "p95_error_percent": round(float(np.percentile(shares, 95)), 2),
-        "largest_error_percent": round(max(shares), 2),
-        "too_low_percent": round(100 * low / len(entries), 1),
-    }
-
-
-def bounds(entries: list[dict], uppers: dict[str, int]) -> dict[str, Any]:
-    """How often measurements exceeded their upper bound, and how wide the bounds are."""
-    over = [entry["row"] for entry in entries if entry["measured_bytes"] > uppers[entry["row"]]]
-    widths = [uppers[entry["row"]] / entry["measured_bytes"] for entry in entries]
-    return {
-        "over_the_bound": len(over),
-        "over_the_bound_percent": round(100 * len(over) / len(entries), 2),
-        "median_bound_to_measured": round(statistics.median(widths), 3),
-    }
-
-
-def summarize(entries: list[dict]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(row name, figures) of the summary."""
-    whole = [e for e in entries if "predicted_bytes" in e and "measured_bytes" in e]
-    whole, uppers = held_out(whole)
-    for name, part in groups(whole):
-        yield name, {**errors(part), **bounds(part, uppers)}
-    allocated = [
-        {**e, "predicted_bytes": e["c10_peak_bytes"]} for e in whole if "c10_peak_bytes" in e
-    ]
-    yield "PyTorch's own count of a real run", errors(allocated)
-    checked = [entry for entry in whole if "live_measured_bytes" in entry]
-    equal = [e for e in checked if e["live_measured_bytes"] == e["live_bytes"]]
-    yield "bytes of tensors", {
-        "rows": len(checked), "equal_to_the_byte": len(equal),
-        "others": [e["row"] for e in checked if e not in equal],
-    }  # fmt: skip
-    seconds = [entry["predict_seconds"] for entry in whole]
-    yield "predicting", {
-        "median_seconds": round(statistics.median(seconds), 2), "largest_seconds": max(seconds),
-        "extrapolated_rows": sum(entry["method"] != "traced" for entry in whole),
-    }  # fmt: skip
-    failed = {entry["row"]: entry["error"] for entry in entries if "error" in entry}
-    yield "failed", {"rows": len(failed), "of": len(entries), "errors": failed}
-
-
 def main() -> None:
-    """Run rows, or sum up those there are."""
+    """Measure what is missing, or predict what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this")
@@ -243,17 +152,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="rows run side by side")
     parser.add_argument("--repredict", action="store_true", help="keep measurements")
     parser.add_argument("--again", action="store_true", help="predict all rows anew")
-    parser.add_argument("--summary", action="store_true", help="run nothing")
     options = parser.parse_args()
     results = ResultFile("memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES)
     if options.repredict:
         repredict(results, options.only, options.again)
-    elif not options.summary:
+    else:
         run_all(results, options)
-        return
-    summary = ResultFile("memory_grid_summary", about=ABOUT, fresh=True, packages=PACKAGES)
-    for name, figures in summarize(results.data["rows"]):
-        summary.add(name, **figures)
 
 
 if __name__ == "__main__":

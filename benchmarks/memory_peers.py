@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 from common import RESULTS, ResultFile
-from memory_grid import errors, held_out
+from memory_summary import errors, held_out
 from torch import nn
 from zoo import Row
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.fake import Faker
+from lowtide.memory.tracing.fake import Faker
 
 ABOUT = "Other tools' predictions of the rows of memory_grid; percent of the measured peak."
 PACKAGES = ("accelerate", "torchinfo", "diffusers")

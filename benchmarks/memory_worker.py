@@ -35,12 +35,12 @@ from torch.nn import functional as F
 from zoo import Row
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.checkpointing import CHECKPOINTING
-from lowtide.memory.estimate import estimate
-from lowtide.memory.fake import model_tensors
-from lowtide.memory.meter import live_peak_bytes
-from lowtide.memory.steps import TrainingStep, Unobserved, given_to
-from lowtide.memory.trace import record
+from lowtide.memory.estimating.estimate import estimate
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.tracing.checkpointing import CHECKPOINTING
+from lowtide.memory.tracing.fake import model_tensors
+from lowtide.memory.tracing.steps import TrainingStep, Unobserved, given_to
+from lowtide.memory.tracing.trace import record
 
 THREADS = 2
 _SAMPLE_SECONDS = 0.001

@@ -20,9 +20,9 @@ import torch
 from common import ResultFile
 from torch import nn
 
-from lowtide.memory import events
-from lowtide.memory.region import measure
-from lowtide.memory.ways import WAYS, How
+from lowtide.memory.measuring import events
+from lowtide.memory.measuring.region import measure
+from lowtide.memory.measuring.ways import WAYS, How
 
 Work = Callable[[], None]
 

@@ -10,6 +10,7 @@ whose heap keeps what is freed, as the command line's does, and on a virtual CUD
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -48,7 +49,7 @@ def neighbors(rows: Rows) -> Iterator[float]:
         )
     for sizes in series.values():
         counts = [count for _, count in sorted(sizes)]
-        yield from (small / large for small, large in zip(counts, counts[1:], strict=False))
+        yield from (small / large for small, large in itertools.pairwise(counts))
 
 
 def report(results: ResultFile, name: str, shares: list[float]) -> None:
@@ -77,7 +78,7 @@ def run_batches(entry: str, side: int, batches: list[int]) -> None:
 
 def resident(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that `run_batches` adds to a fresh process, the median of a few."""
-    from lowtide.memory.fresh import measure_fresh
+    from lowtide.memory.measuring.fresh import measure_fresh
 
     taken = [
         measure_fresh(
@@ -93,8 +94,8 @@ def reserved(entry: str, side: int, batches: list[int]) -> float:
     import torch
     from zoo_models import ENTRIES
 
-    from lowtide.memory.fake import Faker
-    from lowtide.memory.virtual import VirtualDevice
+    from lowtide.memory.simulation.virtual import VirtualDevice
+    from lowtide.memory.tracing.fake import Faker
 
     faker = Faker()
     model, device = faker.model(ENTRIES[entry].build().eval()), VirtualDevice()

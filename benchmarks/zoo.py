@@ -17,8 +17,8 @@ from torch import nn
 from zoo_models import ENTRIES, Entry
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.checkpointing import Checkpointing
-from lowtide.memory.steps import InferenceStep, Step, TrainingStep
+from lowtide.memory.tracing.checkpointing import Checkpointing
+from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 
 Mode = Literal["inference", "training"]
 Precision = Literal["fp32", "bf16", "autocast"]

@@ -15,7 +15,7 @@ from zoo_nets import ConvNet, DiffusionTransformer, HalfOfVae
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.checkpointing import CHECKPOINTING, Checkpointing
+from lowtide.memory.tracing.checkpointing import CHECKPOINTING, Checkpointing
 
 # Layers that change their input in place rule selective checkpointing out.
 _NOT_SELECTIVE: tuple[Checkpointing, ...] = ("none", "full")

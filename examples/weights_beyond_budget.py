@@ -19,8 +19,8 @@ from torch import nn
 
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.meter import HostMeter
-from lowtide.memory.offload import stream_from_file
-from lowtide.memory.offload_plan import plan_offload
+from lowtide.memory.offload.plan import plan_offload
+from lowtide.memory.offload.stream import stream_from_file
 
 WIDTH, HEADS, LAYERS, TOKENS = 768, 12, 15, 256
 BUDGET, ACTIVATIONS = 200 * MIB, 16 * MIB

@@ -58,20 +58,45 @@ def memory_peers(rows: Rows) -> str:
 
 
 def budgets(rows: Rows) -> str:
-    """One line a budget, then the comparison."""
-    measured = [row for row in rows if "budget_bytes" in row]
-    cells = [
-        [row["row"], format_bytes(row["peak_bytes"]), "yes" if row["within_budget"] else "**no**",
-         format_bytes(row["predicted_bytes"]), format_bytes(row["upper_bytes"]),
-         f"{row['cpu_s']:.1f}", row["plan"]]
-        for row in measured
-    ]  # fmt: skip
+    """For each model one line a budget, then the comparison."""
     head = ["budget", "peak", "within", "expected", "at most", "processor seconds", "plan"]
-    parts = [table(head, cells)]
-    for row in (row for row in rows if row["row"] == "comparison"):
-        slowest = row["slowest_against_a_smaller_budget"]
-        parts.append(f"The slowest budget takes {slowest:.3f} times as long as a smaller one.")
+    parts = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        measured = [row for row in rows if row["model"] == model and "budget_bytes" in row]
+        cells = [
+            [format_bytes(row["budget_bytes"]), format_bytes(row["peak_bytes"]),
+             "yes" if row["within_budget"] else "**no**", format_bytes(row["predicted_bytes"]),
+             format_bytes(row["upper_bytes"]), f"{row['cpu_s']:.1f}", row["plan"]]
+            for row in measured
+        ]  # fmt: skip
+        first, last = measured[0], next(r for r in rows if r["row"] == f"{model}, comparison")
+        slowest = last["slowest_against_a_smaller_budget"]
+        parts += [
+            f"{model} on {first['width']}×{first['height']} pixels. The slowest budget takes"
+            f" {slowest:.3f} times as long as a smaller one.",
+            table(head, cells),
+        ]
     return "\n\n".join(parts)
+
+
+def orderings(rows: Rows) -> str:
+    """In how many pairs of runs the expected one took less."""
+    cells = [
+        [row["row"], f"{row['held']} of {row['pairs']}", f"{row['median_share']:.2f}",
+         f"{row['largest_share']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    return table(["order", "held", "share, median", "share, largest"], cells)
+
+
+def meter_overhead(rows: Rows) -> str:
+    """Processor time of measured runs as a share of the same runs unmeasured."""
+    cells = [
+        [row["row"], str(row["events"]), f"{row['ratio']['median']:.2f}",
+         f"{row['ratio']['lower_quartile']:.2f} to {row['ratio']['upper_quartile']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    return table(["run and meter", "allocations and releases", "ratio", "quartiles"], cells)
 
 
 def planning(rows: Rows) -> str:
@@ -96,5 +121,6 @@ def planning(rows: Rows) -> str:
 
 SHAPES = {
     "memory_grid_summary": memory_grid_summary, "memory_peers": memory_peers,
-    "budgets": budgets, "planning": planning,
+    "budgets": budgets, "planning": planning, "orderings": orderings,
+    "meter_overhead": meter_overhead,
 }  # fmt: skip

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.estimate import trace_step
-from lowtide.memory.runtime import Objects
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.runtime import Objects
 
 # The benchmarks are scripts, not a package.
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 zoo = importlib.import_module("zoo")
 memory_grid = importlib.import_module("memory_grid")
+memory_summary = importlib.import_module("memory_summary")
 memory_peers = importlib.import_module("memory_peers")
 
 
@@ -103,31 +104,31 @@ def test_a_familys_bound_is_calibrated_on_the_others():
     calm = entries("calm", [101 * MIB] * 30)
     wild = entries("wild", [150 * MIB] * 30)
     other = entries("other", [102 * MIB] * 30)
-    judged, uppers = memory_grid.held_out([*calm, *wild, *other])
+    judged, uppers = memory_summary.held_out([*calm, *wild, *other])
     assert len(judged) == 90
     assert uppers["wild 0"] < 110 * MIB
     assert uppers["calm 0"] >= 150 * MIB
-    figures = memory_grid.bounds(wild, uppers)
+    figures = memory_summary.bounds(wild, uppers)
     assert figures["over_the_bound_percent"] == 100
-    assert memory_grid.bounds(calm, uppers)["over_the_bound"] == 0
+    assert memory_summary.bounds(calm, uppers)["over_the_bound"] == 0
 
 
 def test_an_extrapolated_prediction_keeps_its_own_bound():
     rows = [row for name in ("one", "two", "three") for row in entries(name, [90 * MIB])]
     rows[0]["method"] = "probed"
-    _, uppers = memory_grid.held_out(rows)
+    _, uppers = memory_summary.held_out(rows)
     assert uppers["one 0"] == 200 * MIB
     assert uppers["two 0"] < 110 * MIB
 
 
 def test_bounds_need_more_than_one_family():
     with pytest.raises(SystemExit, match="two families"):
-        memory_grid.held_out(entries("one", [90 * MIB] * 5))
+        memory_summary.held_out(entries("one", [90 * MIB] * 5))
 
 
 def test_errors_are_percent_of_what_was_measured():
     rows = entries("one", [100 * MIB, 125 * MIB, 80 * MIB])
-    figures = memory_grid.errors(rows)
+    figures = memory_summary.errors(rows)
     assert figures["rows"] == 3
     assert figures["median_error_percent"] == 20
     assert figures["largest_error_percent"] == 25

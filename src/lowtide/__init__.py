@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
     from lowtide.jobs.upscale import upscale
     from lowtide.memory.budget import Budget
-    from lowtide.memory.estimate import Estimate, estimate
+    from lowtide.memory.estimating.estimate import Estimate, estimate
+    from lowtide.memory.measuring.region import measure
     from lowtide.memory.plan import Plan
-    from lowtide.memory.region import measure
-    from lowtide.memory.steps import InferenceStep, TrainingStep
-    from lowtide.memory.vram import estimate_vram_usage
+    from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
+    from lowtide.memory.training.vram import estimate_vram_usage
     from lowtide.models.loader import load
 
 __all__ = [
@@ -69,15 +69,15 @@ __all__ = [
 
 _HOMES = {
     "Budget": "lowtide.memory.budget",
-    "Estimate": "lowtide.memory.estimate",
-    "InferenceStep": "lowtide.memory.steps",
+    "Estimate": "lowtide.memory.estimating.estimate",
+    "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
-    "TrainingStep": "lowtide.memory.steps",
+    "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
-    "estimate": "lowtide.memory.estimate",
-    "estimate_vram_usage": "lowtide.memory.vram",
+    "estimate": "lowtide.memory.estimating.estimate",
+    "estimate_vram_usage": "lowtide.memory.training.vram",
     "load": "lowtide.models.loader",
-    "measure": "lowtide.memory.region",
+    "measure": "lowtide.memory.measuring.region",
     "plan": "lowtide.jobs.plan_upscale",
     "upscale": "lowtide.jobs.upscale",
 }

@@ -16,9 +16,9 @@ from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.jobs.plan_train import DevicePlans, TrainingPlan, plan_on_all_cards, plan_training
 from lowtide.jobs.python_models import given_model
 from lowtide.jobs.train_settings import TrainSettings, parse_inputs, parse_size
-from lowtide.memory.estimate import traced_estimate
+from lowtide.memory.estimating.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
-from lowtide.memory.steps import TrainingStep
+from lowtide.memory.tracing.steps import TrainingStep
 
 CARD = load_profile("rtx3070-8gb")
 CODE = """

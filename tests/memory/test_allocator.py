@@ -7,8 +7,8 @@ import pytest
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import KIB, MIB
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory, replay
 from lowtide.memory.failures import is_out_of_memory
+from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory, replay
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.core.units import MIB
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.virtual import VirtualDevice
+from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.simulation.virtual import VirtualDevice
 
 
 class PlainAllocator:

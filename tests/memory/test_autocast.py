@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.memory.autocast import autocast_as_on
-from lowtide.memory.estimate import trace_step, traced_estimate
+from lowtide.memory.estimating.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.steps import TrainingStep
-from lowtide.memory.trace import Tracer, record
+from lowtide.memory.tracing.autocast import autocast_as_on
+from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.tracing.trace import Tracer, record
 
 CARD, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lowtide.memory.calibration import (
+from lowtide.memory.estimating.calibration import (
     Calibration,
     Residual,
     ResidualStore,

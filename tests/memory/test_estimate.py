@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.estimate import Estimate, estimate
-from lowtide.memory.steps import InferenceStep, TrainingStep
+from lowtide.memory.estimating.estimate import Estimate, estimate
 from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 MIB = 1 << 20
 

@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 
-from lowtide.memory.allocator import SimulatedOutOfMemory
 from lowtide.memory.failures import release
-from lowtide.memory.virtual import VirtualDevice
+from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
+from lowtide.memory.simulation.virtual import VirtualDevice
 
 HELD = 3 * 4096
 

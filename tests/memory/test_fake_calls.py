@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.memory import fake
-from lowtide.memory.estimate import trace_step
-from lowtide.memory.fake_calls import FakeCalls, Repeating
-from lowtide.memory.repairs import repair
-from lowtide.memory.steps import InferenceStep, Step, TrainingStep
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.tracing import fake
+from lowtide.memory.tracing.fake_calls import FakeCalls, Repeating
+from lowtide.memory.tracing.repairs import repair
+from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 
 
 class Slow:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.memory.estimate import traced_estimate
-from lowtide.memory.ladder import Ladder, Rung, climb
+from lowtide.memory.estimating.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.rungs import Settings, step_with
-from lowtide.memory.steps import TrainingStep
 from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training.ladder import Ladder, Rung, climb
+from lowtide.memory.training.rungs import Settings, step_with
 
 CARD = load_profile("rtx3060-12gb")
 TOP = CARD.total_bytes

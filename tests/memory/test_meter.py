@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.units import MIB
+from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.meter import (
     HostMeter,
     available_host_bytes,
-    live_peak_bytes,
     open_meter,
     resident_peak_bytes,
     total_host_bytes,

@@ -28,12 +28,12 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.offload import stream_from_file, stream_weights
-from lowtide.memory.offload_plan import OffloadPlan, plan_offload
-from lowtide.memory.weight_blocks import find_blocks, places
-from lowtide.memory.weight_files import WeightFiles, write_weights
-from lowtide.memory.weight_slots import HostLane, HostSource, Layout, PinnedMemory
-from lowtide.memory.weight_turns import BlockTurns
+from lowtide.memory.offload.blocks import find_blocks, places
+from lowtide.memory.offload.files import WeightFiles, write_weights
+from lowtide.memory.offload.plan import OffloadPlan, plan_offload
+from lowtide.memory.offload.slots import HostLane, HostSource, Layout, PinnedMemory
+from lowtide.memory.offload.stream import stream_from_file, stream_weights
+from lowtide.memory.offload.turns import BlockTurns
 
 
 def plan_all(model, *, in_flight=2, split_layers=False, resident=()):
@@ -494,8 +494,8 @@ CHILD = """
 import hashlib, json, sys, torch
 from torch import nn
 from lowtide.memory.meter import HostMeter
-from lowtide.memory.offload import stream_from_file
-from lowtide.memory.offload_plan import plan_offload
+from lowtide.memory.offload.stream import stream_from_file
+from lowtide.memory.offload.plan import plan_offload
 
 torch.set_num_threads(1)
 budget, activations = int(sys.argv[2]), int(sys.argv[3])

@@ -8,8 +8,8 @@ from streamed_models import ZOO, Attention, Mixed, Parts, Stack, Tied, build
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.memory.offload_plan import OffloadPlan, plan_offload
-from lowtide.memory.weight_blocks import find_blocks
+from lowtide.memory.offload.blocks import find_blocks
+from lowtide.memory.offload.plan import OffloadPlan, plan_offload
 
 SPLITS = [dict(), dict(largest_bytes=0), dict(largest_bytes=0, split_layers=True),
           dict(largest_bytes=1 << 40)]  # fmt: skip

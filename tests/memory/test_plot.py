@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgb
 from torch import Tensor, nn
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.memory import plot
-from lowtide.memory.estimate import Estimate, estimate
-from lowtide.memory.plot import curve_of, plot_memory
-from lowtide.memory.steps import TrainingStep
+from lowtide.memory.estimating.estimate import Estimate, estimate
+from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training import plot
+from lowtide.memory.training.plot import curve_of, plot_memory
 
 
 class Net(nn.Module):

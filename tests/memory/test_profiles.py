@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.meter import live_peak_bytes, total_host_bytes
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
 from lowtide.memory.profiles.attention import attention_as_on, attention_path
 from lowtide.memory.profiles.attention_rules import (

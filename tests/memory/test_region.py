@@ -14,15 +14,16 @@ from torch import nn
 
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.compare import compare
-from lowtide.memory.estimate import estimate
+from lowtide.memory.estimating.estimate import estimate
+from lowtide.memory.estimating.priced import TITLES
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.meter import HostMeter, live_peak_bytes
-from lowtide.memory.priced import TITLES
+from lowtide.memory.measuring.compare import compare
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measuring.region import RegionUsage, measure
+from lowtide.memory.meter import HostMeter
 from lowtide.memory.processes import RESIDENT_PEAK
-from lowtide.memory.region import RegionUsage, measure
-from lowtide.memory.steps import InferenceStep, TrainingStep
 from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 CPU_WAYS = ("events", "storages", "resident")
 PRECISE = ("events", "storages")
@@ -397,7 +398,7 @@ def test_the_profilers_greetings_are_not_printed_and_all_else_is(capfd):
 @pytest.mark.slow
 def test_no_warning_of_the_first_block_from_before():
     code = (
-        "import torch; from lowtide.memory.region import measure\n"
+        "import torch; from lowtide.memory.measuring.region import measure\n"
         "before = [torch.ones(1) for _ in range(10)]\n"
         "with measure('cpu'): del before"
     )

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.estimate import trace_step
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.roofline import roofline_seconds
-from lowtide.memory.steps import InferenceStep, TrainingStep
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 
 class Net(nn.Module):

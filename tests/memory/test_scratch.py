@@ -5,10 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.estimate import trace_step
-from lowtide.memory.fake import model_tensors
-from lowtide.memory.meter import live_peak_bytes
-from lowtide.memory.scratch import (
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.scratch import (
     HostScratch,
     _asked,
     _measure,
@@ -18,9 +16,11 @@ from lowtide.memory.scratch import (
     signature,
     widest,
 )
-from lowtide.memory.steps import InferenceStep, TrainingStep, Unobserved, given_to
+from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.store import OperatorStore
-from lowtide.memory.trace import describe
+from lowtide.memory.tracing.fake import model_tensors
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep, Unobserved, given_to
+from lowtide.memory.tracing.trace import describe
 
 _aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.snapshot import replay_snapshot
+from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.simulation.snapshot import replay_snapshot
 
 
 def entry(action, addr=0, size=0, stream=0, **more):
@@ -75,7 +75,7 @@ def test_pages_in_the_history_mean_expandable_segments():
 RECORD = """
 import json, sys, torch
 from torch import nn
-from lowtide.memory.snapshot import replay_snapshot
+from lowtide.memory.simulation.snapshot import replay_snapshot
 
 torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=1_000_000)
 width, body = 64, []

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.allocator import SimulatedOutOfMemory
 from lowtide.memory.failures import is_out_of_memory, release
-from lowtide.memory.virtual import VirtualDevice
+from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
+from lowtide.memory.simulation.virtual import VirtualDevice
 
 
 def small_net():

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.building import build, image_channels, make_inputs
-from lowtide.memory.estimate import estimate, traced_estimate
+from lowtide.memory.estimating.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.steps import TrainingStep
-from lowtide.memory.vram import BACKENDS, GB, estimate_vram_usage
+from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training.building import build, image_channels, make_inputs
+from lowtide.memory.training.vram import BACKENDS, GB, estimate_vram_usage
 
 CARD = load_profile("rtx3060-12gb")
 KEYS = {
@@ -159,7 +159,7 @@ def test_a_model_without_attention_says_so() -> None:
         ({"backend": "sage"}, "no backward pass", "flash"),
         ({"backend": "xformers"}, "'xformers' is not known", "default, flash"),
         ({"device": "gtx99"}, "no device profile", ""),
-        ({"device": "cpu"}, "no memory of its own", "lowtide.memory.estimate"),
+        ({"device": "cpu"}, "no memory of its own", "lowtide.estimate"),
         ({"batch_size": 0}, "make no batch", ""),
         ({"image_size": (0, 4)}, "make no batch", ""),
     ],

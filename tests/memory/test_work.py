@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lowtide.memory.estimate import trace_step
-from lowtide.memory.fake import Faker
+from lowtide.memory.estimating.estimate import trace_step
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.attention import attention_as_on
-from lowtide.memory.steps import TrainingStep, Unobserved
-from lowtide.memory.work import multiply_adds
+from lowtide.memory.tracing.fake import Faker
+from lowtide.memory.tracing.steps import TrainingStep, Unobserved
+from lowtide.memory.tracing.work import multiply_adds
 
 
 class Mixed(nn.Module):

@@ -7,7 +7,7 @@ from toys import costs, make_plan
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
-from lowtide.memory.calibration import Calibration
+from lowtide.memory.estimating.calibration import Calibration
 from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)

@@ -12,8 +12,8 @@ from toys import costs, make_plan, network, run_array
 
 import lowtide
 from lowtide.jobs import prepare
+from lowtide.memory.simulation.virtual import VirtualDevice
 from lowtide.memory.store import CostStore
-from lowtide.memory.virtual import VirtualDevice
 from lowtide.streaming.merge import StripMerger
 
 REACH = 7  # of lowtide-x2

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from toys import conv_net, network
 
-from lowtide.memory import scratch
-from lowtide.memory.meter import live_peak_bytes
-from lowtide.memory.scratch import operand_bytes
+from lowtide.memory.estimating import scratch
+from lowtide.memory.estimating.scratch import operand_bytes
+from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.streaming.step import Network
 from lowtide.streaming.tracing import trace_points
 

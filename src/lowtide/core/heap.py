@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import sys
+from typing import Literal
 
 # mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -45,6 +47,23 @@ def tune_heap() -> bool:
 def heap_is_tuned() -> bool:
     """Whether `tune_heap` is in effect; times measured with and without it differ."""
     return _tuned
+
+
+HeapSetting = Literal["keeps", "gives back"]
+
+
+def heap_setting() -> HeapSetting | None:
+    """What this process's C heap does with freed blocks, where that is settled.
+
+    ``"keeps"`` after `tune_heap`; ``"gives back"`` where the environment made every block of
+    1 MiB or less one of its own pages. Otherwise glibc changes its mind as the program runs,
+    and other libraries have their own ways.
+    """
+    if _tuned:
+        return "keeps"
+    threshold = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
+    settled = _glibc() is not None and threshold.isdigit() and int(threshold) <= 1 << 20
+    return "gives back" if settled else None
 
 
 def trim_heap(*, collect: bool = False) -> None:

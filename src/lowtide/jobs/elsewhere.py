@@ -10,8 +10,8 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
+from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.roofline import roofline_seconds
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import Network

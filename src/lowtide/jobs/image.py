@@ -18,7 +18,7 @@ from lowtide.jobs.report import Accuracy, ErrorFigure, ImageReport, Memory
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import open_image, open_sink
 from lowtide.memory.budget import Budget
-from lowtide.memory.calibration import Residual, ResidualStore
+from lowtide.memory.estimating.calibration import Residual, ResidualStore
 from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan

@@ -16,10 +16,10 @@ from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.python_models import GivenModel, given_model
 from lowtide.jobs.train_settings import TrainSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.ladder import Ladder, climb
-from lowtide.memory.plot import new_figure, plot_memory
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
-from lowtide.memory.rungs import size_text
+from lowtide.memory.training.ladder import Ladder, climb
+from lowtide.memory.training.plot import new_figure, plot_memory
+from lowtide.memory.training.rungs import size_text
 
 # What most image models divide their input by; smaller images are tried in multiples of it.
 _MULTIPLE = 16

@@ -14,8 +14,8 @@ from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.calibration import Calibration, ResidualStore
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.estimating.calibration import Calibration, tiled_calibration
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
@@ -164,7 +164,7 @@ def _prepare(
             store.put(full if complete else cut, costs)
     layout = costs if replayed is None else replayed
     network = _lay_out(network, model, layout.channels_last)
-    calibration = ResidualStore(device).calibration()
+    calibration = tiled_calibration(device)
     return Prepared(model.descriptor, network, shape, costs, precision, calibration)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
-from lowtide.memory.building import build
+from lowtide.memory.training.building import build
 from lowtide.models import ModelDescriptor, load
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.jobs.settings import checked
-from lowtide.memory.building import Inputs, make_inputs
-from lowtide.memory.checkpointing import Checkpointing
-from lowtide.memory.ladder import MakeStep
-from lowtide.memory.rungs import DTYPES
-from lowtide.memory.steps import Optimizer, TrainingStep
+from lowtide.memory.tracing.checkpointing import Checkpointing
+from lowtide.memory.tracing.steps import Optimizer, TrainingStep
+from lowtide.memory.training.building import Inputs, make_inputs
+from lowtide.memory.training.ladder import MakeStep
+from lowtide.memory.training.rungs import DTYPES
 
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
 _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")

@@ -19,8 +19,8 @@ from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
-from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.estimating.calibration import Calibration
 from lowtide.memory.meter import open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.models import names

@@ -71,9 +71,14 @@ class ModelCosts(BaseModel):
         return _extrapolate([(p.pixels, p.peak_bytes) for p in self.points], pixels)
 
     def slack_bytes(self, pixels: int) -> int:
-        """Bytes that the allocator holds at that peak beyond those alive, as in the probes."""
+        """Bytes that the allocator holds at that peak beyond those alive, as in the probes.
+
+        Never below that of a smaller one: what a heap kept for small blocks stays.
+        """
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
-        return max(0, resident - self._probed_bytes(pixels))
+        floor = max((p.resident_bytes - p.peak_bytes for p in self.points
+                     if p.pixels <= pixels), default=0)  # fmt: skip
+        return max(0, floor, resident - self._probed_bytes(pixels))
 
     def seconds(self, pixels: int) -> float:
         """Predicted seconds of a run on ``pixels`` input pixels.

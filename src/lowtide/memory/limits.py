@@ -34,7 +34,7 @@ def process_limit(extra_bytes: int) -> Iterator[None]:
     if not sys.platform.startswith("linux"):
         raise UsageError(
             "the memory of a process can be limited on Linux only",
-            hint="lowtide.memory.virtual.VirtualDevice simulates a limit anywhere",
+            hint="lowtide.memory.simulation.virtual.VirtualDevice simulates a limit anywhere",
         )
     import resource
 
@@ -67,5 +67,5 @@ def _try_to_exceed(extra_bytes: int) -> None:
     memory.close()
     raise LowtideError(
         f"this system does not keep the limit: {format_bytes(size)} could be had beyond it",
-        hint="lowtide.memory.virtual.VirtualDevice simulates a limit anywhere",
+        hint="lowtide.memory.simulation.virtual.VirtualDevice simulates a limit anywhere",
     )

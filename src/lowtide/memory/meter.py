@@ -20,7 +20,7 @@ from lowtide.memory.processes import (
 
 __all__ = [
     "CudaMeter", "HostMeter", "Usage", "anonymous_bytes", "available_host_bytes",
-    "cuda_context_bytes", "cuda_peaks", "live_peak_bytes", "open_meter", "resident_peak_bytes",
+    "cuda_context_bytes", "cuda_peaks", "open_meter", "resident_peak_bytes",
     "total_host_bytes",
 ]  # fmt: skip
 
@@ -190,23 +190,6 @@ def cuda_context_bytes(device: str) -> int:
 
     free, total = torch.cuda.mem_get_info(torch.device(device))
     return min(max(0, total - free - torch.cuda.memory_reserved(device)), 1 << 30)
-
-
-def live_peak_bytes(call: Callable[[], Any]) -> int:
-    """Peak bytes of tensors and kernel scratch that live at once while ``call`` runs, on the CPU.
-
-    Read from the profiler's memory events, which see every allocation that this thread asks of
-    PyTorch's CPU allocator, the operators' own scratch included. The result of ``call`` is
-    dropped inside.
-    """
-    from lowtide.memory import events
-
-    blocks = events.follow()
-    try:
-        call()
-    finally:
-        events.leave(blocks)
-    return blocks.peak
 
 
 def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:

@@ -10,8 +10,8 @@ from typing import Literal
 from lowtide.core.errors import UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
-from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.estimating.calibration import Calibration
 from lowtide.memory.ledger import LedgerRow, Origin, Place
 from lowtide.memory.plan import Plan
 from lowtide.streaming.channels import ChannelPlan
@@ -23,13 +23,15 @@ _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _BATCHES = (1, 2, 4, 8, 16)
 # Context for models whose reach has no bound: more hardly helps them, none shows.
 _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
-# Kernels' code and thread stacks touched for the first time, measured with the bundled models.
-_RUNTIME, _RUNTIME_UPPER = 8 * MIB, 40 * MIB
+# Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
+# so much beside a small one.
+_RUNTIME_UPPER = 40 * MIB
 # Prices of the file formats are bounds; runs at several sizes took 0.3 to 0.6 of them.
 _CODEC_SHARE = 0.45
 _LIVE_UPPER = 1.05
 # The heap's habits in a long run, beyond those of a probe.
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
+_LEAST_MARGIN = 16 * MIB
 _BLOCK_ROWS = 16
 _AMPLE_PIXELS = 256 * 256
 _ROW_BUFFERS = "input rows", "output rows"
@@ -60,8 +62,8 @@ class Picture:
     ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
     memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
     is what the rows held for one row of tiles should stay below where lower tiles allow it,
-    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far this machine's
-    runs were from their predictions, once that is known.
+    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far runs were from
+    their predictions, where that is known.
     """
 
     info: ImageInfo
@@ -248,13 +250,17 @@ def _calibrated(
 ) -> tuple[LedgerRow, ...]:
     """``rows`` with the bound that past runs call for, in place of general ones.
 
-    They may have been of gentler models: half of the general margin always stays.
+    Where they were not of many models, others may be less gentle, and half of the general margin
+    stays; a little of it always does, since small runs vary more.
     """
     if calibration is None:
         return rows
     memory = [row for row in rows if row.place != "disk"]
     expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
-    margin = max(calibration.upper(expected) - expected, (general - expected) // 2)
+    least = (general - expected) // 2
+    if calibration.families:
+        least = min(least, _LEAST_MARGIN)
+    margin = max(calibration.upper(expected) - expected, least)
     exact = [row.model_copy(update={"upper": row.value}) for row in memory]
     return (
         *exact,
@@ -324,7 +330,7 @@ def _ledger(
     slack = costs.slack_bytes(pixels)
     yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
     if costs.device == "cpu":
-        yield row("runtime", "host", _RUNTIME, _RUNTIME_UPPER, "prior")
+        yield row("runtime", "host", 0, _RUNTIME_UPPER, "prior")
     else:
         yield row("context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed")
         # A batch in floats on its way there, and its result on its way back.
@@ -333,6 +339,7 @@ def _ledger(
     buffers = row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
     for name, count in zip(_ROW_BUFFERS, buffers, strict=True):
         yield row(name, "host", count, count, "known")
-    yield row("file formats", "host", picture.codec_bytes * _CODEC_SHARE, picture.codec_bytes, "prior")
+    codec = picture.codec_bytes
+    yield row("file formats", "host", codec * _CODEC_SHARE, codec, "prior")
     if picture.scratch_bytes:
         yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")

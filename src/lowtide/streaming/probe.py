@@ -14,10 +14,10 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
+from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.meter import (
     cuda_context_bytes,
     cuda_peaks,
-    live_peak_bytes,
     resident_peak_bytes,
 )
 from lowtide.streaming.layout import round_up

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from lowtide.memory.calibration import Calibration
 from lowtide.memory.costs import TracedPoint
-from lowtide.memory.estimate import Estimate, estimate, trace_step
+from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.estimate import Estimate, estimate, trace_step
+from lowtide.memory.estimating.priced import traced_rows
+from lowtide.memory.estimating.pricing_cpu import price_on_cpu
+from lowtide.memory.estimating.scratch import HostScratch
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.priced import traced_rows
-from lowtide.memory.pricing_cpu import price_on_cpu
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.scratch import HostScratch
-from lowtide.memory.steps import InferenceStep
 from lowtide.memory.store import OperatorStore, cache_folder
-from lowtide.memory.trace import Trace
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.trace import Trace
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import Network
 

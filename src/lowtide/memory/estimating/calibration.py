@@ -1,0 +1,160 @@
+"""How far predictions have been from measurements, and what upper bound follows from that."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.resources
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lowtide._version import __version__
+from lowtide.core.heap import heap_is_tuned, heap_setting
+from lowtide.core.units import MIB
+from lowtide.memory.estimating.runtime import RuntimeCosts
+from lowtide.memory.store import cache_folder
+
+# Fixed parts that are tried: what a process takes besides its tensors differs by so much.
+_FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
+_COVERAGE = 0.995
+# A model of a family that no run was of is off further than runs tell. On the grid of the
+# benchmarks, judged with each family left out, twice the width held in all rows.
+_UNSEEN = 3.0
+# Fewer runs than this say nothing of a hundredth.
+_ENOUGH = 40
+
+
+class Residual(BaseModel):
+    """One run: bytes predicted for it, and bytes measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    predicted: int
+    measured: int
+
+
+class Calibration(BaseModel):
+    """An upper bound for predictions: a share of them and a fixed part, from ``count`` runs.
+
+    ``families`` says that these were of many kinds of models, so that it stands by itself.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    share: float
+    fixed_bytes: int
+    count: int
+    coverage: float
+    families: bool = False
+
+    def upper(self, predicted: int) -> int:
+        """Bytes that a run predicted to take ``predicted`` should not exceed."""
+        return math.ceil(predicted * (1 + self.share)) + self.fixed_bytes
+
+
+def calibrate(residuals: Sequence[Residual], coverage: float = _COVERAGE) -> Calibration:
+    """Three times the width of the tightest bound, of the form share + fixed part, that would have
+    held in ``coverage`` of the runs: models of other kinds will come.
+
+    The quantile is that of split conformal prediction (Vovk et al.; Lei et al.,
+    arXiv:1604.04173): of n residuals the ⌈(n + 1)·coverage⌉-th smallest, the largest if there
+    are too few. Among the fixed parts tried, the one with the lowest bounds on average wins.
+    """
+    if not residuals:
+        raise ValueError("no residuals to calibrate with")
+    rank = min(math.ceil((len(residuals) + 1) * coverage), len(residuals)) - 1
+    best: tuple[float, Calibration] | None = None
+    for fixed in _FIXED:
+        shares = sorted((r.measured - fixed) / r.predicted - 1 for r in residuals)
+        bound = Calibration(
+            share=round(max(shares[rank], 0.0) + 5e-4, 3), fixed_bytes=fixed,
+            count=len(residuals), coverage=coverage,
+        )  # fmt: skip
+        width = sum(bound.upper(r.predicted) / r.predicted for r in residuals) / len(residuals)
+        if best is None or width < best[0]:
+            best = width, bound
+    assert best is not None
+    share, fixed = best[1].share * _UNSEEN, int(best[1].fixed_bytes * _UNSEEN)
+    return best[1].model_copy(update={"share": round(share, 4), "fixed_bytes": fixed})
+
+
+def shipped_calibration(kind: str) -> Calibration:
+    """The calibration that comes with the package for ``"cpu"`` or ``"cuda"``.
+
+    Made from the committed benchmark by a committed script; for CUDA, which has not been
+    measured, a prior.
+    """
+    return Calibration.model_validate(_shipped()[kind])
+
+
+def tiled_calibration(device: str) -> Calibration | None:
+    """What runs in tiles say of their upper bounds; None where too few are known.
+
+    Those that the package ships are of the C heap's two settled ways (`heap_setting`); this
+    machine's own can only make them wider, since they may be of gentler models.
+    """
+    own = ResidualStore(device).calibration()
+    heap = heap_setting() if device == "cpu" else None
+    if heap is None:
+        return own
+    shipped = Calibration.model_validate(_shipped()["tiled"][heap])
+    if own is None:
+        return shipped
+    wider = {name: max(getattr(own, name), getattr(shipped, name))
+             for name in ("share", "fixed_bytes")}  # fmt: skip
+    return shipped.model_copy(update={**wider, "count": own.count + shipped.count})
+
+
+def shipped_runtime() -> RuntimeCosts:
+    """What kernels and objects take on the CPU, from the same benchmark."""
+    return RuntimeCosts.model_validate(_shipped()["runtime"])
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
+    folder = importlib.resources.files("lowtide.memory") / "data"
+    return json.loads((folder / "calibration.json").read_text())
+
+
+class ResidualStore:
+    """Runs of one device of this machine, one JSON line each, newest last.
+
+    Runs of other versions or another setting of the C heap are kept apart, since they take
+    other memory.
+    """
+
+    def __init__(self, device: str, folder: Path | None = None, keep: int = 400) -> None:
+        import torch
+
+        parts = device, torch.__version__, __version__, heap_is_tuned(), torch.get_num_threads()
+        name = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+        self._path = (folder or cache_folder()) / f"residuals-{name}.jsonl"
+        self._keep = keep
+
+    def add(self, residual: Residual) -> None:
+        """Append one run; a folder that cannot be written only means bounds as shipped."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as lines:
+                lines.write(residual.model_dump_json() + "\n")
+
+    def read(self) -> list[Residual]:
+        """The newest runs, oldest first; damaged lines are left out."""
+        if not self._path.is_file():
+            return []
+        found = []
+        for line in self._path.read_text().splitlines()[-self._keep :]:
+            with contextlib.suppress(ValueError):
+                found.append(Residual.model_validate_json(line))
+        return found
+
+    def calibration(self) -> Calibration | None:
+        """What these runs say of upper bounds, once there are enough of them."""
+        residuals = self.read()
+        return calibrate(residuals) if len(residuals) >= _ENOUGH else None

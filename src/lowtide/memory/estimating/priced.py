@@ -1,0 +1,41 @@
+"""What pricing a run gives: its ledger, and where its peak is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.memory.estimating.runtime import Objects
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.tracing.trace import KINDS, TITLES, Trace
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A ledger with the phase and the operator of the peak."""
+
+    rows: tuple[LedgerRow, ...]
+    phase: str
+    operator: str
+    live_bytes: int
+    notes: tuple[str, ...] = ()
+    objects: Objects | None = None
+
+
+def traced_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
+    """What tensors hold while operator ``op`` runs, or at the peak of live bytes, by kind."""
+    kinds = trace.at_peak() if op is None else trace.during(op)
+    return [
+        LedgerRow(
+            name=TITLES[kind], place="device", value=kinds[kind], upper=kinds[kind],
+            origin="traced",
+        )
+        for kind in KINDS if kinds[kind]
+    ]  # fmt: skip
+
+
+def margin_row(rows: list[LedgerRow], upper: int) -> LedgerRow:
+    """What past runs took beyond their predictions: nothing expected, but allowed for."""
+    allowed = upper - sum(row.upper for row in rows)
+    return LedgerRow(
+        name="margin", place="device", value=0, upper=max(0, allowed), origin="calibrated"
+    )

@@ -1,0 +1,50 @@
+"""The ledger of a traced run on the CPU: exact storages, measured scratch, page rounding."""
+
+from __future__ import annotations
+
+from lowtide.memory.estimating.calibration import Calibration, shipped_runtime
+from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
+from lowtide.memory.estimating.runtime import count_objects
+from lowtide.memory.estimating.scratch import HostScratch, peak_with_scratch
+from lowtide.memory.ledger import LedgerRow, Origin
+from lowtide.memory.tracing.trace import Trace
+
+_PAGE = 4096
+# From this size on the C library gives an allocation pages of its own, where it is not tuned.
+_OWN_PAGES = 64 << 10
+# Alignment and header of one allocation by posix_memalign.
+_HEADER = 80
+
+
+def price_on_cpu(trace: Trace, scratch: HostScratch, calibration: Calibration) -> Priced:
+    """Peak of ``trace`` on this machine's CPU, as resident memory of the process."""
+    peak = peak_with_scratch(trace, scratch.inside)
+    op = peak.op if peak.op >= 0 else None
+    rows = traced_rows(trace, op)
+    live = sum(row.value for row in rows)
+    rows.append(_row("scratch", max(0, peak.total - live), "probed"))
+    where = trace.peak_op() if op is None else op
+    rows.append(_row("allocator", _rounding(trace, where), "simulated"))
+    objects = count_objects(trace, where)
+    rows.append(_row("runtime", shipped_runtime().of(objects), "calibrated"))
+    predicted = sum(row.value for row in rows)
+    rows.append(margin_row(rows, calibration.upper(predicted)))
+    notes = []
+    if scratch.assumed:
+        names = ", ".join(sorted(set(scratch.assumed)))
+        notes.append(f"too large to be measured here, taken at their bound: {names}")
+    name = trace.ops[where].name if where < len(trace.ops) else ""
+    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, tuple(notes), objects)
+
+
+def _row(name: str, value: int, origin: Origin) -> LedgerRow:
+    return LedgerRow(name=name, place="device", value=value, upper=value, origin=origin)
+
+
+def _rounding(trace: Trace, op: int) -> int:
+    """Bytes that pages and headers add to the storages alive at the peak."""
+    sizes = trace.sizes_during(op)
+    return sum(
+        -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _OWN_PAGES else _HEADER
+        for size in sizes
+    )

@@ -1,0 +1,98 @@
+"""The ledger of a traced run on a CUDA device: storages replayed through the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
+from lowtide.memory.ledger import LedgerRow, Origin
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.simulation.allocator import CachingAllocator
+from lowtide.memory.tracing.trace import Op, Trace
+
+_PRODUCTS = frozenset({
+    torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+})  # fmt: skip
+_CONVOLUTIONS = frozenset({
+    torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
+})  # fmt: skip
+_BLAS = -1  # the handle of the workspace that matrix products keep
+
+
+def price_on_cuda(trace: Trace, profile: DeviceProfile, calibration: Calibration) -> Priced:
+    """What the process would hold on ``profile``'s device: reserved bytes and the context."""
+    expected, upper = (_replay(trace, profile, bound) for bound in (False, True))
+    where = trace.peak_op()
+    rows = traced_rows(trace, None)
+    live = sum(row.value for row in rows)
+    blas = profile.workspaces.blas_bytes if _multiplies(trace) else (0, 0)
+    scratch, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
+    rows.append(_row("scratch", max(scratch, blas[0]), max(most, blas[1]), "prior"))
+    held = sum(row.value for row in rows), sum(row.upper for row in rows)
+    rows.append(_row(
+        "allocator", max(0, expected.peak_reserved - held[0]),
+        max(0, upper.peak_reserved - held[1]), "simulated",
+    ))  # fmt: skip
+    rows.append(_row("context", profile.context_bytes, profile.context_upper_bytes, "prior"))
+    predicted = sum(row.value for row in rows)
+    rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
+    name = trace.ops[where].name if where < len(trace.ops) else ""
+    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes)
+
+
+def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
+    return LedgerRow(
+        name=name, place="device", value=value, upper=max(value, upper), origin=origin
+    )
+
+
+def _replay(trace: Trace, profile: DeviceProfile, upper: bool) -> CachingAllocator:
+    allocator = CachingAllocator()
+    handles: dict[int, int] = {}
+    for storage, size in _events(trace, profile, upper):
+        if size > 0:
+            handles[storage] = allocator.allocate(size)
+        elif storage in handles:
+            allocator.free(handles.pop(storage))
+    return allocator
+
+
+def _events(trace: Trace, profile: DeviceProfile, upper: bool) -> Iterator[tuple[int, int]]:
+    """Storages as they come and go, with the workspaces of the operators between them."""
+    for storage, size in trace.held.items():
+        if size:
+            yield storage, size
+    done, multiplied = 0, False
+    for event in (*trace.events, None):
+        until = len(trace.ops) if event is None else event.op
+        for op in trace.ops[done:until]:
+            function = op.call[0] if op.call else None
+            if function in _PRODUCTS and not multiplied:
+                multiplied = True
+                yield _BLAS, profile.workspaces.blas_bytes[upper]
+            if function in _CONVOLUTIONS and (size := _workspace(op, profile, upper)):
+                yield -2, size
+                yield -2, -size
+        done = max(done, until)
+        if event is not None and event.size:
+            yield event.storage, event.size
+
+
+def _workspace(op: Op, profile: DeviceProfile, upper: bool) -> int:
+    made = max(0, op.after - op.before)
+    assert op.call is not None
+    channels_last = _is_channels_last(op.call[1][0])
+    return profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
+
+
+def _is_channels_last(facts: Any) -> bool:
+    return len(facts.stride) == 4 and facts.stride[1] == 1 and facts.shape[1] > 1
+
+
+def _multiplies(trace: Trace) -> bool:
+    return any(op.call is not None and op.call[0] in _PRODUCTS for op in trace.ops)

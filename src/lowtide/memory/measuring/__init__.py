@@ -1,0 +1,1 @@
+"""What a region of code used: one meter for both devices."""

@@ -1,0 +1,1 @@
+"""Weights beyond the budget, streamed block by block."""

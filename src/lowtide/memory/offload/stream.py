@@ -1,0 +1,254 @@
+"""Weights larger than the budget: blocks are loaded before they are used and dropped after.
+
+Works on any module and changes none of its code. A hook before each block waits for the block's
+weights and has the next one loaded by another thread; a hook after it lets the buffer go. The
+results are those of the resident model to the last bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, Self
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import OutputError, UsageError
+from lowtide.core.units import format_bytes
+from lowtide.memory.offload.blocks import aligned, places
+from lowtide.memory.offload.files import WeightFiles, write_weights
+from lowtide.memory.offload.plan import OffloadPlan
+from lowtide.memory.offload.resident import find_in_files, load_resident, move_resident
+from lowtide.memory.offload.slots import (
+    CudaLane,
+    FileSource,
+    HostLane,
+    HostSource,
+    Lane,
+    Layout,
+    PinnedMemory,
+)
+from lowtide.memory.offload.turns import BlockTurns
+
+Kept = Literal["disk", "host"]
+
+
+class WeightStream:
+    """A model whose weights stream; use it as a context manager, or call `close`.
+
+    The model runs as before, under `torch.inference_mode` or `torch.no_grad`, one pass at a time.
+    Its parameters outside the running block have shape, type and device but no values: reading
+    them raises `ModelError`. ``loads`` counts loads, ``misses`` those that a block had to wait
+    for from the beginning, ``loaded_bytes`` what was loaded.
+    """
+
+    def __init__(self, turns: BlockTurns, undo: ExitStack) -> None:
+        self._turns, self._undo = turns, undo
+
+    @property
+    def loads(self) -> int:
+        """Loads begun so far, for use or ahead of it."""
+        return self._turns.loads
+
+    @property
+    def misses(self) -> int:
+        """Loads that began only when the block was needed."""
+        return self._turns.misses
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of all loads so far."""
+        return self._turns.loaded_bytes
+
+    def close(self) -> None:
+        """Stop, and give the model back as it was: the weights are in memory again."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def stream_weights(
+    model: nn.Module,
+    plan: OffloadPlan,
+    *,
+    source: Kept = "disk",
+    scratch_dir: Path | str | None = None,
+    device: str | torch.device = "cpu",
+) -> WeightStream:
+    """Stream the weights of a ``model`` that is in memory now, by ``plan``.
+
+    ``source`` says where streamed weights wait: "disk", a temporary safetensors file in
+    ``scratch_dir`` (the system's folder for such files, left out; it must not lie in memory), or
+    "host", page-locked memory for a model that runs on CUDA. Weights that stay resident move to
+    ``device``. Closing restores the model, on the device where it was.
+
+    Memory: ``plan.peak_bytes`` on the device. On the host of a CUDA device, as many buffers again
+    with "disk", and the streamed weights with "host". What a block returns may be its weights,
+    in any container that PyTorch's pytree knows; it must not leave views of them elsewhere.
+    Raises `UsageError` for a plan of another model or a source without sense, `ModelError` for
+    weights that cannot be written, and `OutputError` if there is no room for them.
+    """
+    lane_device = _check(source, device)
+    if any(place.tensor.is_meta for place in places(model)):
+        raise UsageError("the model has no weights in memory", hint="stream_from_file")
+    layouts = _layouts(model, plan)
+    with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
+        pinned = PinnedMemory()
+        undo.callback(pinned.close)
+        if source == "disk":
+            files = _scratch(layouts, scratch_dir, undo)
+            kept: FileSource | HostSource = FileSource(files, permuted=True)
+        else:
+            kept = HostSource(pinned)
+        for layout in layouts:
+            if isinstance(kept, HostSource):
+                kept.take(layout, lambda memory, layout=layout: _copy(layout, memory))
+            undo.callback(_refill, layout, kept, [p.tensor.device for p in layout.places])
+            for place in layout.places:
+                place.tensor.data = torch.empty(0, dtype=place.tensor.dtype)
+        return _start(model, plan, layouts, kept, lane_device, pinned, undo)
+
+
+def stream_from_file(
+    model: nn.Module,
+    files: Path | str | Sequence[Path | str],
+    plan: OffloadPlan,
+    *,
+    source: Kept = "disk",
+    device: str | torch.device = "cpu",
+) -> WeightStream:
+    """Run a ``model`` that was built on the meta device with the weights in ``files``.
+
+    The weights are never in memory together: those that the plan keeps resident are read once,
+    the others block by block as the model runs (or, with "host" on CUDA, once into page-locked
+    memory). ``files`` is a safetensors file, or the parts of one checkpoint; names are those of
+    the model's ``state_dict``, types are converted to the model's, and other entries are
+    ignored. What the model already has in memory stays as it is, such as buffers that are not
+    part of a checkpoint. Closing puts the meta tensors back. Raises `ModelError` for files that
+    cannot be read, and for weights that are missing or of another shape.
+    """
+    lane_device = _check(source, device)
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
+        pinned = PinnedMemory()
+        undo.callback(pinned.close)
+        weights = WeightFiles([Path(path) for path in paths])
+        undo.callback(weights.close)
+        named = find_in_files(model, weights)
+        layouts = _layouts(model, plan)
+        if not all(place.tensor.is_meta for layout in layouts for place in layout.places):
+            raise UsageError(
+                "the plan streams what the model has in memory",
+                hint="plan with the model as it is now, on the meta device",
+            )
+        from_disk = FileSource(weights, permuted=False)
+        kept: FileSource | HostSource = from_disk
+        if source == "host":
+            kept = HostSource(pinned)
+            for layout in layouts:
+                kept.take(layout, lambda memory, layout=layout: from_disk.read(layout, memory))
+        load_resident(layouts, weights, named, lane_device, undo)
+        return _start(model, plan, layouts, kept, lane_device, pinned, undo)
+
+
+def _check(source: str, device: str | torch.device) -> torch.device:
+    """The device with its index, if ``source`` makes sense for it."""
+    found = torch.device(device)
+    if source not in ("disk", "host"):
+        raise UsageError(f"weights cannot wait in {source!r}", hint='"disk" or "host"')
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here", hint='device="cpu"')
+    if found.type == "cuda":
+        index = torch.cuda.current_device() if found.index is None else found.index
+        return torch.device("cuda", index)
+    if found.type != "cpu":
+        raise UsageError(f"weights cannot be streamed to {found.type}", hint="cpu or cuda")
+    if source == "host":
+        raise UsageError(
+            "on the CPU, weights that wait in host memory take as much as resident ones",
+            hint='source="disk"',
+        )
+    return found
+
+
+def _layouts(model: nn.Module, plan: OffloadPlan) -> list[Layout]:
+    known = {place.name: place for place in places(model)}
+    layouts = []
+    if plan.streamed and plan.in_flight < 1:
+        raise UsageError("the plan has no buffer for the blocks it streams")
+    for block in plan.streamed:
+        found = [known[name] for name in block.tensors if name in known]
+        size = sum(aligned(place.tensor.nbytes) for place in found)
+        if len(found) != len(block.tensors) or size != block.nbytes:
+            raise UsageError(
+                f"the plan is for another model: its block {block.name!r} has"
+                f" {format_bytes(block.nbytes)}, the model's {format_bytes(size)}",
+                hint="plan again with plan_offload",
+            )
+        layouts.append(Layout(block, found))
+    return layouts
+
+
+def _scratch(layouts: Sequence[Layout], folder: Path | str | None, undo: ExitStack) -> WeightFiles:
+    """All streamed weights in one temporary file."""
+    size = sum(layout.nbytes for layout in layouts)
+    try:
+        scratch = Path(undo.enter_context(TemporaryDirectory(prefix="lowtide-", dir=folder)))
+        free = shutil.disk_usage(scratch).free
+        if free < size:
+            raise OSError(f"{format_bytes(free)} are free")
+        path = scratch / "weights.safetensors"
+        named = [(place.name, place.tensor) for layout in layouts for place in layout.places]
+        write_weights(path, named)
+    except OSError as error:
+        raise OutputError(
+            f"{format_bytes(size)} of weights cannot be written to {folder or 'the scratch folder'}"
+            f": {error}",
+            hint="scratch_dir on a disk with more room",
+        ) from error
+    files = WeightFiles([path])
+    undo.callback(files.close)  # before the folder goes: Windows deletes no open file
+    return files
+
+
+def _copy(layout: Layout, memory: torch.Tensor) -> None:
+    for place, view in zip(layout.places, layout.views(memory), strict=True):
+        view.copy_(place.tensor)
+
+
+def _refill(
+    layout: Layout, kept: FileSource | HostSource, devices: Sequence[torch.device]
+) -> None:
+    """Give the model's own tensors their values back."""
+    memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+    kept.read(layout, memory)
+    for place, view, device in zip(layout.places, layout.views(memory), devices, strict=True):
+        place.tensor.data = view.to(device, copy=True)
+
+
+def _start(
+    model: nn.Module,
+    plan: OffloadPlan,
+    layouts: Sequence[Layout],
+    kept: FileSource | HostSource,
+    device: torch.device,
+    pinned: PinnedMemory,
+    undo: ExitStack,
+) -> WeightStream:
+    move_resident(model, layouts, device, undo)
+    lane: Lane = HostLane()
+    if device.type == "cuda":
+        lane = CudaLane(device, pinned, staged=isinstance(kept, FileSource))
+    turns = BlockTurns(model, layouts, kept, lane, plan.in_flight)
+    undo.callback(turns.close)
+    turns.open()
+    return WeightStream(turns, undo.pop_all())

@@ -1,0 +1,1 @@
+"""A device's allocator without the device."""

@@ -1,0 +1,98 @@
+"""Checking the simulated allocator against what a real one recorded of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.memory.simulation.allocator import CachingAllocator
+
+_TAKEN = frozenset({"segment_alloc", "segment_map"})
+_GIVEN_BACK = frozenset({"segment_free", "segment_unmap"})
+
+
+@dataclass(frozen=True)
+class SnapshotReplay:
+    """Peaks in bytes: what the simulation reserved, and what the recorded allocator did.
+
+    ``unmatched`` counts releases of blocks that came before the recording; where there are
+    any, the recording began too late for the two to be compared.
+    """
+
+    predicted_reserved: int
+    recorded_reserved: int
+    allocations: int
+    unmatched: int
+
+    @property
+    def error(self) -> float:
+        """Prediction over recording, less 1; 0 where nothing was reserved."""
+        if not self.recorded_reserved:
+            return 0.0
+        return self.predicted_reserved / self.recorded_reserved - 1
+
+
+def replay_snapshot(
+    trace_entries: Iterable[Mapping[str, Any]], allocator: CachingAllocator | None = None
+) -> SnapshotReplay:
+    """Let the simulation serve a recorded history, and compare what both reserved.
+
+    ``trace_entries`` is one device's list of ``torch.cuda.memory._snapshot()["device_traces"]``,
+    recorded by ``_record_memory_history`` from before the first allocation on. ``allocator`` is
+    a new one with the settings of the recorded one; left out, it has the defaults and expandable
+    segments if the recording shows any. One without a capacity gives memory back where the
+    recorded one did (`empty_cache`), as only that knows what its device had left.
+    """
+    entries = list(trace_entries)
+    if allocator is None:
+        expandable = any(entry["action"] == "segment_map" for entry in entries)
+        allocator = CachingAllocator(expandable_segments=expandable)
+    replayed = _Replay(allocator)
+    for entry in entries:
+        replayed.step(entry)
+    return SnapshotReplay(
+        allocator.peak_reserved, replayed.peak, replayed.allocations, replayed.unmatched
+    )
+
+
+class _Replay:
+    """Entries one by one; a block is known by its recorded address while it lives."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self.reserved = self.peak = self.allocations = self.unmatched = 0
+        self._handles: dict[int, int] = {}
+        self._streams: dict[object, int] = {}
+        self._last = ""
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        action = entry["action"]
+        if action == "alloc":
+            self._allocate(entry)
+        elif action in _TAKEN:
+            self.reserved += entry["size"]
+            self.peak = max(self.peak, self.reserved)
+        elif action in _GIVEN_BACK:
+            self.reserved -= entry["size"]
+            if self.allocator.capacity is None and self._last not in _GIVEN_BACK:
+                self.allocator.empty_cache()
+        elif action in ("free_requested", "free_completed"):
+            self._free(entry["addr"], completed=action == "free_completed")
+        self._last = action
+
+    def _allocate(self, entry: Mapping[str, Any]) -> None:
+        # Blocks of a graph's own pool serve no other requests, like those of another stream.
+        lane = entry.get("stream", 0), tuple(entry.get("pool_id", (0, 0)))
+        stream = self._streams.setdefault(lane, len(self._streams))
+        self._handles[entry["addr"]] = self.allocator.allocate(entry["size"], stream)
+        self.allocations += 1
+
+    def _free(self, address: int, *, completed: bool) -> None:
+        handle = self._handles.get(address)
+        if handle is None:
+            self.unmatched += completed
+        elif completed:
+            self.allocator.complete_free(self._handles.pop(address))
+        else:
+            self.allocator.request_free(handle)

@@ -1,0 +1,1 @@
+"""Following the memory of a step on tensors without bytes."""

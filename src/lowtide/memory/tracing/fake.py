@@ -1,0 +1,103 @@
+"""Models and inputs as fake tensors: all their sizes and strides, none of their bytes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from lowtide.memory.tracing.fake_calls import FakeCalls
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
+
+M = TypeVar("M", bound=nn.Module)
+S = TypeVar("S", bound=InferenceStep | TrainingStep)
+
+
+class Faker:
+    """Makes fake CPU twins of models and inputs, and the mode in which they run.
+
+    Tensors that share a storage share the twin's; with ``dtype`` the twins of floating tensors
+    have that type. The originals may be on any device, ``meta`` included, and are not touched.
+    ``calls`` makes the calls of operators on them.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.calls = FakeCalls(self._mode)
+        self._dtype = dtype
+        self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, new tensors are fake; real ones met on the way (constants) are converted."""
+        # From here on only the model and the step keep their tensors, which they may replace.
+        self._storages.clear()
+        with self._mode, warnings.catch_warnings():
+            # Fake copies of constants warn about what only matters to compilers.
+            warnings.simplefilter("ignore")
+            yield
+
+    def model(self, model: M) -> M:
+        """A copy of ``model`` all of whose tensors are fake."""
+        memo: dict[int, Any] = {}
+        for tensor in model_tensors(model):
+            fake = self._twin(tensor)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = fake
+        return copy.deepcopy(model, memo)
+
+    def tree(self, tree: Any) -> Any:
+        """``tree`` (nested tuples, lists, dicts) with each tensor replaced by its twin."""
+        return tree_map_only(Tensor, self._input, tree)
+
+    def step(self, step: S) -> S:
+        """``step`` with fake inputs."""
+        changed: dict[str, Any] = {
+            "inputs": self.tree(step.inputs), "keywords": self.tree(dict(step.keywords))
+        }  # fmt: skip
+        if isinstance(step, TrainingStep):
+            changed["validation"] = self.tree(step.validation)
+        return dataclasses.replace(step, **changed)
+
+    def _input(self, tensor: Tensor) -> Tensor:
+        return self._twin(tensor).requires_grad_(tensor.requires_grad)
+
+    def _twin(self, tensor: Tensor) -> Tensor:
+        dtype = tensor.dtype
+        if self._dtype is not None and tensor.is_floating_point():
+            dtype = self._dtype
+        storage = tensor.untyped_storage()
+        key = storage._cdata, dtype
+        with self._mode:
+            if key not in self._storages:
+                count = storage.nbytes() // tensor.element_size()
+                self._storages[key] = torch.empty(count, dtype=dtype, device="cpu")
+            # Strides are kept: the memory format decides what convolutions allocate.
+            return torch.as_strided(
+                self._storages[key], tensor.shape, tensor.stride(), tensor.storage_offset()
+            )
+
+
+def model_tensors(model: nn.Module) -> list[Tensor]:
+    """Every tensor that a model keeps: parameters, buffers, and plain attributes."""
+    found: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        found[id(tensor)] = tensor
+    for module in model.modules():
+        plain = {
+            name: value for name, value in vars(module).items()
+            if name not in ("_parameters", "_buffers", "_modules")
+        }  # fmt: skip
+        for value in tree_flatten(plain)[0]:
+            if isinstance(value, Tensor):
+                found.setdefault(id(value), value)
+    return list(found.values())

@@ -1,0 +1,209 @@
+"""Operators on fake tensors, worked out once for each kind of call and repeated from memory.
+
+Why: a training step of a transformer makes ten thousand calls of a few hundred kinds, and
+PyTorch takes a tenth of a millisecond for each, most of it to find out that it knows the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.memory.tracing.repairs import repair
+
+_CPU = torch.device("cpu")
+_DEVICE_QUERY = torch.ops.prim.device.default
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout,
+          torch.memory_format)  # fmt: skip
+
+
+class _Fresh(NamedTuple):
+    """A result with a storage of its own."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _View(NamedTuple):
+    """A result in the first argument's storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+
+class _Unknown(Exception):  # noqa: N818 - says that a call must be made, not that one failed
+    """A call or a result that cannot be described by sizes, strides and types alone."""
+
+
+_SELF = object()
+
+
+class FakeCalls:
+    """Calls operators on tensors of one `FakeTensorMode`, as it would, with `repair` applied.
+
+    What is remembered is what any call with arguments of the same sizes, strides, types and
+    numbers gives. Operators that write are called each time, except those whose only effect
+    would be on values.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Hashable, Any] = {}
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of ``func(*args, **kwargs)``, with views sharing their storage."""
+        if func is _DEVICE_QUERY and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        if _writes(func):
+            # Fake numbers (an optimizer counts its steps in one) are followed by value.
+            if _is_idle(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
+                return args[0]
+            return repair(func, args, func(*args, **kwargs))
+        try:
+            key = _key(func, args, kwargs)
+        except _Unknown:
+            return repair(func, args, func(*args, **kwargs))
+        known = self._known.get(key)
+        if known is None:
+            result = repair(func, args, func(*args, **kwargs))
+            self._known[key] = self._description(args, result)
+            return result
+        if known is _Unknown:
+            return repair(func, args, func(*args, **kwargs))
+        return self._made(known, args)
+
+    def _description(self, args: Sequence[Any], result: Any) -> Any:
+        try:
+            return self._describe(args, result)
+        except _Unknown:
+            return _Unknown
+
+    def _describe(self, args: Sequence[Any], result: Any) -> Any:
+        if isinstance(result, list | tuple):
+            return [type(result), *(self._describe(args, part) for part in result)]
+        if not isinstance(result, FakeTensor) or not _is_plain(result):
+            raise _Unknown
+        first = args[0] if args else None
+        if result is first:
+            return _SELF
+        shape, stride, dtype = tuple(result.shape), result.stride(), result.dtype
+        if isinstance(first, FakeTensor) and _storage(result) == _storage(first):
+            return _View(shape, stride, dtype, int(result.storage_offset()))
+        facts = _Fresh(shape, stride, dtype)
+        again = self._made(facts, args)
+        if again.untyped_storage().nbytes() != result.untyped_storage().nbytes():
+            raise _Unknown  # a part of another argument, or of something larger
+        if any(_storage(result) == _storage(arg) for arg in args if isinstance(arg, FakeTensor)):
+            raise _Unknown
+        return facts
+
+    def _made(self, known: Any, args: Sequence[Any]) -> Any:
+        if known is _SELF:
+            return args[0]
+        if isinstance(known, list):
+            return known[0](self._made(part, args) for part in known[1:])
+        if isinstance(known, _View):
+            if not torch.is_inference_mode_enabled() or args[0].is_inference():
+                return self._view(known, args[0].untyped_storage())
+            with torch.inference_mode(False):  # a view of a weight stays an ordinary tensor
+                return self._view(known, args[0].untyped_storage())
+        with _UNSEEN():
+            bare = torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device="meta")
+        return FakeTensor(self._mode, bare, _CPU)
+
+    def _view(self, known: _View, storage: Any) -> FakeTensor:
+        with _UNSEEN():
+            bare = torch.empty((0,), dtype=known.dtype, device="meta")
+            bare.set_(storage, known.offset, known.shape, known.stride)
+        return FakeTensor(self._mode, bare, _CPU)
+
+
+# Inside, operators go past all modes: for tensors without bytes that no mode may see.
+_UNSEEN = torch._C._DisableTorchDispatch
+
+
+class Repeating(TorchDispatchMode):
+    """Inside, operators go through `FakeCalls`, and nothing is recorded."""
+
+    def __init__(self, calls: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._calls(func, args, kwargs or {})
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    parts: list[Hashable] = [func]
+    for value in args:
+        _add(parts, value)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add(parts, value)
+    return tuple(parts)
+
+
+def _add(parts: list[Hashable], value: Any) -> None:
+    if isinstance(value, FakeTensor):
+        # A number in a tensor counts for less in deciding the type of a result.
+        if not _is_plain(value) or value.dim() == 0:
+            raise _Unknown
+        parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
+    elif type(value) in _PLAIN:
+        parts += (type(value), value)  # 1, 1.0 and True are the same key
+    elif isinstance(value, list | tuple):
+        parts.append(len(value))
+        for part in value:
+            _add(parts, part)
+    else:
+        raise _Unknown
+
+
+def _is_plain(tensor: FakeTensor) -> bool:
+    return (
+        tensor.fake_device == _CPU and tensor.constant is None
+        and tensor.layout is torch.strided and not tensor.dtype.is_complex
+    )  # fmt: skip
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+_WRITES: dict[Any, bool] = {}
+
+
+def _writes(func: Any) -> bool:
+    known = _WRITES.get(func)
+    if known is None:
+        known = _WRITES[func] = func._schema.is_mutable
+    return known
+
+
+_REWRITES = frozenset({torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_})
+_IDLE: dict[Any, bool] = {}
+
+
+def _is_idle(func: Any) -> bool:
+    """Whether an operator only rewrites its first argument, so that a fake one stays as it is."""
+    known = _IDLE.get(func)
+    if known is None:
+        written = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+        known = (
+            (torch.Tag.pointwise in func.tags or func.overloadpacket in _REWRITES)
+            and len(written) == 1
+            and written[0].name == "self"
+            and func.__name__.split(".")[0].endswith("_")
+        )
+        _IDLE[func] = known
+    return known

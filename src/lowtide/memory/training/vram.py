@@ -1,0 +1,211 @@
+"""The memory of training a model on a card, by attention backend: one call, traced, no table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.memory.estimating.estimate import Estimate, traced_estimate
+from lowtide.memory.profiles import DeviceProfile, load_profile
+from lowtide.memory.profiles.attention import describe_call
+from lowtide.memory.profiles.attention_rules import AttentionCall, AttentionPath, refusal
+from lowtide.memory.tracing.checkpointing import Checkpointing
+from lowtide.memory.tracing.steps import Optimizer, TrainingStep
+from lowtide.memory.training.building import Inputs, build, make_inputs
+
+GB = 10**9
+
+_FLASH, _EFFICIENT, _CUDNN, _MATH = (
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)  # fmt: skip
+# The kernels left on for each name. The forced one is tried first; the rest take what it refuses.
+_KERNELS: dict[str, list[SDPBackend]] = {
+    "default": [_FLASH, _EFFICIENT, _CUDNN, _MATH],
+    "flash": [_FLASH, _EFFICIENT, _MATH],
+    "efficient": [_EFFICIENT, _MATH],
+    # Behind math it would never be tried on consumer cards.
+    "cudnn": [_CUDNN],
+    "math": [_MATH],
+}
+BACKENDS = tuple(_KERNELS)
+
+
+def estimate_vram_usage(
+    batch_size: int = 4, backend: str = "default", gradient_checkpointing: bool = False,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    image_size: tuple[int, int] = (224, 224), device: str | DeviceProfile = "rtx3060-12gb",
+    dtype: torch.dtype = torch.bfloat16, *, inputs: Inputs | None = None,
+    optimizer: Optimizer = "adamw-foreach", loss: Callable[[Any], Tensor] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What training ``model`` would hold on ``device``, with one backend of attention.
+
+    ``model`` is a module or a function that builds one; a function is called with the ``meta``
+    device as default, so that its weights take no memory, and again without where that fails.
+    It is called with ``inputs(batch_size, image_size)``, by default its own
+    ``example_inputs(batch_size, image_size)`` if it has that, else images of shape (batch_size,
+    C, height, width) with the channels of its first convolution. ``image_size`` is (height,
+    width). ``dtype`` is the precision of suitable operators by autocast, the weights staying as
+    they are; torch.float32 is none. The step is that of `TrainingStep`: forward, ``loss`` (mean
+    square by default), backward and ``optimizer``, AdamW as PyTorch runs it by default.
+
+    ``backend`` is what scaled_dot_product_attention takes: ``"default"`` PyTorch's own choice
+    for the device, ``"flash"``, ``"efficient"``, ``"cudnn"``, or ``"math"``, which holds whole
+    score matrices. ``gradient_checkpointing`` recomputes every block in the backward pass.
+
+    Returns ``total_estimated_gb`` and ``total_upper_gb``, the expected peak and its bound for
+    the whole process in decimal gigabytes (10^9 bytes); ``savings_vs_default_pct`` against the
+    default backend without checkpointing, traced for the same model and sizes, 0 where the
+    default is as good; ``ledger``, a list of the estimate's rows in bytes; and ``notes``.
+
+    Raises `UsageError` without a model, for an unknown backend or device, for one that has no
+    backward pass (``"sage"``), and for one that takes no attention of this model on this
+    device; `ModelError` for a model that cannot be traced.
+    """
+    _check(backend, batch_size, image_size)
+    profile = load_profile(device) if isinstance(device, str) else device
+    if profile.kind == "cpu":
+        raise UsageError(
+            "the CPU has no memory of its own", hint="lowtide.estimate is for the CPU too"
+        )
+    module = build(model)
+    step = TrainingStep(
+        make_inputs(module, batch_size, image_size, inputs), optimizer=optimizer, loss=loss,
+        autocast=None if dtype == torch.float32 else dtype,
+    )  # fmt: skip
+    plain, taken = _trace(module, step, profile, "default", "none")
+    chosen, found = plain, taken
+    if backend != "default" or gradient_checkpointing:
+        how = "full" if gradient_checkpointing else "none"
+        chosen, found = _trace(module, step, profile, backend, how)
+    notes = [*_notes(backend, found, taken, profile), *chosen.notes]
+    saved = 1 - chosen.predicted_bytes / plain.predicted_bytes
+    return {
+        "total_estimated_gb": chosen.predicted_bytes / GB,
+        "total_upper_gb": chosen.upper_bytes / GB,
+        "savings_vs_default_pct": 100 * saved,
+        "ledger": [row.model_dump() for row in chosen.ledger],
+        "notes": notes,
+    }
+
+
+@dataclasses.dataclass
+class _Seen:
+    """The attention calls of a forward pass: by which kernel, and what ``wanted`` refused."""
+
+    profile: DeviceProfile
+    wanted: AttentionPath | None
+    kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    reasons: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+class _Watch(TorchFunctionMode):
+    """Counts the kernels of attention that a trace takes, from outside of it."""
+
+    def __init__(self, seen: _Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        path = _PATHS.get(func)
+        # Checkpointing runs them again in the backward pass; each counts once.
+        if path is not None and torch._C._current_graph_task_id() == -1:
+            seen = self._seen
+            seen.kernels[path] += 1
+            if seen.wanted not in (None, path):
+                why = refusal(seen.wanted, seen.profile, _call(path, args, kwargs))
+                seen.reasons[why or "it is not tried on this card"] += 1
+        return func(*args, **kwargs)
+
+
+_aten = torch.ops.aten
+_PATHS: dict[Any, AttentionPath] = {
+    _aten._scaled_dot_product_flash_attention: "flash",
+    _aten._scaled_dot_product_efficient_attention: "efficient",
+    _aten._scaled_dot_product_cudnn_attention: "cudnn",
+    _aten._scaled_dot_product_attention_math: "math",
+}
+
+
+# Where the operators have dropout, which is followed by whether attention is causal.
+_DROPOUT: dict[AttentionPath, int] = {"flash": 3, "efficient": 5, "cudnn": 5, "math": 4}
+
+
+def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
+    """What the selection looked at before it took ``path`` with these arguments."""
+    query, key, value, mask = args[:4]
+    dropout, causal = args[_DROPOUT[path] : _DROPOUT[path] + 2]
+    return describe_call(
+        (query, key, value), mask if isinstance(mask, Tensor) else None, dropout, causal,
+        kwargs.get("enable_gqa", False),
+    )  # fmt: skip
+
+
+def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
+    if backend == "sage":
+        raise UsageError(
+            "SageAttention has no backward pass, so that nothing can be trained with it",
+            hint="backend='flash'; SageAttention is for inference",
+        )
+    if backend not in _KERNELS:
+        raise UsageError(
+            f"attention backend {backend!r} is not known", hint=f"one of {', '.join(BACKENDS)}"
+        )
+    if batch < 1 or len(size) != 2 or min(size) < 1:
+        raise UsageError(f"{batch} images of size {size} make no batch")
+
+
+def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -> list[str]:
+    """What the figures rest on; raises `UsageError` for a backend that takes nothing at all."""
+    total = sum(found.kernels.values())
+    units = "a GB is 10^9 bytes"
+    if not total:
+        return [units, "the model never calls scaled_dot_product_attention: no backend changes it"]
+    of_default = ", ".join(f"{name} {count}" for name, count in sorted(default.kernels.items()))
+    notes = [units, f"attention calls by PyTorch's own choice on {profile.name}: {of_default}"]
+    taken = found.kernels[backend]
+    if backend == "default" or taken == total:
+        return notes
+    reason = found.reasons.most_common(1)[0][0]
+    if not taken:
+        raise UsageError(
+            f"{backend} attention takes none of this model's {total} attention calls on"
+            f" {profile.name}: {reason}",
+            hint="backend='default' takes what PyTorch would",
+        )
+    others = ", ".join(sorted(name for name in found.kernels if name != backend))
+    return [*notes, f"{backend} refuses {total - taken} of {total} calls, which take {others}:"
+            f" {reason}"]  # fmt: skip
+
+
+def _trace(
+    model: nn.Module, step: TrainingStep, profile: DeviceProfile, backend: str, how: Checkpointing
+) -> tuple[Estimate, _Seen]:
+    wanted: Any = None if backend == "default" else backend
+    seen = _Seen(profile, wanted)
+    step = dataclasses.replace(step, checkpointing=how)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(_KERNELS[backend]))
+        stack.enter_context(_Watch(seen))
+        try:
+            return traced_estimate(model, step, profile), seen
+        except UsageError:
+            raise
+        except Exception as error:
+            first = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            raise ModelError(
+                f"a training step of {type(model).__name__} cannot be traced: {first}",
+                hint="check that inputs= gives what the model takes",
+            ) from error

@@ -250,3 +250,26 @@ def test_statistics_of_mixed_types_are_those_of_real_normalizations(how) -> None
         (torch.rand(2, 8, 16, 16),), checkpointing=how, autocast=torch.bfloat16
     )  # fmt: skip
     assert trace_step(model, step).peak_bytes == real_trace(model, step).peak_bytes
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", ["group", "layer", "batch"])
+def test_gradients_of_norms_have_the_types_of_real_ones(kind: str, affine: bool) -> None:
+    norms: dict[str, nn.Module] = {
+        "group": nn.GroupNorm(2, 8, affine=affine),
+        "layer": nn.LayerNorm((8, 12, 16), elementwise_affine=affine),
+        "batch": nn.BatchNorm2d(8, affine=affine),
+    }
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, 8, 1), norms[kind]
+
+        def forward(self, x):
+            return self.norm(self.first(x))
+
+    step = TrainingStep((torch.rand(2, 3, 12, 16),), autocast=torch.bfloat16)
+    fake, real = trace_step(Mixed(), step), real_trace(Mixed(), step)
+    assert sorted(event.size for event in fake.events) == sorted(e.size for e in real.events)
+    assert fake.peak_bytes == real.peak_bytes

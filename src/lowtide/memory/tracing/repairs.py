@@ -25,10 +25,20 @@ _NORMS = frozenset({
 })  # fmt: skip
 
 
+# Where the input and the weight are among the arguments.
+_NORM_GRADIENTS = {
+    torch.ops.aten.native_group_norm_backward.default: (1, 4),
+    torch.ops.aten.native_layer_norm_backward.default: (1, 5),
+    torch.ops.aten.native_batch_norm_backward.default: (1, 2),
+}
+
+
 def repair(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """``result`` of an operator on fake tensors, as a real one would be."""
     if func in _NORMS:
         return _repair_statistics(args, result)
+    if func in _NORM_GRADIENTS:
+        return _repair_gradients(func, args, result)
     if not isinstance(result, Tensor) or not hasattr(result, "fake_mode"):
         return result
     if 1 not in result.shape or result.numel() == 0:
@@ -52,6 +62,17 @@ def _repair_statistics(args: tuple[Any, ...], result: Any) -> Any:
     if weight is None or not hasattr(mean, "fake_mode") or mean.dtype == weight.dtype:
         return result
     return values, mean.to(weight.dtype), deviation.to(weight.dtype)
+
+
+def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """Gradients have the types of what they are gradients of, also where these are mixed."""
+    image, weight = (args[place] for place in _NORM_GRADIENTS[func])
+    owners = image, image if weight is None else weight, image if weight is None else weight
+    return tuple(
+        part.to(owner.dtype)
+        if hasattr(part, "fake_mode") and part.dtype != owner.dtype else part
+        for part, owner in zip(result, owners, strict=True)
+    )  # fmt: skip
 
 
 _POINTWISE: dict[Any, bool] = {}

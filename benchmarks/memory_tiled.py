@@ -25,18 +25,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from common import ResultFile
 from memory_grid import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from zoo_models import Costs
 
 ABOUT = "Peak memory of whole tiled runs: predicted by the plan, and measured."
 MIB = 1 << 20
 # Expected memory of the rows; smaller ones would measure the process more than the tiles.
 TARGETS = (160 * MIB, 320 * MIB, 640 * MIB)
 _NAMES = (
-    "lowtide-x2", "lowtide-x4", "esrgan", "swinir", "drct", "hat", "scunet", "plksr", "nafnet",
-    "dat", "craft",
+    "lowtide-x2", "lowtide-x4", "plksr", "nafnet", "esrgan", "swinir", "craft", "scunet", "dat",
+    "drct", "hat",
 )  # fmt: skip
 _SLOW = ("swinir", "drct", "hat", "scunet", "dat", "craft")
 # What windows over all of a model's reach leave of a smaller tile would be nothing.
@@ -67,16 +70,19 @@ def rows() -> Iterator[TiledRow]:
     """All rows: per model three sizes of tile, each with both heaps."""
     from zoo_models import ENTRIES
 
-    for name in _NAMES:
-        if name not in ENTRIES:  # the trained ones are there where their data are
-            continue
-        costs = ENTRIES[name].costs
-        tile = _LEAST - _STEP
-        for target in TARGETS[:2] if name in _SLOW else TARGETS:
-            side = ((target - costs.weights) / costs.inference) ** 0.5
-            tile = max(tile + _STEP, round(side / _STEP) * _STEP)
-            for heap in ("gives back", "keeps"):
-                yield TiledRow(name, tile, heap)
+    for heap in ("gives back", "keeps"):  # what a model costs is learned for each
+        for name in _NAMES:
+            if name in ENTRIES:  # the trained ones are there where their data are
+                for tile in _tiles(name, ENTRIES[name].costs):
+                    yield TiledRow(name, tile, heap)
+
+
+def _tiles(name: str, costs: Costs) -> Iterator[int]:
+    tile = _LEAST - _STEP
+    for target in TARGETS[:2] if name in _SLOW else TARGETS:
+        side = ((target - costs.weights) / costs.inference) ** 0.5
+        tile = max(tile + _STEP, round(side / _STEP) * _STEP)
+        yield tile
 
 
 def prepare(row: TiledRow, folder: Path) -> tuple[Path, str]:

@@ -45,8 +45,10 @@ def probe(
     """
     kind = torch.device(network.device).type
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
-    # This first run only scales the others, so only its memory is asked for.
-    least = _peaks(_work(network, sides[0]), network.device)[0]
+    # This first run only scales the others, so only its memory and its time are asked for.
+    started = time.perf_counter()
+    least = _alive(_work(network, sides[0]), network.device)
+    slow = time.perf_counter() - started
 
     def fits(side: int) -> bool:
         return limit_bytes is None or least * (side / sides[0]) ** 2 <= limit_bytes
@@ -58,7 +60,10 @@ def probe(
         minimum=minimum, device=network.device, sides=searched,
     )  # fmt: skip
     trim_heap(collect=True)
-    network = _faster_layout(network, _fit(_LAYOUT_SIDE, align, minimum))
+    # A slow model is tried where it takes least: minutes of probing would gain seconds.
+    wide = _fit(_LAYOUT_SIDE, align, minimum)
+    patient = slow * (wide / sides[0]) ** 2 < _PATIENCE / 4
+    network = _faster_layout(network, wide if patient else sides[0])
     points: list[ProbePoint] = []
     for side in sides:
         check_cancel(cancel)
@@ -108,7 +113,12 @@ def _costs(
 def _point(network: Network, side: int) -> ProbePoint:
     work = _work(network, side)
     seconds = _seconds(work, network.device)
-    alive, resident = _peaks(work, network.device)
+    if torch.device(network.device).type == "cpu":
+        # What a heap keeps shows from the second run on.
+        runs = 2 if seconds > _PATIENCE / 8 else 3
+        alive, resident = live_peak_bytes(work), resident_peak_bytes(work, runs)
+    else:
+        alive, resident = _cuda_peaks(work, network.device)
     return ProbePoint(
         pixels=side * side, peak_bytes=alive, resident_bytes=resident, seconds=seconds
     )
@@ -124,11 +134,9 @@ def _work(network: Network, side: int) -> Callable[[], None]:
     return work
 
 
-def _peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
-    """(alive, resident) bytes at the peak of a call."""
-    if device == "cpu":
-        return live_peak_bytes(call), resident_peak_bytes(call)
-    return _cuda_peaks(call, device)
+def _alive(call: Callable[[], object], device: str) -> int:
+    """Bytes alive at the peak of a call."""
+    return live_peak_bytes(call) if device == "cpu" else _cuda_peaks(call, device)[0]
 
 
 def _faster_layout(network: Network, side: int) -> Network:

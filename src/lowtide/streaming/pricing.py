@@ -270,12 +270,17 @@ def _calibrated(
 
 
 def _reference_pixels(rows: Axis, columns: Axis, align: int) -> int:
-    """Pixels of a tile with an eighth of its side more all round, at least one grid step."""
-    sides = (
-        min(axis.length, axis.tile + 2 * max(align, axis.tile // 8 // align * align))
-        for axis in (rows, columns)
+    """Pixels of the largest tile with an eighth of its side more all round, at least one grid
+    step, as far as the image goes."""
+    return math.prod(_widest(axis, align) for axis in (rows, columns))
+
+
+def _widest(axis: Axis, align: int) -> int:
+    margin = max(align, axis.tile // 8 // align * align)
+    return max(
+        min(axis.length, start + axis.tile + margin) - max(0, start - margin)
+        for start in axis.starts
     )
-    return math.prod(sides)
 
 
 def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:

@@ -6,9 +6,9 @@
 Each row upscales a photograph of a few tiles with one model and one size of tile: reading,
 converting, the network, merging and encoding, and the check of tiles that are not exact. A fresh
 process per row, with its plan's upper bound for a budget; what the model costs is learned in
-another one before. Twice each: with a C heap that gives freed blocks of 64 KiB and more back, as
-in the grid (``gives back``), and with one that keeps up to 32 MiB of each for the next tile, as
-the command line sets it (``keeps``).
+another one before, kept in ``$LOWTIDE_CACHE`` if that is set. Twice each: with a C heap that gives
+freed blocks of 64 KiB and more back, as in the grid (``gives back``), and with one that keeps
+blocks of up to 32 MiB for the next tile, as the command line sets it (``keeps``).
 
 Measured by ``memory_worker.Pages``: anonymous memory that the run adds to a process that has loaded
 all libraries, the weights included.
@@ -144,7 +144,8 @@ def _said(plan: Any) -> dict[str, Any]:
 
 def in_fresh_process(row: TiledRow, budget: int, folder: Path) -> dict[str, Any]:
     """The figures of `work`, or what went wrong."""
-    cache = folder / row.heap.replace(" ", "-")
+    learned = Path(os.environ.get("LOWTIDE_CACHE", folder))
+    cache = learned / row.heap.replace(" ", "-")
     environment = {**os.environ, **ENVIRONMENT, "LOWTIDE_CACHE": str(cache)}
     if row.heap == "keeps":
         del environment["MALLOC_MMAP_THRESHOLD_"]

@@ -4,12 +4,14 @@ import random
 
 import pytest
 
+from lowtide.core import heap
 from lowtide.memory.estimating.calibration import (
     Calibration,
     Residual,
     ResidualStore,
     calibrate,
     shipped_calibration,
+    tiled_calibration,
 )
 
 MIB = 1 << 20
@@ -90,3 +92,27 @@ def test_devices_are_kept_apart(tmp_path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     ResidualStore("cpu", tmp_path / "file" / "below").add(runs(1)[0])
+
+
+def test_runs_of_this_machine_only_widen_what_ships_for_tiles(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    monkeypatch.setattr(heap, "_tuned", False)  # another test may have run the command line
+    shipped = tiled_calibration("cpu")
+    assert shipped is not None
+    assert shipped.families
+    store = ResidualStore("cpu")
+    for run in runs(60, fixed=0, spread=0.001):
+        store.add(run)
+    assert tiled_calibration("cpu") == shipped
+    for run in runs(60, fixed=0, spread=0.9):
+        store.add(run)
+    assert tiled_calibration("cpu") == store.calibration()
+
+
+def test_an_unsettled_heap_has_only_its_own_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setattr(heap, "_tuned", False)
+    assert tiled_calibration("cpu") is None
+    assert tiled_calibration("cuda:0") is None

@@ -164,9 +164,12 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
 
-    def calibration(share):
-        return Calibration(share=share, fixed_bytes=0, count=50, coverage=0.995)
+    def calibration(share, **more):
+        return Calibration(share=share, fixed_bytes=0, count=50, coverage=0.995, **more)
 
     expected, general = bytes_with(None)
     assert bytes_with(calibration(0.0)) == (expected, expected + (general - expected) // 2)
     assert bytes_with(calibration(5.0))[1] == pytest.approx(6 * expected, rel=1e-6)
+    # Runs of many kinds of models stand by themselves, but never ask for more than is general.
+    assert bytes_with(calibration(0.0, families=True))[1] == expected + 16 * MIB
+    assert bytes_with(calibration(5.0, families=True))[1] == general

@@ -250,17 +250,19 @@ def _calibrated(
 ) -> tuple[LedgerRow, ...]:
     """``rows`` with the bound that past runs call for, in place of general ones.
 
-    Where they were not of many models, others may be less gentle, and half of the general margin
-    stays; a little of it always does, since small runs vary more.
+    Where they were of many models, they only narrow the general margin, down to a little that
+    always stays, since small runs vary more. Where they were not, others may be less gentle, and
+    half of it stays.
     """
     if calibration is None:
         return rows
     memory = [row for row in rows if row.place != "disk"]
     expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
-    least = (general - expected) // 2
+    margin, allowed = calibration.upper(expected) - expected, general - expected
     if calibration.families:
-        least = min(least, _LEAST_MARGIN)
-    margin = max(calibration.upper(expected) - expected, least)
+        margin = min(max(margin, _LEAST_MARGIN), allowed)
+    else:
+        margin = max(margin, allowed // 2)
     exact = [row.model_copy(update={"upper": row.value}) for row in memory]
     return (
         *exact,

@@ -22,10 +22,12 @@ from lowtide.memory.store import cache_folder
 
 # Fixed parts that are tried: what a process takes besides its tensors differs by so much.
 _FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
-_COVERAGE = 0.995
+_COVERAGE = 0.99
 # A model of a family that no run was of is off further than runs tell. On the grid of the
 # benchmarks, judged with each family left out, twice the width held in all rows.
 _UNSEEN = 3.0
+# Bytes of a run at which two bounds are compared.
+_TYPICAL = 256 * MIB
 # Fewer runs than this say nothing of a hundredth.
 _ENOUGH = 40
 
@@ -96,19 +98,17 @@ def shipped_calibration(kind: str) -> Calibration:
 def tiled_calibration(device: str) -> Calibration | None:
     """What runs in tiles say of their upper bounds; None where too few are known.
 
-    Those that the package ships are of the C heap's two settled ways (`heap_setting`); this
-    machine's own can only make them wider, since they may be of gentler models.
+    Those that the package ships are of the C heap's two settled ways (`heap_setting`). This
+    machine's own take their place only where they ask for more, since they may be of gentler
+    models.
     """
     own = ResidualStore(device).calibration()
     heap = heap_setting() if device == "cpu" else None
     if heap is None:
         return own
     shipped = Calibration.model_validate(_shipped()["tiled"][heap])
-    if own is None:
-        return shipped
-    wider = {name: max(getattr(own, name), getattr(shipped, name))
-             for name in ("share", "fixed_bytes")}  # fmt: skip
-    return shipped.model_copy(update={**wider, "count": own.count + shipped.count})
+    wider = own is not None and own.upper(_TYPICAL) > shipped.upper(_TYPICAL)
+    return own if wider else shipped
 
 
 def shipped_runtime() -> RuntimeCosts:

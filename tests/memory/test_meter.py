@@ -92,3 +92,14 @@ def test_resident_bytes_of_a_call():
 
 def test_the_machine_has_memory():
     assert 0 < available_host_bytes() <= total_host_bytes()
+
+
+def test_what_is_loaded_apart_does_not_count(meter):
+    with meter.apart():
+        library = np.ones(80 * MIB, np.uint8)
+    assert meter.now_bytes < 10 * MIB
+    block = np.ones(40 * MIB, np.uint8)
+    usage = meter.lap()
+    assert usage.peak_bytes == pytest.approx(40 * MIB, rel=0.1)
+    assert usage.high_water_bytes == pytest.approx(40 * MIB, rel=0.2)
+    assert len(library) > len(block)

@@ -21,7 +21,7 @@ from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.estimating.calibration import Calibration
-from lowtide.memory.meter import open_meter
+from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.models import names
 from lowtide.models.foreign import families
@@ -71,7 +71,7 @@ def upscale(
             tell(progress, "load", chosen.model_name)
             prepared = prepare(
                 chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
-                on_probe=lambda: tell(progress, "probe", chosen.model_name), cancel=cancel,
+                on_probe=lambda: _begin_probe(meter, progress, chosen.model_name), cancel=cancel,
                 replayed=book.plans[0][1] if book else None,
             )  # fmt: skip
             if journal is not None:
@@ -188,6 +188,16 @@ def _pinned(
     if automatic and pin["device"] == device:
         parsed = Budget(pin["device_bytes"], pin["host_bytes"], parsed.disk_bytes, device)
     return parsed, costs
+
+
+def _begin_probe(
+    meter: HostMeter | CudaMeter, progress: ProgressCallback | None, model: str
+) -> None:
+    tell(progress, "probe", model)
+    with meter.apart():
+        from lowtide.streaming.tracing import load_tracing
+
+        load_tracing()  # late, since a run whose costs are known traces nothing
 
 
 def _pinned_calibration(journal: Journal) -> Calibration | None:

@@ -73,12 +73,13 @@ class ModelCosts(BaseModel):
     def slack_bytes(self, pixels: int) -> int:
         """Bytes that the allocator holds at that peak beyond those alive, as in the probes.
 
-        Never below that of a smaller one: what a heap kept for small blocks stays.
+        Beyond the probes never below what they had: what a heap kept for small blocks stays.
         """
+        kept = [(p.pixels, max(0, p.resident_bytes - p.peak_bytes)) for p in self.points]
+        if pixels <= kept[-1][0]:
+            return _follow(kept, max(pixels, kept[0][0]))
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
-        floor = max((p.resident_bytes - p.peak_bytes for p in self.points
-                     if p.pixels <= pixels), default=0)  # fmt: skip
-        return max(0, floor, resident - self._probed_bytes(pixels))
+        return max(resident - self._probed_bytes(pixels), *(slack for _, slack in kept))
 
     def seconds(self, pixels: int) -> float:
         """Predicted seconds of a run on ``pixels`` input pixels.

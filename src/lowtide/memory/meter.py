@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,18 @@ class HostMeter:
         self._look()
         return max(0, self._peak - self._base)
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """What stays of the work inside does not count: libraries that are loaded only now."""
+        before = resident_parts()
+        yield
+        with self._lock:
+            now = resident_parts()
+            self._base += max(0, now[0] - before[0])
+            self._base_mapped += max(0, now[1] - before[1])
+            self._peak, self._mapped = now
+        self._mark.restart()
+
     def lap(self) -> Usage:
         """The peak since `start` or the last lap, above the baseline of `start`."""
         peak, high, spike = self.peak_bytes, None, 0
@@ -148,6 +161,11 @@ class CudaMeter:
         usage = Usage(peak, None, "bytes reserved by the allocator, and the context", peak)
         self._peaks.restart()
         return usage
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Libraries that are loaded inside are on the host, which does not count here."""
+        yield
 
     def stop(self) -> None:
         """Nothing to end: the allocator counts by itself."""

@@ -29,6 +29,12 @@ _NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
 
+def load_tracing() -> None:
+    """Load the libraries that traces need, which are many, by a trace of next to nothing."""
+    images = torch.empty(1, 1, 2, 2, device="meta")
+    trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
+
+
 def trace_tile(
     network: Network, height: int, width: int, *, images: int = 1,
     device: str | DeviceProfile = "cpu",

@@ -45,6 +45,15 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
+    """The rows of another benchmark's result file that have all of ``figures``."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        raise SystemExit(f"{path} is not there; run {name}.py first")
+    rows = json.loads(path.read_text())["rows"]
+    return [row for row in rows if set(figures) <= row.keys()]
+
+
 class ResultFile:
     """One JSON file of ``benchmarks/results``; rows already in it are not run again."""
 

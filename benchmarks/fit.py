@@ -11,15 +11,17 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
+from common import result_rows
 
+from lowtide.core.heap import HeapSetting
 from lowtide.memory.estimating.calibration import Calibration, Residual, calibrate
 from lowtide.memory.estimating.runtime import Objects, RuntimeCosts
 
-RESULTS = Path(__file__).parent / "results"
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
-HEAPS = ("gives back", "keeps")
+HEAPS = get_args(HeapSetting)
 _NAMES = ("convolutions", "low_convolutions", "low_products", "storages")
 
 
@@ -76,14 +78,9 @@ def fit_tiled(entries: Sequence[dict], heap: str) -> Calibration:
     return calibrate(residuals).model_copy(update={"families": True})
 
 
-def all_rows(name: str) -> list[dict]:
-    """The rows of a result file."""
-    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-
-
 def measured(name: str) -> list[dict]:
-    """Those that were both measured and predicted."""
-    return [r for r in all_rows(name) if "predicted_bytes" in r and "measured_bytes" in r]
+    """The rows of a result file that were both measured and predicted."""
+    return result_rows(name, "measured_bytes", "predicted_bytes")
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ authors' choice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from common import RESULTS, ResultFile
+from common import ResultFile
+from fit import measured
 from memory_summary import errors, held_out
 from torch import nn
 from zoo import Row
@@ -140,11 +140,7 @@ def compared(entries: list[dict]) -> dict[str, Any]:
 
 def main() -> None:
     """One row for each peer, and one for each peer and mode where it says something of both."""
-    path = RESULTS / "memory_grid.json"
-    if not path.exists():
-        raise SystemExit(f"{path} is not there; run memory_grid.py first")
-    rows = json.loads(path.read_text())["rows"]
-    entries, _ = held_out([row for row in rows if {"predicted_bytes", "measured_bytes"} <= {*row}])
+    entries, _ = held_out(measured("memory_grid"))
     by_peer: dict[str, list[dict]] = {name: [] for name in PEERS}
     for name, entry in said_by_all(entries):
         by_peer[name].append(entry)

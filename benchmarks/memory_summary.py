@@ -15,14 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import ResultFile
-from fit import HEAPS, all_rows, fit, fit_tiled, measured, predicted_with
+from common import ResultFile, result_rows
+from fit import HEAPS, fit, fit_tiled, measured, predicted_with
 
-from lowtide.core.units import MIB
+from lowtide.streaming.pricing import LEAST_MARGIN
 
 ABOUT = "Predicted against measured peak memory, each family of models judged by the others."
-# Tiled plans allow for this much at least, whatever past runs say.
-_LEAST_MARGIN = 16 * MIB
 _WORST = 10
 
 
@@ -89,11 +87,12 @@ def bounds(entries: list[dict], uppers: dict[str, int]) -> dict[str, Any]:
 def tiled_held_out(entries: list[dict]) -> dict[str, int]:
     """Upper bounds of tiled rows by name, from the other families' rows with the same heap."""
     uppers = {}
-    for entry in entries:
-        others = [other for other in entries if other["family"] != entry["family"]]
-        bound = fit_tiled(others, entry["heap"])
-        predicted = entry["predicted_bytes"]
-        uppers[entry["row"]] = max(bound.upper(predicted), predicted + _LEAST_MARGIN)
+    for family, heap in {(entry["family"], entry["heap"]) for entry in entries}:
+        bound = fit_tiled([entry for entry in entries if entry["family"] != family], heap)
+        for entry in entries:
+            if (entry["family"], entry["heap"]) == (family, heap):
+                predicted = entry["predicted_bytes"]
+                uppers[entry["row"]] = max(bound.upper(predicted), predicted + LEAST_MARGIN)
     return uppers
 
 
@@ -136,7 +135,7 @@ def _error(entry: dict) -> float:
 
 def failures(*names: str) -> dict[str, Any]:
     """Rows of result files that have an error in place of figures."""
-    rows = [row for name in names for row in all_rows(name)]
+    rows = [row for name in names for row in result_rows(name)]
     failed = {row["row"]: row["error"] for row in rows if "error" in row}
     return {"rows": len(failed), "of": len(rows), "errors": failed}
 

@@ -25,10 +25,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 from common import ResultFile
 from memory_grid import ENVIRONMENT
+
+from lowtide.core.heap import HeapSetting
 
 if TYPE_CHECKING:
     from zoo_models import Costs
@@ -49,8 +51,6 @@ _SECONDS = 900
 _PLENTY = 16 << 30
 _PREDICTED = ("predicted_bytes", "upper_bytes", "plan", "ledger")
 
-Heap = Literal["gives back", "keeps"]
-
 
 @dataclass(frozen=True)
 class TiledRow:
@@ -58,7 +58,7 @@ class TiledRow:
 
     entry: str
     tile: int
-    heap: Heap
+    heap: HeapSetting
 
     @property
     def name(self) -> str:
@@ -67,10 +67,10 @@ class TiledRow:
 
 
 def rows() -> Iterator[TiledRow]:
-    """All rows: per model three sizes of tile, each with both heaps."""
+    """All rows: per model two or three sizes of tile, each with both heaps."""
     from zoo_models import ENTRIES
 
-    for heap in ("gives back", "keeps"):  # what a model costs is learned for each
+    for heap in get_args(HeapSetting):  # what a model costs is learned for each
         for name in _NAMES:
             if name in ENTRIES:  # the trained ones are there where their data are
                 for tile in _tiles(name, ENTRIES[name].costs):

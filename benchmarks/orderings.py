@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import RESULTS, ResultFile
+from common import ResultFile, result_rows
 
 Rows = list[dict[str, Any]]
-# (name, batch sizes): the same batches in both orders.
+# Sizes of the batches, run in this order and backwards.
 _RISING = (1, 1, 2, 2, 3, 3, 4, 4)
+# Models of the zoo, and the side of their images.
 _NETS = {"lowtide-x4": 160, "esrgan": 64, "swinir": 64, "plksr": 128, "nafnet": 160}
 _ROUNDS = 3
-
-
-def measured(name: str) -> Rows:
-    """The rows of another result file that were measured."""
-    rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    return [row for row in rows if "measured_bytes" in row]
 
 
 def pairs(rows: Rows, changed: str, less: Any, more: Any, same: tuple[str, ...]) -> Iterator[float]:
@@ -127,8 +120,9 @@ def main() -> None:
         "orderings", fresh=parser.parse_args().fresh,
         about="Pairs of runs that differ in one thing: whose memory is less, as measured.",
     )  # fmt: skip
-    sys.path.insert(0, str(RESULTS.parent))  # for the fresh processes
-    grid, tiled = measured("memory_grid"), measured("memory_tiled")
+    grid, tiled = (
+        result_rows(name, "measured_bytes") for name in ("memory_grid", "memory_tiled")
+    )
     training = [row for row in grid if row["mode"] == "training"]
     step = "entry", "size", "batch", "precision"
     for less in ("full", "selective"):

@@ -49,7 +49,7 @@ def heap_is_tuned() -> bool:
     return _tuned
 
 
-HeapSetting = Literal["keeps", "gives back"]
+HeapSetting = Literal["gives back", "keeps"]
 
 
 def heap_setting() -> HeapSetting | None:

@@ -31,7 +31,8 @@ _CODEC_SHARE = 0.45
 _LIVE_UPPER = 1.05
 # The heap's habits in a long run, beyond those of a probe.
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
-_LEAST_MARGIN = 16 * MIB
+# Allowed for a tiled plan at least, whatever past runs say.
+LEAST_MARGIN = 16 * MIB
 _BLOCK_ROWS = 16
 _AMPLE_PIXELS = 256 * 256
 _ROW_BUFFERS = "input rows", "output rows"
@@ -260,7 +261,7 @@ def _calibrated(
     expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
     margin, allowed = calibration.upper(expected) - expected, general - expected
     if calibration.families:
-        margin = min(max(margin, _LEAST_MARGIN), allowed)
+        margin = min(max(margin, LEAST_MARGIN), allowed)
     else:
         margin = max(margin, allowed // 2)
     exact = [row.model_copy(update={"upper": row.value}) for row in memory]

@@ -113,7 +113,7 @@ def _costs(
 def _point(network: Network, side: int) -> ProbePoint:
     work = _work(network, side)
     seconds = _seconds(work, network.device)
-    if torch.device(network.device).type == "cpu":
+    if network.device == "cpu":
         # What a heap keeps shows from the second run on.
         runs = 2 if seconds > _PATIENCE / 8 else 3
         alive, resident = live_peak_bytes(work), resident_peak_bytes(work, runs)

@@ -44,18 +44,19 @@ def trace_tile(
     Its activations include the images as floats. Raises `ModelError` as `estimate` does.
     """
     assert isinstance(network.forward, nn.Module)
-    step = InferenceStep((_images(network, images, height, width),))
+    step = _step(network, images, height, width)
     return estimate(
         network.forward, step, device=device, dtype=network.dtype, calibration=_NO_MARGIN
     )
 
 
-def _images(network: Network, count: int, height: int, width: int) -> torch.Tensor:
+def _step(network: Network, count: int, height: int, width: int) -> InferenceStep:
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
-    return torch.empty(
+    images = torch.empty(
         count, network.in_channels, height, width, dtype=network.dtype, device="meta",
         memory_format=layout,
     )  # fmt: skip
+    return InferenceStep((images,))
 
 
 def run_rows(network: Network, ledger: Iterable[LedgerRow]) -> Iterator[int]:
@@ -99,5 +100,4 @@ def trace_points(
 
 def _trace(network: Network, side: int) -> Trace:
     assert isinstance(network.forward, nn.Module)
-    step = InferenceStep((_images(network, 1, side, side),))
-    return trace_step(network.forward, step, dtype=network.dtype)
+    return trace_step(network.forward, _step(network, 1, side, side), dtype=network.dtype)

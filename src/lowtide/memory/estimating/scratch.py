@@ -95,7 +95,7 @@ class HostScratch:
 
 
 def _limit(free_bytes: int) -> int:
-    """What a measured operator may take: with scratch it is up to three times as much."""
+    """What a measured operator may take: with scratch it is several times as much."""
     return min(_MOST, free_bytes // _WIDEST_LOW_PRECISION)
 
 
@@ -108,7 +108,7 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
     best = Peak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(
         (
-            (op.before + bound(op.call, max(0, op.after - op.before)), index, op)
+            (op.before + bound(op.call, op.made), index, op)
             for index, op in enumerate(trace.ops) if op.call
         ),
         key=lambda candidate: -candidate[0],
@@ -117,7 +117,7 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
         if most <= best.total:
             break
         assert op.call is not None
-        total = op.before + inside(op.call, max(0, op.after - op.before))
+        total = op.before + inside(op.call, op.made)
         if total > best.total:
             best = Peak(total, max(op.before, op.after), index, op.name)
     return best

@@ -6,7 +6,8 @@ PyTorch takes a tenth of a millisecond for each, most of it to find out that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.memory.tracing.repairs import repair
+from lowtide.memory.tracing.trace import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
-_DEVICE_QUERY = torch.ops.prim.device.default
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout,
           torch.memory_format)  # fmt: skip
 
@@ -60,25 +61,19 @@ class FakeCalls:
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``func(*args, **kwargs)``, with views sharing their storage."""
-        if func is _DEVICE_QUERY and isinstance(args[0], FakeTensor):
+        if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if _writes(func):
-            # Fake numbers (an optimizer counts its steps in one) are followed by value.
-            if _is_idle(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
-                return args[0]
-            return repair(func, args, func(*args, **kwargs))
-        try:
-            key = _key(func, args, kwargs)
-        except _Unknown:
-            return repair(func, args, func(*args, **kwargs))
-        known = self._known.get(key)
-        if known is None:
-            result = repair(func, args, func(*args, **kwargs))
+        # Fake numbers (an optimizer counts its steps in one) are followed by value.
+        if _is_idle(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
+            return args[0]
+        key = None if func._schema.is_mutable else _key(func, args, kwargs)
+        known = None if key is None else self._known.get(key)
+        if known is not None and known is not _Unknown:
+            return self._made(known, args)
+        result = repair(func, args, func(*args, **kwargs))
+        if key is not None and known is None:
             self._known[key] = self._description(args, result)
-            return result
-        if known is _Unknown:
-            return repair(func, args, func(*args, **kwargs))
-        return self._made(known, args)
+        return result
 
     def _description(self, args: Sequence[Any], result: Any) -> Any:
         try:
@@ -133,7 +128,7 @@ _UNSEEN = torch._C._DisableTorchDispatch
 class Repeating(TorchDispatchMode):
     """Inside, operators go through `FakeCalls`, and nothing is recorded."""
 
-    def __init__(self, calls: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(self, calls: Call) -> None:
         super().__init__()
         self._calls = calls
 
@@ -143,13 +138,17 @@ class Repeating(TorchDispatchMode):
         return self._calls(func, args, kwargs or {})
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+    """What a call's result follows from; None where that is more than can be said."""
     parts: list[Hashable] = [func]
-    for value in args:
-        _add(parts, value)
-    for name, value in kwargs.items():
-        parts.append(name)
-        _add(parts, value)
+    try:
+        for value in args:
+            _add(parts, value)
+        for name, value in kwargs.items():
+            parts.append(name)
+            _add(parts, value)
+    except _Unknown:
+        return None
     return tuple(parts)
 
 
@@ -180,30 +179,16 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-_WRITES: dict[Any, bool] = {}
-
-
-def _writes(func: Any) -> bool:
-    known = _WRITES.get(func)
-    if known is None:
-        known = _WRITES[func] = func._schema.is_mutable
-    return known
-
-
 _REWRITES = frozenset({torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_})
-_IDLE: dict[Any, bool] = {}
 
 
+@functools.cache
 def _is_idle(func: Any) -> bool:
     """Whether an operator only rewrites its first argument, so that a fake one stays as it is."""
-    known = _IDLE.get(func)
-    if known is None:
-        written = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
-        known = (
-            (torch.Tag.pointwise in func.tags or func.overloadpacket in _REWRITES)
-            and len(written) == 1
-            and written[0].name == "self"
-            and func.__name__.split(".")[0].endswith("_")
-        )
-        _IDLE[func] = known
-    return known
+    written = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+    return (
+        (torch.Tag.pointwise in func.tags or func.overloadpacket in _REWRITES)
+        and len(written) == 1
+        and written[0].name == "self"
+        and func.__name__.split(".")[0].endswith("_")
+    )

@@ -6,6 +6,7 @@ small, but layouts and sizes follow from them through the rest of a model.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -75,14 +76,8 @@ def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     )  # fmt: skip
 
 
-_POINTWISE: dict[Any, bool] = {}
-
-
+@functools.cache
 def _is_pointwise(func: Any) -> bool:
     """Whether TensorIterator lays out the result; copies follow a rule of their own."""
-    known = _POINTWISE.get(func)
-    if known is None:
-        copies = any(argument.name == "memory_format" for argument in func._schema.arguments)
-        known = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not copies
-        _POINTWISE[func] = known
-    return known
+    copies = any(argument.name == "memory_format" for argument in func._schema.arguments)
+    return torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not copies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,11 @@ class Op(NamedTuple):
     before: int
     after: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None
+
+    @property
+    def made(self) -> int:
+        """Bytes of the results beyond those that went for them."""
+        return max(0, self.after - self.before)
 
 
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -247,36 +253,26 @@ def describe(value: Any) -> Any:
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_COMPOSITES: dict[Any, bool] = {}
 
 
+@functools.cache
 def _is_composite(func: Any) -> bool:
     """Whether an operator is only a recipe of others."""
-    known = _COMPOSITES.get(func)
-    if known is None:
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        known = has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), "CPU")
-        _COMPOSITES[func] = known
-    return known
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), "CPU")
 
 
-_SCRATCHLESS: dict[Any, bool] = {}
-
-
+@functools.cache
 def _may_need_scratch(func: Any) -> bool:
     """Whether an operator could take memory beyond its results.
 
     Views and reads of facts cannot; elementwise operators do only when they mix types.
     """
-    known = _SCRATCHLESS.get(func)
-    if known is None:
-        aliases = any(
-            argument.alias_info is not None and not argument.alias_info.is_write
-            for argument in func._schema.arguments
-        )
-        known = func.namespace not in ("prim", "profiler") and not aliases
-        _SCRATCHLESS[func] = known
-    return known
+    aliases = any(
+        argument.alias_info is not None and not argument.alias_info.is_write
+        for argument in func._schema.arguments
+    )
+    return func.namespace not in ("prim", "profiler") and not aliases
 
 
 def record(

@@ -55,23 +55,34 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
 
 
 class ResultFile:
-    """One JSON file of ``benchmarks/results``; rows already in it are not run again."""
+    """One JSON file of ``benchmarks/results``; rows already in it are not run again.
+
+    All rows come from one environment, unless ``independent`` says that none is compared with
+    another: a row from elsewhere then has an ``environment`` of its own, of what differs.
+    """
 
     def __init__(
-        self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = ()
-    ) -> None:
+        self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = (),
+        independent: bool = False,
+    ) -> None:  # fmt: skip
         self.path = RESULTS / f"{name}.json"
+        here = environment(packages)
+        self._elsewhere: dict[str, Any] = {}
         self.data: dict[str, Any] = {
-            "schema": 1, "benchmark": name, "about": about,
-            "environment": environment(packages), "rows": [],
+            "schema": 1, "benchmark": name, "about": about, "environment": here, "rows": [],
         }  # fmt: skip
         if self.path.exists() and not fresh:
             before = json.loads(self.path.read_text())
-            if before["environment"] != self.data["environment"]:
+            self._elsewhere = _differences(before["environment"], here)
+            if self._elsewhere and not independent:
                 raise SystemExit(
                     f"{self.path} was measured in another environment; pass --fresh to redo it"
                 )
-            self.data["rows"] = before["rows"]
+            self.data.update(environment=before["environment"], rows=before["rows"])
+
+    def measured_here(self, entry: dict[str, Any]) -> bool:
+        """Whether a row of the file is of the environment that this process runs in."""
+        return entry.get("environment", {}) == self._elsewhere
 
     def has(self, row: str) -> bool:
         """Whether this row was measured before."""
@@ -79,9 +90,25 @@ class ResultFile:
 
     def add(self, row: str, **figures: Any) -> None:
         """Append one measured row and save."""
+        if self._elsewhere:
+            figures.setdefault("environment", self._elsewhere)
         self.data["rows"].append({"row": row, **figures})
         self.path.parent.mkdir(exist_ok=True)
         draft = self.path.with_suffix(".part")
         draft.write_text(json.dumps(self.data, indent=1) + "\n")
         draft.replace(self.path)
         print(row, json.dumps(figures))
+
+
+def _differences(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """Entries of ``here`` that ``before`` has not, or has otherwise, nested ones too."""
+    other: dict[str, Any] = {}
+    for name, value in here.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            value = _differences(old, value)
+            if not value:
+                continue
+        if value != old:
+            other[name] = value
+    return other

@@ -117,10 +117,10 @@ def in_order() -> list[Row]:
 
 
 def repredict(results: ResultFile, pattern: str, again: bool) -> None:
-    """Predict measured rows with the package as it is now; those predicted before if ``again``."""
+    """Predict rows measured here with the package as it is; those predicted before if ``again``."""
     entries = {
         entry["row"]: entry for entry in results.data["rows"]
-        if pattern in entry["row"] and "measured_bytes" in entry
+        if pattern in entry["row"] and "measured_bytes" in entry and results.measured_here(entry)
         and (again or "predicted_bytes" not in entry)
     }  # fmt: skip
     todo = [row for row in rows() if row.name in entries]
@@ -153,7 +153,9 @@ def main() -> None:
     parser.add_argument("--repredict", action="store_true", help="keep measurements")
     parser.add_argument("--again", action="store_true", help="predict all rows anew")
     options = parser.parse_args()
-    results = ResultFile("memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES)
+    results = ResultFile(
+        "memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES, independent=True
+    )
     if options.repredict:
         repredict(results, options.only, options.again)
     else:

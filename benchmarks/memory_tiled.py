@@ -177,9 +177,10 @@ def measure(results: ResultFile, options: argparse.Namespace, folder: Path) -> N
 
 
 def repredict(results: ResultFile, pattern: str, folder: Path) -> None:
-    """Plan measured rows with the package as it is now."""
-    for old in [entry for entry in results.data["rows"] if "measured_bytes" in entry]:
-        if pattern not in old["row"]:
+    """Plan rows that were measured here with the package as it is now."""
+    here = [entry for entry in results.data["rows"] if results.measured_here(entry)]
+    for old in here:
+        if pattern not in old["row"] or "measured_bytes" not in old:
             continue
         row = TiledRow(old["entry"], old["tile"], old["heap"])
         kept = {name: value for name, value in old.items() if name not in _PREDICTED}
@@ -199,7 +200,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--repredict", action="store_true", help="keep measurements")
     options = parser.parse_args()
-    results = ResultFile("memory_tiled", about=ABOUT, fresh=options.fresh)
+    results = ResultFile("memory_tiled", about=ABOUT, fresh=options.fresh, independent=True)
     with tempfile.TemporaryDirectory() as folder:
         if options.repredict:
             repredict(results, options.only, Path(folder))

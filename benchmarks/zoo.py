@@ -68,6 +68,8 @@ class Row:
 
     def model(self) -> nn.Module:
         """The model with its weights, the same each time."""
+        if self.entry not in ENTRIES:
+            raise SystemExit(f"{self.entry}: set LOWTIDE_DATA to the folder of its trained weights")
         torch.manual_seed(0)
         model = ENTRIES[self.entry].build().requires_grad_(True)
         return model.to(torch.bfloat16) if self.precision == "bf16" else model

@@ -14,7 +14,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,30 @@ def figure(name: str, value: Any) -> str:
 
 
 def environment(data: dict[str, Any]) -> str:
-    """Hardware and versions in one sentence."""
+    """Hardware and versions in one sentence, and what differed for rows measured elsewhere."""
     facts = data["environment"]
+    others = Counter(json.dumps(row["environment"]) for row in data["rows"] if "environment" in row)
+    elsewhere = "".join(
+        f" {count} of {len(data['rows'])} rows elsewhere: {', '.join(_leaves(json.loads(what)))}."
+        for what, count in others.items()
+    )
     hardware = [f"{facts['cpu']}, {facts['cores']} cores"]
     hardware += [f"{format_bytes(n)} memory"] if (n := facts["memory_bytes"]) else []
     hardware += [facts["gpu"]] if facts["gpu"] else []
     software = [facts["system"], f"Python {facts['python']}"]
     software += [f"{name} {version}" for name, version in facts["packages"].items()]
-    return f"measured on {', '.join(hardware)}; {', '.join(software)}."
+    return f"measured on {', '.join(hardware)}; {', '.join(software)}.{elsewhere}"
+
+
+def _leaves(facts: dict[str, Any]) -> Iterator[str]:
+    """What differs, as words."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        elif name.endswith("_bytes"):
+            yield f"{format_bytes(value)} {name.removesuffix('_bytes')}"
+        else:
+            yield str(value) if name == "cpu" else f"{name} {value}"
 
 
 def startup(rows: Rows) -> str:

@@ -1,12 +1,14 @@
 """Geometry: every length, no model. Weights sum to 1, nothing is missed, context is kept."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.core.errors import UsageError
-from lowtide.streaming.layout import least_tile, reflect_index, split_axis
+from lowtide.streaming.layout import least_tile, reflect_index, split_axis, tightest_tile
 
 TILES = [(8, 0, 1), (16, 4, 1), (33, 12, 1), (32, 8, 8), (64, 20, 16), (48, 16, 16), (25, 24, 1)]
 
@@ -43,6 +45,21 @@ def test_geometry_of_every_length(tile, overlap, align):
         settled = [axis.settled(index) for index in range(len(axis.starts))]
         assert settled == sorted(settled)
         assert settled[-1] == length
+
+
+@pytest.mark.parametrize(("tile", "overlap", "align"), TILES)
+def test_the_tightest_tile_needs_no_more_tiles_and_a_smaller_one_would(tile, overlap, align):
+    grain = math.lcm(align, 8)
+    for length in range(align, 401, align):
+        count = len(split_axis(length, tile, overlap, align=align).starts)
+        tight = tightest_tile(length, tile, overlap, align)
+        assert tight <= min(tile, length)
+        assert tight % align == 0
+        assert len(split_axis(length, tight, overlap, align=align).starts) == count
+        smaller = (tight - 1) // grain * grain
+        if smaller >= least_tile(overlap, align):
+            assert len(split_axis(length, smaller, overlap, align=align).starts) > count
+        assert tightest_tile(length, tile, overlap, align, least=tile) == min(tile, length)
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,6 +7,7 @@ from toys import costs, make_plan
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import MIB
+from lowtide.memory.costs import ProbePoint
 from lowtide.memory.estimating.calibration import Calibration
 from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
 
@@ -36,6 +37,18 @@ def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
     assert {(plan.overlap, plan.accuracy) for plan in blended} == {(34, "exact")}
     unbounded = plans(None, strategy="tiled")
     assert {(p.overlap, p.blend, p.accuracy) for p in unbounded} == {(32, 16, "bounded")}
+
+
+def test_tiles_of_a_plan_hold_no_more_than_their_number_needs():
+    """1730 pixels in four columns: tiles of 512 would share a fifth of themselves."""
+    picture = Picture(ImageInfo(1730, 1156, 3), (1156, 1730))
+    tiles = plans(7, picture=picture, strategy="tiled")
+    for plan in tiles:
+        run = plan.tile_width * plan.tile_height * plan.tiles
+        needed = 1730 * 1156 + plan.tiles * (plan.tile_width + plan.tile_height) * (14 + 8)
+        assert run <= needed
+    # What the user fixed stays as it is.
+    assert {plan.tile_width for plan in plans(7, picture=picture, tile=512)} == {512}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +120,18 @@ def test_wide_images_get_low_tiles(width):
 def test_small_tiles_are_for_small_budgets():
     size = dict(info=PHOTO, padded=(2000, 3000))
     ample = plans(picture=Picture(**size, easy_bytes=400 * MIB), strategy="tiled")
-    assert min(plan.run_pixels for plan in ample) >= 256 * 256
+    assert min(plan.run_pixels for plan in ample) >= 240 * 240
     scarce = plans(picture=Picture(**size, easy_bytes=20 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in scarce) == 64 * 64
+    # Where small ones are faster, they stay.
+    slower = [ProbePoint(
+        pixels=side**2, peak_bytes=side**2 * 600, resident_bytes=side**2 * 900,
+        seconds=side**2 * (1e-7 if side < 256 else 2e-7),
+    ) for side in (64, 128, 256)]  # fmt: skip
+    measured = costs(4).model_copy(update={"points": tuple(slower)})
+    picture = Picture(**size, easy_bytes=400 * MIB)
+    cached = candidates(measured, SHAPE, picture, Wishes(strategy="tiled"))
+    assert min(plan.run_pixels for plan in cached) == 64 * 64
 
 
 def test_the_ledger_prices_formats_scratch_and_alpha():

@@ -10,12 +10,15 @@ cut, and their weights there sum to 1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from lowtide.core.errors import UsageError
+
+_GRAIN = 8
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,19 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
 def least_tile(overlap: int, align: int) -> int:
     """The smallest tile that `split_axis` accepts for this overlap and grid."""
     return round_up(overlap + align, align)
+
+
+def tightest_tile(length: int, tile: int, overlap: int, align: int, least: int = 0) -> int:
+    """The smallest tile, from ``least`` on, that needs no more tiles than ``tile`` does.
+
+    What a larger one had more would only be run twice. Multiples of 8 where the grid allows it,
+    since kernels work on blocks of pixels.
+    """
+    count = len(split_axis(length, tile, overlap, align=align).starts)
+    shared = round_up(overlap, align)
+    need = max(least, -(-(length + (count - 1) * shared) // count))
+    grain = math.lcm(align, _GRAIN)
+    return min(tile, length, round_up(need, grain))
 
 
 def round_up(value: int, step: int) -> int:

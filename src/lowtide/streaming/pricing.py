@@ -15,7 +15,7 @@ from lowtide.memory.estimating.calibration import Calibration
 from lowtide.memory.ledger import LedgerRow, Origin, Place
 from lowtide.memory.plan import Plan
 from lowtide.streaming.channels import ChannelPlan
-from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis
+from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis, tightest_tile
 
 StrategyName = Literal["auto", "whole", "tiled"]
 
@@ -34,7 +34,8 @@ _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
 # Allowed for a tiled plan at least, whatever past runs say.
 LEAST_MARGIN = 16 * MIB
 _BLOCK_ROWS = 16
-_AMPLE_PIXELS = 256 * 256
+_AMPLE_PIXELS = 240 * 240
+_AS_FAST = 1.03
 _ROW_BUFFERS = "input rows", "output rows"
 # What a tile costs beside the network: slicing, merging, and Python between them.
 _TILE_SECONDS = 1e-3
@@ -142,14 +143,14 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
 
 
 def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
-    """Leave out small tiles where larger ones take only an easy part of the budget.
+    """Leave out small tiles where larger ones are as fast in an easy part of the budget.
 
-    Small ones look as fast in a probe, whose data stay in the processor's cache, but not in a
-    picture; and with them the least thing that grows with the image would show.
+    With small ones the least thing that grows with the image would show.
     """
     ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
     easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
-    return ample if easy else plans
+    small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
+    return ample if any(plan.seconds <= small * _AS_FAST for plan in easy) else plans
 
 
 def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:
@@ -187,6 +188,11 @@ def _tiles(
     for side in sides:
         for wider in (1,) if shape.square else (1, 2, 4, 8):
             tile = _clip(side, height, shape), _clip(side * wider, width, shape)
+            if not shape.square:
+                tile = (
+                    tightest_tile(height, tile[0], overlap, shape.align, floor),
+                    tightest_tile(width, tile[1], overlap, shape.align, floor),
+                )
             if tile != picture.padded and tile not in seen:
                 seen.add(tile)
                 yield tile

@@ -72,7 +72,8 @@ def _tiles_agree(
 ) -> bool:
     """Whether tiles with this overlap reproduce the whole run along both axes."""
     side = image.shape[-1]
-    tile = round_up(max(overlap + align, minimum, side // 2), align)
+    # Half of what is left beside the overlap: two tiles, however far the model reaches.
+    tile = round_up(max((side + overlap) // 2, minimum), align)
     layout = split_axis(side, tile, overlap, align=align)
     whole = forward(image)
     for axis in (2, 3):

@@ -9,7 +9,9 @@ import torch
 from toys import ArraySource, Centered, conv_net, make_plan, network, run_array
 
 from lowtide.core.figures import psnr
-from lowtide.streaming.sampling import measure_execution, measure_precision
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.sampling import _rounded, measure_execution, measure_precision
+from lowtide.streaming.step import TileStep
 
 RNG = np.random.default_rng(2)
 
@@ -51,6 +53,21 @@ def test_without_room_for_the_whole_it_says_what_it_compared_with():
     assert stated.against == "tiles with 8 px more context on each side"
     assert math.isfinite(stated.psnr_db)
     assert stated.max_error > 0
+
+
+def test_references_of_other_samples_are_let_go():
+    """With results sixteen times as large as the input, one more would show."""
+    array = RNG.integers(0, 256, (200, 200, 3), np.uint8)
+    wide = torch.nn.Conv2d(3, 24, 1), torch.nn.Conv2d(24, 3, 1)
+    net = network(torch.nn.Sequential(torch.nn.Upsample(scale_factor=4), *wide), scale=4)
+    plan = make_plan(array, None, scale=4, tile=64)
+    step = TileStep(net, ArraySource(array).info)
+    alone = live_peak_bytes(lambda: _rounded(step([array[:80, :80]])[0], 255))
+
+    def measure():
+        assert measure_execution(net, ArraySource(array), plan, 80 * 80).tiles_sampled > 1
+
+    assert live_peak_bytes(measure) <= 1.05 * alone
 
 
 def test_low_precision_is_measured_against_fp32():

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 from toys import conv_net, network
+from toys import costs as toy_costs
 
+from lowtide.core.rows import ImageInfo
 from lowtide.memory.estimating import scratch
 from lowtide.memory.estimating.scratch import operand_bytes
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.pricing import Picture, Shape, Wishes, candidates
 from lowtide.streaming.step import Network
-from lowtide.streaming.tracing import trace_points
+from lowtide.streaming.tracing import trace_grain, trace_points
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +57,36 @@ def test_what_cannot_be_traced_has_no_points() -> None:
 
     assert trace_points(Network(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
     assert trace_points(Network(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
+
+
+class Padding(nn.Module):
+    """A convolution behind padding to multiples of ``grain``, as window transformers have it."""
+
+    def __init__(self, grain: int) -> None:
+        super().__init__()
+        self.conv, self.grain = nn.Conv2d(3, 8, 3, padding=1), grain
+
+    def forward(self, x):
+        height, width = x.shape[-2:]
+        padded = nn.functional.pad(x, (0, -width % self.grain, 0, -height % self.grain), "reflect")
+        return self.conv(padded)[..., :height, :width]
+
+
+@pytest.mark.parametrize(("grain", "align"), [(1, 1), (2, 1), (8, 1), (64, 1), (24, 12), (16, 16)])
+def test_the_grain_is_what_a_network_pads_to(grain: int, align: int) -> None:
+    assert trace_grain(Network(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
+
+
+def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
+    assert trace_grain(Network(lambda x: x, 1, 3, 3), align=4) == 4
+
+
+def test_pixels_that_a_network_pads_are_priced() -> None:
+    costs = toy_costs(None).model_copy(update={"grain": 64})
+    picture = Picture(ImageInfo(500, 300, 3), (300, 500))
+    plans = candidates(costs, Shape(1, 3, 3, align=64), picture, Wishes())
+    whole = next(plan for plan in plans if plan.strategy == "whole")
+    assert whole.run_pixels == 320 * 512
+    for plan in plans:
+        assert plan.tile_height % 64 == 0 or plan.tile_height == 300
+        assert plan.tile_width % 64 == 0 or plan.tile_width == 500

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -162,6 +163,8 @@ def _prepare(
                 cancel=cancel,
             )  # fmt: skip
             store.put(full if complete else cut, costs)
+    # Tiles on the grid that the model pads to inside: what it would add would only be run.
+    shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
     network = _lay_out(network, model, layout.channels_last)
     calibration = tiled_calibration(device)

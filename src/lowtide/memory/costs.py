@@ -39,7 +39,8 @@ class ModelCosts(BaseModel):
     means that no bound was found within ``reach_searched`` pixels, and tiles then differ from
     the whole. ``context_bytes`` is what the driver takes on the device. ``batchable`` says
     whether a batch gave the same results as single runs. ``points`` were run, ``traced`` only
-    traced, at sizes far beyond; a network that cannot be traced has none.
+    traced, at sizes far beyond; a network that cannot be traced has none. Inside, the network pads
+    the sides of what it gets to multiples of ``grain``, and takes what the padded sides take.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +54,7 @@ class ModelCosts(BaseModel):
     context_bytes: int = 0
     reach: int | None
     reach_searched: int
+    grain: int = 1
     points: tuple[ProbePoint, ...]
     traced: tuple[TracedPoint, ...] = ()
 

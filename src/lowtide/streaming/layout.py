@@ -1,7 +1,8 @@
 """Where tiles lie: one axis at a time, right for every length by construction.
 
 All tiles of an axis have the same length. Starts are multiples of ``align`` (the model's window
-or stride), spread evenly, the first at 0 and the last ending exactly at the end. Between two
+or stride), spread evenly, the first at 0; the last tile ends exactly at the end, off that grid
+where the length is. Between two
 neighbors lies a *cut* in the middle of what they share: each output pixel belongs to the tile
 whose cuts enclose it, and has at least ``overlap // 2`` pixels of context beyond every cut.
 Without blending a pixel has one owner; with blending two neighbors share a *ramp* round their
@@ -85,16 +86,16 @@ def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
 def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: int = 0) -> Axis:
     """Cover ``length`` pixels with tiles of ``tile`` pixels that share at least ``overlap``.
 
-    ``length`` and ``tile`` must be multiples of ``align``; a tile longer than the axis is
+    ``tile`` must be a multiple of ``align``, unless it is as long as the axis; a longer one is
     shortened to it. ``blend`` is the width of the ramp at each cut and may not exceed the
     overlap. Raises `UsageError` if the overlap leaves no room to advance.
     """
-    if length % align or tile % align:
-        raise UsageError(f"tile {tile} and length {length} must be multiples of {align}")
     if not 0 <= blend <= overlap:
         raise UsageError(f"blend width {blend} must lie between 0 and the overlap {overlap}")
     if tile >= length:
         return Axis(length, length, (0,), ())
+    if tile % align:
+        raise UsageError(f"a tile of {tile} is not a multiple of {align}")
     step = (tile - overlap) // align * align
     if step < align:
         raise UsageError(
@@ -102,11 +103,10 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
             hint=f"use a tile of at least {least_tile(overlap, align)}",
         )
     count = -(-(length - tile) // step) + 1
-    # Even spacing spends the slack of the last tile on overlap everywhere. Flooring to the grid
+    # Even spacing spends the slack of the last tile on overlap everywhere. Rounding up to the grid
     # keeps neighbors within `step`, because `step` is itself on the grid.
-    starts = tuple(
-        index * (length - tile) // (count - 1) // align * align for index in range(count)
-    )
+    even = round_up(-(-(length - tile) // (count - 1)), align)
+    starts = tuple(min(index * even, length - tile) for index in range(count))
     cuts = [(after + before + tile) // 2 for before, after in pairwise(starts)]
     edges = [0, *cuts, length]
     ramps = []

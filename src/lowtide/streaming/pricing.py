@@ -45,6 +45,7 @@ _TILE_SECONDS = 1e-3
 class Shape:
     """What pricing must know of the model: scale, channels, size rule, and if tiles make sense.
 
+    ``align`` is the grid of tiles: that of the size rule, or of what the model pads to inside.
     ``tileable`` is False for models that cut the image up themselves or need all of it.
     """
 
@@ -216,7 +217,7 @@ def _plan(
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.reach is not None and context >= costs.reach)
     images = ChannelPlan(info.bands, shape.in_channels, shape.out_channels).images
-    pixels = rows.tile * columns.tile * images
+    pixels = math.prod(round_up(axis.tile, shape.align) for axis in axes) * images
     at_once = pixels * batch
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
@@ -281,7 +282,7 @@ def _calibrated(
 def _reference_pixels(rows: Axis, columns: Axis, align: int) -> int:
     """Pixels of the largest tile with an eighth of its side more all round, at least one grid
     step, as far as the image goes."""
-    return math.prod(_widest(axis, align) for axis in (rows, columns))
+    return math.prod(round_up(_widest(axis, align), align) for axis in (rows, columns))
 
 
 def _widest(axis: Axis, align: int) -> int:

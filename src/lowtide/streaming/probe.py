@@ -85,10 +85,11 @@ def probe(
     if kind == "cpu":
         # On CUDA the allocator's own figures of real runs are the better ones. Imported here
         # because a run whose costs are known traces nothing.
-        from lowtide.streaming.tracing import trace_points
+        from lowtide.streaming.tracing import trace_grain, trace_points
 
         traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
-        costs = costs.model_copy(update={"traced": traced})
+        grain = trace_grain(network, align=align)
+        costs = costs.model_copy(update={"traced": traced, "grain": grain})
     return costs, complete
 
 

@@ -15,7 +15,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.rows import RowSource
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import plan_axes
-from lowtide.streaming.layout import Axis
+from lowtide.streaming.layout import Axis, round_up
 from lowtide.streaming.step import Network, TileStep
 from lowtide.streaming.window import RowWindow
 
@@ -60,7 +60,8 @@ def measure_execution(
     since blending averages two tiles' errors.
     """
     rows, columns = plan_axes(plan)
-    whole = plan.padded_height * plan.padded_width <= allowed_pixels
+    sides = plan.padded_height, plan.padded_width
+    whole = math.prod(round_up(side, plan.align) for side in sides) <= allowed_pixels
     samples = _choose(plan, rows, columns, whole, allowed_pixels)
     step = TileStep(network, source.info)
     squares: list[tuple[float, float]] = []
@@ -69,6 +70,7 @@ def measure_execution(
     # One reference serves all samples when it is the whole image.
     for sample, area in _areas(source, plan, samples):
         if reference is None or not whole:
+            reference = None  # the last sample's, which this run would be held beside
             reference = _rounded(step([area])[0], step.peak)
             trim_heap()  # tiles and references are of two sizes, and neither fits the other's gaps
         y, x = rows.starts[sample.row], columns.starts[sample.column]
@@ -77,6 +79,7 @@ def measure_execution(
         square, worst = _compare(result, reference, sample, plan, network.scale)
         squares.append(square)
         largest = max(largest, worst)
+        del result
     margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
     context = f"tiles with {min(margins)} px more context on each side"
     return MeasuredError(
@@ -179,10 +182,11 @@ def _compare(
         shape = (-1, 1) if dim == 1 else (1, -1)
         weights = axis.weights(index, scale)[:count]
         weight = weight * torch.from_numpy(weights).reshape(shape)
-    difference = (difference - reference).abs()
-    squares = (difference.square() * weight).sum(dtype=torch.float64)
+    difference = (difference - reference).abs_()
+    largest = float((difference * (weight > 0)).max())
+    squares = difference.square_().mul_(weight).sum(dtype=torch.float64)
     total = weight.sum(dtype=torch.float64) * len(difference)
-    return (float(squares), float(total)), float((difference * (weight > 0)).max())
+    return (float(squares), float(total)), largest
 
 
 def _rounded(unit: Tensor, peak: int) -> Tensor:

@@ -24,6 +24,7 @@ from lowtide.streaming.step import Network
 
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _MEASURED_BYTES = 512 << 20
+_LARGEST_GRAIN = 128
 _NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 # Rows of an estimate that are not the run's own: they have rows of their own in a plan.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
@@ -96,6 +97,28 @@ def trace_points(
         points.append(TracedPoint(pixels=side * side, peak_bytes=peak))
     scratch.store.save()
     return tuple(points)
+
+
+def trace_grain(network: Network, *, align: int) -> int:
+    """Multiples to which the network pads the sides of its input inside, as its memory tells.
+
+    Powers of two times ``align`` up to 128 are tried: a side just beyond one takes as much as the
+    next one. ``align`` where nothing is padded, or where nothing can be traced.
+    """
+    if not isinstance(network.forward, nn.Module):
+        return align
+    grains = [align << power for power in range(1, 8) if align << power <= _LARGEST_GRAIN]
+    base = max(grains, default=align)
+    try:
+        least, beyond = _live(network, base), _live(network, base + align)
+        padded = [g for g in grains if beyond - least > (_live(network, base + g) - least) * 3 // 4]
+    except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then
+        return align
+    return max(padded, default=align)
+
+
+def _live(network: Network, side: int) -> int:
+    return sum(run_rows(network, traced_rows(_trace(network, side), None)))
 
 
 def _trace(network: Network, side: int) -> Trace:

@@ -49,7 +49,7 @@ def held_out(entries: list[dict]) -> tuple[list[dict], dict[str, int]]:
 
 
 def groups(entries: list[dict]) -> Iterator[tuple[str, list[dict]]]:
-    """The grid's rows of each family, mode, precision and checkpointing."""
+    """The grid's rows of each family, mode, precision and checkpointing, and of other machines."""
     yield "at once", entries
     for name in ("family", "mode", "precision", "checkpointing"):
         parts: dict[str, list[dict]] = defaultdict(list)
@@ -58,6 +58,8 @@ def groups(entries: list[dict]) -> Iterator[tuple[str, list[dict]]]:
                 parts[entry[name]].append(entry)
         for value in sorted(parts):
             yield f"{name}: {value}", parts[value]
+    if elsewhere := [entry for entry in entries if "environment" in entry]:
+        yield "on another machine than the rest", elsewhere
 
 
 def errors(entries: list[dict], figure: str = "predicted_bytes") -> dict[str, Any]:

@@ -51,7 +51,19 @@ def test_keys_differ_by_what_changes_costs(monkeypatch):
             store.key("ab", "cpu", "bf16")}  # fmt: skip
     monkeypatch.setattr(heap, "_tuned", not heap._tuned)
     keys.add(store.key("ab", "cpu", "fp32"))
-    assert len(keys) == 4
+    monkeypatch.setattr("lowtide.memory.store._processor", lambda: "another processor")
+    keys.add(store.key("ab", "cpu", "fp32"))
+    assert len(keys) == 5
+
+
+def test_costs_that_lack_a_fact_are_not_found(monkeypatch):
+    before = CostStore().key("ab", "cpu", "fp32")
+
+    class MoreCosts(ModelCosts):
+        new: int = 0
+
+    monkeypatch.setattr("lowtide.memory.store.ModelCosts", MoreCosts)
+    assert CostStore().key("ab", "cpu", "fp32") != before
 
 
 def test_where_it_is(monkeypatch, tmp_path):

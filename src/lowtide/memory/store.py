@@ -91,8 +91,8 @@ class CostStore:
 
         parts = (
             sha256, device, precision, _hardware(device), str(torch.__version__), __version__,
-            str(torch.get_num_threads()), str(heap_is_tuned()),
-            str(limit_bytes),
+            str(torch.get_num_threads()), str(heap_is_tuned()), str(limit_bytes),
+            *ModelCosts.model_fields,  # those kept before there was a fact lack it
         )  # fmt: skip
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
@@ -113,10 +113,17 @@ class CostStore:
 
 def _hardware(device: str) -> str:
     if device == "cpu":
-        return platform.processor() or platform.machine()
+        return _processor() or platform.processor() or platform.machine()
     import torch
 
     return torch.cuda.get_device_name(device)
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it: kernels differ between those of one family."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith("model name")), "")
 
 
 def _write(path: Path, text: str) -> None:

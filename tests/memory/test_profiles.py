@@ -19,20 +19,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from lowtide.core.errors import UsageError
-from lowtide.core.units import GIB, MIB
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.memory.meter import total_host_bytes
-from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
-from lowtide.memory.profiles.attention import attention_as_on, attention_path
-from lowtide.memory.profiles.attention_rules import (
-    AttentionCall,
+from lowtide.attention.call import AttentionCall
+from lowtide.attention.sdpa_rules import (
     installed_versions,
     path_of,
     prefers_cudnn,
     promotes_three_dimensions,
     refusal,
 )
+from lowtide.core.errors import UsageError
+from lowtide.core.units import GIB, MIB
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
+from lowtide.memory.profiles.attention import attention_as_on, attention_path
 from lowtide.memory.profiles.attention_scratch import (
     AttentionShape,
     efficient_backward_bytes,

@@ -1,1 +1,11 @@
-"""Attention: which backends this machine has, and why one is missing."""
+"""Attention: one call, every backend, and a reason for each that is not taken."""
+
+from lowtide.attention.backends import BACKENDS
+from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
+from lowtide.attention.functional import attention, explain
+from lowtide.attention.resolve import Policy, Resolution, Verdict, resolve
+
+__all__ = [
+    "BACKENDS", "AttentionCall", "AttentionSpec", "LocalDevice", "Policy", "Resolution", "Verdict",
+    "attention", "explain", "resolve",
+]  # fmt: skip

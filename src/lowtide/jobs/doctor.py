@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lowtide.attention.availability import backends
+from lowtide.attention.availability import availability
 from lowtide.jobs.report import versions
 from lowtide.memory.meter import available_host_bytes
 from lowtide.memory.store import cache_folder
@@ -27,7 +27,7 @@ def examine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path()).free,
         "cache": str(cache_folder()),
         "extras": _extras(),
-        "attention": [vars(backend) for backend in backends()],
+        "attention": [vars(backend) for backend in availability()],
     }
 
 

@@ -18,13 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lowtide.attention.call import AttentionCall, AttentionSpec, describe_call
+from lowtide.attention.sdpa_rules import AttentionPath, path_of, promotes_three_dimensions
 from lowtide.memory.profiles.attention_kernels import run_as
-from lowtide.memory.profiles.attention_rules import (
-    AttentionCall,
-    AttentionPath,
-    path_of,
-    promotes_three_dimensions,
-)
 from lowtide.memory.profiles.profile import DeviceProfile
 
 __all__ = ["AttentionCall", "AttentionLog", "AttentionPath", "attention_as_on", "attention_path"]
@@ -50,8 +46,8 @@ def attention_path(
     ``needs_grad`` is that of query, key or value with gradients enabled; ``dims`` their number
     of dimensions. "math" holds whole score matrices. The device is taken to run the PyTorch and
     cuDNN installed here, on contiguous, aligned tensors of equal batch and heads; `path_of` of
-    ``attention_rules`` takes the rest as an `AttentionCall`, and `refusal` says why a kernel is
-    passed over.
+    ``lowtide.attention.sdpa_rules`` takes the rest as an `AttentionCall`, and `refusal` says why a
+    kernel is passed over.
     """
     return path_of(
         profile,
@@ -149,7 +145,8 @@ class _Replaced(TorchFunctionMode):
                 enable_gqa,
             ).squeeze(0)  # fmt: skip
         with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
-            call = describe_call((query, key, value), attn_mask, dropout_p, is_causal, enable_gqa)
+            spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
+            call = describe_call((query, key, value), attn_mask, spec)
             path = path_of(self._profile, call)
             self._log.paths[path] += 1
             return run_as(
@@ -171,56 +168,6 @@ def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
             t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)
             for t in tensors
         ]
-
-
-def describe_call(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    grouped: bool,
-) -> AttentionCall:
-    query, key, value = tensors
-    # Heads may differ only where they are declared to be shared.
-    outer = {t.shape[:-3] if grouped else t.shape[:-2] for t in tensors}
-    strided = tensors if mask is None else (*tensors, mask)
-    return AttentionCall(
-        dtype=query.dtype,
-        head_dim=query.shape[-1],
-        value_head_dim=value.shape[-1],
-        query_tokens=query.shape[-2],
-        key_tokens=key.shape[-2],
-        has_mask=mask is not None,
-        mask_needs_grad=mask is not None and mask.requires_grad,
-        needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        is_causal=causal,
-        dropout=dropout,
-        batch=query.shape[0],
-        heads=query.shape[-3] if query.dim() > 2 else 1,
-        key_heads=key.shape[-3] if key.dim() > 2 else 1,
-        dims=query.dim(),
-        has_unit_stride=all(t.stride(-1) == 1 for t in strided),
-        is_aligned=all(t.storage_offset() * t.element_size() % 16 == 0 for t in tensors),
-        is_uniform=len(outer) == 1,
-        mask_fits=mask is None or mask.dim() in (2, 4),
-        enabled=_enabled(),
-    )
-
-
-def _enabled() -> frozenset[str]:
-    cuda = torch.backends.cuda
-    strict = torch.are_deterministic_algorithms_enabled()
-    strict = strict and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return frozenset(
-        name
-        for name, on in (
-            ("flash", cuda.flash_sdp_enabled()),
-            ("efficient", cuda.mem_efficient_sdp_enabled()),
-            ("cudnn", cuda.cudnn_sdp_enabled() and not strict),
-            ("math", cuda.math_sdp_enabled()),
-        )
-        if on
-    )
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:

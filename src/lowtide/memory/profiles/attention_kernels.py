@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.attention.call import AttentionCall
+from lowtide.attention.sdpa_rules import AttentionPath
 from lowtide.memory.profiles import attention_scratch as scratch
-from lowtide.memory.profiles.attention_rules import AttentionCall, AttentionPath
 
 _aten = torch.ops.aten
 

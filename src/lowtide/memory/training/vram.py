@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from lowtide.attention.call import AttentionCall, AttentionSpec, describe_call
+from lowtide.attention.sdpa_rules import AttentionPath, refusal
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.memory.estimating.estimate import Estimate, traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.profiles.attention import describe_call
-from lowtide.memory.profiles.attention_rules import AttentionCall, AttentionPath, refusal
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep
 from lowtide.memory.training.building import Inputs, build, make_inputs
@@ -147,10 +147,8 @@ def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """What the selection looked at before it took ``path`` with these arguments."""
     query, key, value, mask = args[:4]
     dropout, causal = args[_DROPOUT[path] : _DROPOUT[path] + 2]
-    return describe_call(
-        (query, key, value), mask if isinstance(mask, Tensor) else None, dropout, causal,
-        kwargs.get("enable_gqa", False),
-    )  # fmt: skip
+    spec = AttentionSpec(None, causal, dropout, kwargs.get("enable_gqa", False))
+    return describe_call((query, key, value), mask if isinstance(mask, Tensor) else None, spec)
 
 
 def _check(backend: str, batch: int, size: tuple[int, int]) -> None:

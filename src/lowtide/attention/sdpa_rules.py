@@ -8,7 +8,6 @@ of refusals per kernel. Nested tensors and AMD cards are not covered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Literal
@@ -18,7 +17,7 @@ from packaging.version import Version
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.memory.profiles.profile import DeviceProfile
+from lowtide.attention.call import AttentionCall, Device
 
 AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
 
@@ -27,61 +26,19 @@ _HALF = (torch.float16, torch.bfloat16)
 _BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """Everything that the selection looks at. Tokens and head dimensions are sizes.
-
-    ``has_unit_stride`` says that the last dimension of every tensor is contiguous,
-    ``is_aligned`` that every storage offset is a multiple of 16 bytes, ``is_uniform`` that
-    query, key and value agree in batch and heads (but for heads declared as shared),
-    ``mask_fits`` that a mask has 2 or 4 dimensions. ``enabled`` are the kernels that nobody
-    switched off.
-    """
-
-    dtype: torch.dtype
-    head_dim: int
-    query_tokens: int
-    key_tokens: int
-    value_head_dim: int | None = None
-    has_mask: bool = False
-    mask_needs_grad: bool = False
-    needs_grad: bool = False
-    is_causal: bool = False
-    dropout: float = 0.0
-    batch: int = 1
-    heads: int = 1
-    key_heads: int | None = None
-    dims: int = 4
-    has_unit_stride: bool = True
-    is_aligned: bool = True
-    is_uniform: bool = True
-    mask_fits: bool = True
-    enabled: frozenset[str] = frozenset({"flash", "efficient", "cudnn", "math"})
-
-    @property
-    def value_dim(self) -> int:
-        """Head dimension of the value, by default that of query and key."""
-        return self.head_dim if self.value_head_dim is None else self.value_head_dim
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether several query heads share a key head."""
-        return self.key_heads is not None and self.key_heads != self.heads
-
-
-def path_of(profile: DeviceProfile, call: AttentionCall) -> AttentionPath:
-    """The kernel that ``profile``'s device takes for ``call``."""
-    if profile.kind == "cpu":
-        return "math" if refusal("cpu_flash", profile, call) else "cpu_flash"
-    for path in priority(profile):
-        if refusal(path, profile, call) is None:
+def path_of(device: Device, call: AttentionCall) -> AttentionPath:
+    """The kernel that ``device`` takes for ``call``."""
+    if device.kind == "cpu":
+        return "math" if refusal("cpu_flash", device, call) else "cpu_flash"
+    for path in priority(device):
+        if refusal(path, device, call) is None:
             return path
     return "math"
 
 
-def priority(profile: DeviceProfile) -> tuple[AttentionPath, ...]:
+def priority(device: Device) -> tuple[AttentionPath, ...]:
     """Fused kernels of a CUDA device, in the order in which they are tried."""
-    if prefers_cudnn(profile.capability, *installed_versions()):
+    if prefers_cudnn(device.capability, *installed_versions()):
         return "cudnn", "flash", "efficient"
     # Without the preference cuDNN stands behind math, which never refuses.
     return "flash", "efficient"
@@ -122,39 +79,39 @@ def promotes_three_dimensions() -> bool:
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
-def refusal(path: AttentionPath, profile: DeviceProfile, call: AttentionCall) -> str | None:
+def refusal(path: AttentionPath, device: Device, call: AttentionCall) -> str | None:
     """Why ``path`` does not take ``call`` on the device, or None if it does."""
     if path == "math":
         return None
     if path != "cpu_flash" and path not in call.enabled:
         return "it is switched off"
     rules = (*_SHARED, *_RULES[path])
-    return next((reason for reason, refuses in rules if refuses(profile, call)), None)
+    return next((reason for reason, refuses in rules if refuses(device, call)), None)
 
 
-_Rule = tuple[str, Callable[[DeviceProfile, AttentionCall], bool]]
+_Rule = tuple[str, Callable[[Device, AttentionCall], bool]]
 
 
-def _backward_is_missing(profile: DeviceProfile, call: AttentionCall) -> bool:
-    major, minor = profile.capability
+def _backward_is_missing(device: Device, call: AttentionCall) -> bool:
+    major, minor = device.capability
     small = (major == 8 and 6 <= minor <= 9) or (major == 12 and minor <= 1)
     fits = call.head_dim <= 192 or (call.head_dim > 224 and call.dropout == 0)
     return call.needs_grad and small and not fits
 
 
-def _is_misaligned(profile: DeviceProfile, call: AttentionCall) -> bool:
+def _is_misaligned(device: Device, call: AttentionCall) -> bool:
     half = call.dtype in _HALF
-    if profile.capability >= (8, 0):
+    if device.capability >= (8, 0):
         multiple = 8 if half else 4
     else:
-        multiple = 8 if half and profile.capability >= (7, 0) else 1
+        multiple = 8 if half and device.capability >= (7, 0) else 1
     return bool(call.head_dim % multiple or call.value_dim % multiple)
 
 
-def _is_too_wide_for_cudnn(profile: DeviceProfile, call: AttentionCall) -> bool:
+def _is_too_wide_for_cudnn(device: Device, call: AttentionCall) -> bool:
     cudnn = installed_versions()[1]
     dims = call.head_dim, call.value_dim
-    if profile.capability == (9, 0) or profile.capability[0] == 10:
+    if device.capability == (9, 0) or device.capability[0] == 10:
         if cudnn > 92200:
             backward = max(dims) <= 128 or dims in ((192, 128), (256, 256))
             return max(dims) > 256 or (call.needs_grad and not backward)
@@ -163,8 +120,8 @@ def _is_too_wide_for_cudnn(profile: DeviceProfile, call: AttentionCall) -> bool:
     return max(dims) > 128
 
 
-def _is_outside(low: tuple[int, int]) -> Callable[[DeviceProfile, AttentionCall], bool]:
-    return lambda profile, _: not low <= profile.capability <= (12, 1)
+def _is_outside(low: tuple[int, int]) -> Callable[[Device, AttentionCall], bool]:
+    return lambda device, _: not low <= device.capability <= (12, 1)
 
 
 _SHARED: tuple[_Rule, ...] = (

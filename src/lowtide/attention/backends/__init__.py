@@ -1,0 +1,30 @@
+"""Implementations of attention, in the order in which they are preferred where they are equal."""
+
+from __future__ import annotations
+
+from lowtide.attention.backends.backend import Backend, Missing
+from lowtide.attention.backends.chunked import Chunked
+from lowtide.attention.backends.flash2 import Flash2
+from lowtide.attention.backends.flex import Flex
+from lowtide.attention.backends.reference import Reference
+from lowtide.attention.backends.sage import Sage
+from lowtide.attention.backends.sdpa import Sdpa
+
+__all__ = ["BACKENDS", "Backend", "Missing", "get"]
+
+_ALL: tuple[Backend, ...] = (
+    Sdpa("flash"), Sdpa("cudnn"), Sdpa("efficient"), Flash2(), Sage(), Flex(), Chunked(),
+    Sdpa("math"), Reference(),
+)  # fmt: skip
+BACKENDS = {backend.name: backend for backend in _ALL}
+
+
+def get(name: str) -> Backend:
+    """The backend called ``name``. Raises `UsageError` for one that is not known."""
+    from lowtide.core.errors import UsageError
+
+    if name not in BACKENDS:
+        raise UsageError(
+            f"attention backend {name!r} is not known", hint=f"one of {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name]

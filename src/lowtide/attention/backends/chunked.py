@@ -1,0 +1,201 @@
+"""Attention in blocks of scores with an online softmax: any mask, bounded memory, own backward.
+
+The online softmax is that of Milakov and Gimelshein (arXiv 1805.02867); memory that does not grow
+with the number of scores follows Rabe and Staats (arXiv 2112.05682), the backward pass from the
+logarithm of each row's sum FlashAttention (arXiv 2205.14135). Unlike PyTorch's fused kernels it
+takes biases that are trained, fp64, and value heads of another width, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.backends.backend import Backend, scale_of
+from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+
+# Scores of one block: 4 MiB in fp32, which a processor's last cache holds.
+SCORES = 1 << 20
+_KEYS = 1024
+
+
+class Chunked(Backend):
+    """Blocks of at most ``scores`` scores in fp32 (fp64 for fp64 input)."""
+
+    name = "chunked"
+    about = "blocks of scores with an online softmax; also for biases that are trained"
+    verified = frozenset({"cpu"})
+
+    def __init__(self, scores: int = SCORES) -> None:
+        self._scores = scores
+
+    def missing(self, device: Device) -> None:
+        """It is plain PyTorch, and runs anywhere."""
+        return
+
+    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+        """Neither dropout nor shared heads."""
+        if call.dropout:
+            return "there is dropout"
+        return "several query heads share a key head" if call.is_grouped else None
+
+    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+        """Two blocks of scores, the rows that go with them, and the sum of each query."""
+        block, size = self._block(call), max(4, call.dtype.itemsize)
+        heads = block.batches * call.heads
+        beside = (2 * block.queries + block.keys) * (call.head_dim + call.value_dim)
+        sums = call.batch * call.heads * call.query_tokens
+        return size * (heads * (2 * block.queries * block.keys + beside) + sums)
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ) -> Tensor:
+        """The result; queries that may see no key get zeros. Gradients of a float mask too."""
+        batch, heads, queries, _ = query.shape
+        block = Block.of(batch, heads, queries, key.shape[2], self._scores)
+        return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
+
+    def _block(self, call: AttentionCall) -> Block:
+        return Block.of(
+            call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """How much is computed at once; heads are always taken together."""
+
+    batches: int
+    queries: int
+    keys: int
+
+    @staticmethod
+    def of(batch: int, heads: int, queries: int, keys: int, scores: int) -> Block:
+        """As many keys, then queries, then batches as ``scores`` allow, one of each at least."""
+        wide = max(1, min(keys, _KEYS))
+        high = max(1, min(queries, scores // max(1, heads * wide)))
+        return Block(max(1, min(batch, scores // max(1, heads * wide * high))), high, wide)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float,
+        causal: bool, block: Block,
+    ) -> Tensor:  # fmt: skip
+        exact = torch.promote_types(query.dtype, torch.float32)
+        result = query.new_empty(*query.shape[:3], value.shape[-1])
+        sums = query.new_empty(query.shape[:3], dtype=exact)
+        for batch in _spans(len(query), block.batches):
+            part = _of_batch(mask, batch)
+            for rows in _spans(query.shape[2], block.queries):
+                piece = query[batch, :, rows].to(exact) * scale
+                found, logs = _attend(piece, key[batch], value[batch], part, rows, causal, block)
+                result[batch, :, rows], sums[batch, :, rows] = found.to(result.dtype), logs
+        ctx.save_for_backward(query, key, value, mask, result, sums)
+        ctx.settings = scale, causal, block
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, mask, result, sums = ctx.saved_tensors
+        scale, causal, block = ctx.settings
+        exact = sums.dtype
+        wanted = query, key, value, *([mask] if ctx.needs_input_grad[3] else [])
+        found = [torch.zeros_like(tensor, dtype=exact) for tensor in wanted]
+        for batch in _spans(len(query), block.batches):
+            part = _of_batch(mask, batch)
+            parts = [tensor[batch] for tensor in found[:3]]
+            parts += [_of_batch(tensor, batch) for tensor in found[3:]]
+            for rows in _spans(query.shape[2], block.queries):
+                given = gradient[batch, :, rows].to(exact)
+                piece = query[batch, :, rows].to(exact) * scale
+                share = (given * result[batch, :, rows].to(exact)).sum(-1, keepdim=True)
+                logs = sums[batch, :, rows, None]
+                for columns in _columns(key.shape[2], block.keys, rows, causal):
+                    keys = key[batch, :, columns].to(exact)
+                    weights = _scores(piece, keys, part, rows, columns, causal)
+                    weights.sub_(logs.masked_fill(logs == -torch.inf, 0)).exp_()
+                    parts[2][:, :, columns] += weights.mT @ given
+                    seen = value[batch, :, columns].to(exact)
+                    change = (given @ seen.mT).sub_(share).mul_(weights)
+                    parts[0][:, :, rows] += change @ keys * scale
+                    parts[1][:, :, columns] += change.mT @ piece
+                    for of_mask in parts[3:]:
+                        _add_reduced(of_mask, change, rows, columns)
+        of_inputs = [g.to(t.dtype) for g, t in zip(found, wanted, strict=True)]
+        return *of_inputs[:3], (of_inputs[3:] or [None])[0], None, None, None
+
+
+def _attend(
+    piece: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: slice, causal: bool,
+    block: Block,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(Result, logarithm of the sum of exponentials) of the scaled queries ``piece``."""
+    most = piece.new_full(piece.shape[:3], -torch.inf)
+    total = torch.zeros_like(most)
+    gathered = piece.new_zeros(*piece.shape[:3], value.shape[-1])
+    for columns in _columns(key.shape[2], block.keys, rows, causal):
+        keys, values = (t[:, :, columns].to(piece.dtype) for t in (key, value))
+        scores = _scores(piece, keys, mask, rows, columns, causal)
+        new = torch.maximum(most, scores.amax(-1))
+        anchor = new.masked_fill(new == -torch.inf, 0)  # of rows that saw nothing yet
+        weights = scores.sub_(anchor[..., None]).exp_()
+        shrink = (most - anchor).exp_()
+        total.mul_(shrink).add_(weights.sum(-1))
+        gathered.mul_(shrink[..., None]).add_(weights @ values)
+        most = new
+    divisor = total.masked_fill(total == 0, 1)
+    return gathered.div_(divisor[..., None]), most + divisor.log()
+
+
+def _of_batch(mask: Any, batch: slice) -> Any:
+    """The rows of a mask for a span of the batch, which it may hold for all at once."""
+    return mask if mask is None or len(mask) == 1 else mask[batch]
+
+
+def _spans(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def _columns(length: int, step: int, rows: slice, causal: bool) -> Iterator[slice]:
+    """Blocks of keys that any of these queries may see."""
+    yield from _spans(min(length, rows.stop) if causal else length, step)
+
+
+def _scores(
+    piece: Tensor, keys: Tensor, mask: Tensor | None, rows: slice, columns: slice, causal: bool
+) -> Tensor:
+    """Scores of one block, masked; ``piece`` is scaled already."""
+    scores = piece @ keys.mT
+    if mask is not None:
+        part = _part(mask, rows, columns)
+        if mask.dtype == torch.bool:
+            scores.masked_fill_(~part, -torch.inf)
+        else:
+            scores.add_(part)
+    if causal and columns.stop > rows.start + 1:
+        first = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
+        scores.masked_fill_(
+            first < torch.arange(columns.start, columns.stop, device=scores.device), -torch.inf
+        )
+    return scores
+
+
+def _part(mask: Tensor, rows: slice, columns: slice) -> Tensor:
+    """The block of a mask, whose dimensions of size 1 hold for all."""
+    if mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    return mask[..., columns] if mask.shape[-1] > 1 else mask
+
+
+def _add_reduced(of_mask: Tensor, change: Tensor, rows: slice, columns: slice) -> None:
+    """Add the gradient of a block of scores to that of the mask that was broadcast over it."""
+    part = _part(of_mask, rows, columns)
+    shared = [dim for dim in range(4) if part.shape[dim] == 1 and change.shape[dim] != 1]
+    part += change.sum(shared, keepdim=True) if shared else change

@@ -1,0 +1,78 @@
+"""PyTorch's FlexAttention, compiled (Dong et al., arXiv 2412.05496)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.backends.backend import Backend, Missing
+from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+
+_MIN_DIM = 16
+
+
+class Flex(Backend):
+    """Any mask as a function of indices, compiled for the shape; the first call takes seconds."""
+
+    name = "flex"
+    about = "PyTorch's FlexAttention, compiled by Triton"
+
+    def missing(self, device: Device) -> Missing | None:
+        """It needs Triton and a GPU: on the CPU its kernels are slower than the plain ones."""
+        if device.kind != "cuda":
+            return Missing("needs a CUDA device: compiled for the CPU it is slower than sdpa-flash")
+        if importlib.util.find_spec("triton") is None:
+            return Missing("Triton is not installed", "pip install triton")
+        return None
+
+    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+        """Dropout, narrow heads and fp64."""
+        rules = (
+            ("there is dropout", call.dropout > 0),
+            (f"a head dimension is below {_MIN_DIM}", call.head_dim < _MIN_DIM),
+            (f"the value's dimension is below {_MIN_DIM}", call.value_dim < _MIN_DIM),
+            ("the type is fp64", call.dtype == torch.float64),
+        )
+        return next((reason for reason, refused in rules if refused), None)
+
+    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+        """A sum for each query."""
+        return 4 * call.batch * call.heads * call.query_tokens
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ) -> Tensor:
+        """The result; mask and causality are applied to each score as it is made."""
+        change = None if mask is None and not spec.causal else _score_change(query, key, mask, spec)
+        return _compiled()(
+            query, key, value, score_mod=change, scale=spec.scale, enable_gqa=spec.grouped
+        )
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _score_change(
+    query: Tensor, key: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Callable[..., Tensor]:
+    """A function that masks one score."""
+    shape = *query.shape[:3], key.shape[2]
+    whole = None if mask is None else mask.expand(shape)
+    truth = whole is not None and whole.dtype == torch.bool
+
+    def change(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        if whole is not None:
+            said = whole[batch, head, row, column]
+            score = torch.where(said, score, -torch.inf) if truth else score + said
+        return torch.where(row >= column, score, -torch.inf) if spec.causal else score
+
+    return change

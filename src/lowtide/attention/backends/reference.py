@@ -1,0 +1,55 @@
+"""Attention as its formula: slow, exact, differentiable; what all others are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.backends.backend import Backend, scale_of
+from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+
+
+class Reference(Backend):
+    """softmax(scale · Q Kᵀ + mask) V in fp32, or fp64 for fp64 input, all scores at once."""
+
+    name = "reference"
+    about = "the formula, in fp32 or fp64"
+    verified = frozenset({"cpu", "cuda"})
+
+    def missing(self, device: Device) -> None:
+        """It runs anywhere."""
+        return
+
+    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+        """Everything but dropout, whose result is another with each generator."""
+        return "there is dropout" if call.dropout else None
+
+    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+        """Scores, their masked copy and their softmax, beside the inputs in fp32."""
+        size = max(4, call.dtype.itemsize)
+        rows = call.batch * call.heads * (call.query_tokens + 2 * call.key_tokens)
+        return size * (3 * call.scores + rows * call.head_dim)
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ) -> Tensor:
+        """The result; queries that may see no key get zeros."""
+        exact = torch.promote_types(query.dtype, torch.float32)
+        q, k, v = (tensor.to(exact) for tensor in (query, key, value))
+        if spec.grouped:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = scale_of(query, spec) * (q @ k.transpose(-1, -2))
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores = scores + mask
+        if spec.causal:
+            scores = scores.masked_fill(~causal_mask(scores), -torch.inf)
+        blind = (scores == -torch.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+        return (weights @ v).to(query.dtype)
+
+
+def causal_mask(scores: Tensor) -> Tensor:
+    """True where a query may see a key, counted from the first of each."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

@@ -1,0 +1,80 @@
+"""The package sageattention: scores from 8-bit integers, for inference only.
+
+Version 1 (Zhang et al., arXiv 2410.02367) is what the registry has; version 2 (arXiv 2411.10958)
+is installed from its own sources and keeps the name of the call.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.backends.backend import Backend, Missing, scale_of
+from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+
+_ARCHITECTURES = ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0), (12, 1))
+
+
+class Sage(Backend):
+    """``sageattn``; its result differs from exact attention by its rounding to 8 bits."""
+
+    name = "sage"
+    about = "the package sageattention: 8-bit scores, inference only"
+
+    def missing(self, device: Device) -> Missing | None:
+        """It needs the package, Triton, and one of a few generations of GPU."""
+        if importlib.util.find_spec("sageattention") is None:
+            return Missing(
+                "not installed; needs Triton and an NVIDIA GPU from Ampere on (the registry has"
+                " version 1; version 2 is built from its sources with nvcc)",
+                "pip install lowtide[sage]",
+            )
+        if device.kind != "cuda" or device.capability not in _ARCHITECTURES:
+            names = ", ".join(f"{major}.{minor}" for major, minor in _ARCHITECTURES)
+            return Missing(f"needs an NVIDIA GPU of compute capability {names}")
+        return None
+
+    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+        """No gradients (they would be zero without a word), no mask, no dropout."""
+        widths = (64, 96, 128) if _version() < 2 else tuple(range(1, 129))
+        rules = (
+            ("it has no backward pass", call.needs_grad),
+            ("it ignores masks", call.has_mask),
+            ("there is dropout", call.dropout > 0),
+            ("the type is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
+            ("query and value differ in head dimension", call.head_dim != call.value_dim),
+            (f"the head dimension is {call.head_dim}", call.head_dim not in widths),
+            ("the last dimension is not contiguous", not call.has_unit_stride),
+            (
+                "causal with unequal numbers of tokens",
+                call.is_causal and call.query_tokens != call.key_tokens,
+            ),
+        )
+        return next((reason for reason, refused in rules if refused), None)
+
+    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+        """Query and key in 8 bits, and a copy of the key and of the value."""
+        rows = call.batch * call.heads * (call.query_tokens + 5 * call.key_tokens)
+        return rows * max(64, call.head_dim)
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ) -> Tensor:
+        """The result. The key's mean is taken off here: the package does it in place."""
+        from sageattention import sageattn  # pyright: ignore[reportMissingImports]
+
+        key = key - key.mean(2, keepdim=True)
+        return sageattn(
+            query, key, value, tensor_layout="HND", is_causal=spec.causal,
+            sm_scale=scale_of(query, spec), smooth_k=False,
+        )  # fmt: skip
+
+
+def _version() -> int:
+    try:
+        return int(importlib.metadata.version("sageattention").partition(".")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return 1

@@ -3,7 +3,7 @@
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.attention.functional import attention, explain
-from lowtide.attention.resolve import Policy, Resolution, Verdict, resolve
+from lowtide.attention.resolution import Policy, Resolution, Verdict, resolve
 
 __all__ = [
     "BACKENDS", "AttentionCall", "AttentionSpec", "LocalDevice", "Policy", "Resolution", "Verdict",

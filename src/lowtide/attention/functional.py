@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lowtide.attention.backends import get
 from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice, describe_call
-from lowtide.attention.resolve import Policy, Resolution, resolve
+from lowtide.attention.resolution import Policy, Resolution, resolve
 from lowtide.core.errors import UsageError
 
 _DEFAULT = AttentionSpec()

@@ -10,7 +10,7 @@ from lowtide.attention.backends.chunked import Chunked
 from lowtide.attention.backends.reference import Reference
 from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.attention.functional import attention, describe, explain
-from lowtide.attention.resolve import resolve
+from lowtide.attention.resolution import resolve
 from lowtide.core.errors import UsageError
 
 CALL = AttentionCall(
@@ -125,7 +125,7 @@ class WrongBackward(Chunked):
 def put_first(monkeypatch):
     def put(backend):
         rest = dict(backends.BACKENDS)
-        monkeypatch.setattr("lowtide.attention.resolve.BACKENDS", {"wrong": backend, **rest})
+        monkeypatch.setattr("lowtide.attention.resolution.BACKENDS", {"wrong": backend, **rest})
         monkeypatch.setitem(backends.BACKENDS, "wrong", backend)
         trial._tried.cache_clear()
 

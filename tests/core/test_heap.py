@@ -36,3 +36,31 @@ def test_a_tuned_heap_keeps_memory_until_it_is_trimmed():
         "print(full - start > 60 << 20, kept - start > 40 << 20, rest - start < 10 << 20)"
     )
     assert run(code) == "True True True"
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc keeps freed memory so")
+def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
+    code = (
+        "from lowtide.core.heap import tune_heap, use_heap\n"
+        "from lowtide.memory.meter import anonymous_bytes\n"
+        "def kept():\n"
+        "    start = anonymous_bytes()\n"
+        "    pieces = [bytearray(8 << 20) for _ in range(8)]\n"
+        "    for piece in pieces: piece[::4096] = bytes([1]) * 2048\n"
+        "    del pieces, piece\n"
+        "    return anonymous_bytes() - start > 40 << 20\n"
+        "tune_heap(); use_heap('gives back'); first = kept()\n"
+        "use_heap('keeps'); print(first, kept())"
+    )
+    assert run(code) == "False True"
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc has these settings")
+def test_a_heap_that_is_not_ours_is_left_alone():
+    code = (
+        "import lowtide.core.heap as heap\n"
+        "calls = []\n"
+        "heap._glibc = lambda: calls.append(1)\n"
+        "heap.use_heap('keeps'); print(heap.heap_setting(), heap.heap_is_tuned())"
+    )
+    assert run(code) == "None False"

@@ -6,9 +6,11 @@ from toys import costs, make_plan
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
-from lowtide.core.units import MIB
+from lowtide.core.units import GIB, MIB
+from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ProbePoint
 from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.plan import choose
 from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
@@ -192,6 +194,30 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     expected, general = bytes_with(None)
     assert bytes_with(calibration(0.0)) == (expected, expected + (general - expected) // 2)
     assert bytes_with(calibration(5.0))[1] == pytest.approx(6 * expected, rel=1e-6)
-    # Runs of many kinds of models stand by themselves, but never ask for more than is general.
+    # Runs of many kinds of models stand by themselves.
     assert bytes_with(calibration(0.0, families=True))[1] == expected + 16 * MIB
-    assert bytes_with(calibration(5.0, families=True))[1] == general
+    assert bytes_with(calibration(5.0, families=True))[1] == pytest.approx(6 * expected, rel=1e-6)
+
+
+def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
+    kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
+    thrifty = kept.model_copy(update={"share": 0.05})
+    picture = Picture(PHOTO, (PHOTO.height, PHOTO.width), calibration=kept, thrifty=thrifty)
+    both = plans(picture=picture)
+    by_heap = {
+        heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}
+        for heap in ("keeps", "gives back")
+    }
+    assert by_heap["keeps"].keys() == by_heap["gives back"].keys()
+    for size, plan in by_heap["keeps"].items():
+        other = by_heap["gives back"][size]
+        assert other.upper_bytes < plan.upper_bytes
+        assert other.seconds > plan.seconds
+        assert not any(row.value for row in other.ledger if row.name == "allocator")
+    plenty = choose(both, Budget(64 * GIB, 64 * GIB, 64 * GIB))
+    assert plenty.heap == "keeps"
+    least = min(plan.upper_bytes for plan in both)
+    scarce = choose(both, Budget(least, 64 * GIB, 64 * GIB))
+    assert scarce.heap == "gives back"
+    assert scarce.title.endswith("memory given back at once")
+    assert {plan.heap for plan in plans()} == {"as it is"}

@@ -14,6 +14,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Maps of one tile stay below this and are reused; larger blocks go back when they are freed.
 REUSED_BELOW = 32 << 20
 _KEPT_AT_MOST = 512 << 20
+_GIVEN_BACK_FROM = 64 << 10
 
 _tuned = False
 
@@ -50,6 +51,21 @@ def heap_is_tuned() -> bool:
 
 
 HeapSetting = Literal["gives back", "keeps"]
+
+
+def use_heap(setting: HeapSetting) -> None:
+    """Change what this process's C heap does with freed blocks, if it is `tune_heap`'s own.
+
+    ``"keeps"`` is faster. ``"gives back"`` takes what lives and no more: kept blocks that no new
+    one fits into made runs of window transformers take up to 1.8 times that.
+    """
+    library = _glibc()
+    if library is None or not _tuned:
+        return
+    keeps = setting == "keeps"
+    library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW if keeps else _GIVEN_BACK_FROM)
+    library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST if keeps else _GIVEN_BACK_FROM)
+    library.malloc_trim(0)
 
 
 def heap_setting() -> HeapSetting | None:

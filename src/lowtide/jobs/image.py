@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import OutOfMemoryError
-from lowtide.core.heap import trim_heap
+from lowtide.core.heap import trim_heap, use_heap
 from lowtide.core.progress import Cancel, Progress, ProgressCallback
 from lowtide.core.units import format_bytes
 from lowtide.jobs.planning import Task, plan_image
@@ -102,6 +102,7 @@ def _attempt(
     before_commit: Callable[[], None] | None,
 ) -> ImageReport:  # fmt: skip
     settings, plan = context.settings, task.plan
+    use_heap("gives back" if plan.heap == "gives back" else "keeps")
     reading = open_image(source, max_pixels=settings.max_pixels, scratch_dir=context.scratch)
     with reading, open_sink(
         target, task.made, metadata=reading.metadata, strip_metadata=settings.strip_metadata,
@@ -121,8 +122,8 @@ def _attempt(
         notes = [*task.notes, *sink.notes]
         # Some formats are encoded only now, and all at once.
         used = running.with_more(context.meter.lap())
-    if not outcome.events:
-        # A run that had to shrink says nothing of its plan.
+    if not outcome.events and plan.heap != "gives back":
+        # A run that had to shrink says nothing of its plan, and one in the other heap of others.
         ResidualStore(plan.device).add(
             Residual(predicted=plan.predicted_bytes, measured=used.peak_bytes)
         )

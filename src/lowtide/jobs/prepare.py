@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
+from lowtide.core.heap import heap_is_tuned
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import Calibration, tiled_calibration
+from lowtide.memory.estimating.calibration import (
+    Calibration,
+    thrifty_calibration,
+    tiled_calibration,
+)
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
@@ -41,6 +46,7 @@ class Prepared:
     costs: ModelCosts
     precision: str
     calibration: Calibration | None = None
+    thrifty: Calibration | None = None
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -55,7 +61,7 @@ class Prepared:
         easy_bytes = budget.device_bytes // 4
         return Picture(
             info, self.padded(info), codec_bytes, scratch_bytes, row_bytes, easy_bytes,
-            self.calibration,
+            self.calibration, self.thrifty,
         )  # fmt: skip
 
 
@@ -168,7 +174,8 @@ def _prepare(
     layout = costs if replayed is None else replayed
     network = _lay_out(network, model, layout.channels_last)
     calibration = tiled_calibration(device)
-    return Prepared(model.descriptor, network, shape, costs, precision, calibration)
+    thrifty = thrifty_calibration() if device == "cpu" and heap_is_tuned() else None
+    return Prepared(model.descriptor, network, shape, costs, precision, calibration, thrifty)
 
 
 def _network(model: Model, device: str, precision: str) -> Network:

@@ -56,8 +56,9 @@ class Plan(BaseModel):
     ``images_per_tile`` (color and alpha) counted. ``upper_bytes`` is what is held against the
     budget. Tiles are all of one size, padded where the image ends, and run row by row, so that
     the first one shows what all of them take; ``recovery`` is what follows if memory runs out
-    nevertheless. ``model_sha256`` names the weights that the figures are of. ``front`` are the
-    candidates that nothing beats in both memory and time, from the smallest up.
+    nevertheless. ``heap`` is what the C heap of the command line's process does with freed blocks;
+    "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
+    ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,6 +94,7 @@ class Plan(BaseModel):
     refused: tuple[Refusal, ...] = ()
     front: tuple[Alternative, ...] = ()
     recovery: tuple[Recovery, ...] = RECOVERY
+    heap: Literal["as it is", "keeps", "gives back"] = "as it is"
     model_sha256: str = ""
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
@@ -115,12 +117,13 @@ class Plan(BaseModel):
     @property
     def title(self) -> str:
         """For people: the strategy with its sizes."""
+        thrifty = ", memory given back at once" if self.heap == "gives back" else ""
         if self.tiles == 1:
-            return f"{self.strategy} {self.width}×{self.height}"
+            return f"{self.strategy} {self.width}×{self.height}{thrifty}"
         batch = f", {self.batch} at a time" if self.batch > 1 else ""
         return (
             f"{self.strategy} {self.tile_width}×{self.tile_height}"
-            f" overlap {self.overlap} ({self.tiles} tiles{batch})"
+            f" overlap {self.overlap} ({self.tiles} tiles{batch}){thrifty}"
         )
 
 

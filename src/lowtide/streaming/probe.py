@@ -65,11 +65,13 @@ def probe(
     patient = slow * (wide / sides[0]) ** 2 < _PATIENCE / 4
     network = _faster_layout(network, wide if patient else sides[0])
     points: list[ProbePoint] = []
+    complete = all(fits(side) for side in REACH_SIDES)
     for side in sides:
         check_cancel(cancel)
-        if len(points) >= 2 and not fits(side):
-            break
         if len(points) >= 2 and points[-1].seconds * (side * side / points[-1].pixels) > _PATIENCE:
+            break  # with any limit
+        complete = complete and fits(side)
+        if len(points) >= 2 and not fits(side):
             break
         points.append(_point(network, side))
         trim_heap(collect=True)
@@ -80,7 +82,6 @@ def probe(
             pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2,
             resident_bytes=only.resident_bytes // 2, seconds=only.seconds / 2,
         ))  # fmt: skip
-    complete = all(fits(side) for side in (*REACH_SIDES, *sides))
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
     if kind == "cpu":
         # On CUDA the allocator's own figures of real runs are the better ones. Imported here

@@ -27,7 +27,9 @@ _ROUNDS = 3
 
 def pairs(rows: Rows, changed: str, less: Any, more: Any, same: tuple[str, ...]) -> Iterator[float]:
     """Measured bytes with ``less`` as a share of those with ``more``, all else the same."""
-    known = {tuple(row[key] for key in (*same, changed)): row["measured_bytes"] for row in rows}
+    known = {
+        (*(str(row.get(key)) for key in same), row[changed]): row["measured_bytes"] for row in rows
+    }
     for (*rest, value), count in known.items():
         if value == less and (other := known.get((*rest, more))) is not None:
             yield count / other
@@ -124,11 +126,11 @@ def main() -> None:
         result_rows(name, "measured_bytes") for name in ("memory_grid", "memory_tiled")
     )
     training = [row for row in grid if row["mode"] == "training"]
-    step = "entry", "size", "batch", "precision"
+    step = "entry", "size", "batch", "precision", "environment"  # never across machines
     for less in ("full", "selective"):
         shares = pairs(training, "checkpointing", less, "none", step)
         report(results, f"{less} checkpointing < none", list(shares))
-    run = "entry", "size", "batch", "mode", "checkpointing"
+    run = "entry", "size", "batch", "mode", "checkpointing", "environment"
     for less in ("bf16", "autocast"):
         report(results, f"{less} < fp32", list(pairs(grid, "precision", less, "fp32", run)))
     report(results, "smaller tile < larger", list(neighbors(tiled)))

@@ -214,7 +214,10 @@ def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[R
         if strategy == best.strategy:
             continue
         rivals = [plan for plan in candidates if plan.strategy == strategy]
-        rival = min(rivals, key=lambda p: (_shortfall(p, budget) is not None, p.seconds))
+        able = [plan for plan in rivals if _shortfall(plan, budget) is None]
+        rival = min(able, key=lambda p: p.seconds) if able else min(
+            rivals, key=lambda p: p.upper_bytes
+        )
         reason = _shortfall(rival, budget)
         if reason is None and best.accuracy != rival.accuracy:
             reason = f"only {rival.accuracy}"

@@ -154,14 +154,15 @@ def test_wrong_gradients_are_found_out_where_they_are_wanted(put_first):
 
 def test_a_trial_leaves_no_trace():
     trial._tried.cache_clear()
+    tensors = *qkv(), torch.randn(20, 20)
     state = torch.random.get_rng_state()
-    attention(*qkv(), torch.randn(20, 20))
+    attention(*tensors)
+    assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.is_grad_enabled()
     with torch.inference_mode():
         trial._tried.cache_clear()
         attention(*qkv())
         assert torch.is_inference_mode_enabled()
-    torch.random.set_rng_state(state)
 
 
 def test_a_learned_bias_and_five_dimensions_stay_on_the_fused_kernel():

@@ -59,8 +59,12 @@ def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
 def test_a_heap_that_is_not_ours_is_left_alone():
     code = (
         "import lowtide.core.heap as heap\n"
-        "calls = []\n"
-        "heap._glibc = lambda: calls.append(1)\n"
-        "heap.use_heap('keeps'); print(heap.heap_setting(), heap.heap_is_tuned())"
+        "class Library:\n"
+        "    def __init__(self): self.calls = 0\n"
+        "    def mallopt(self, *_): self.calls += 1; return 1\n"
+        "    def malloc_trim(self, _): self.calls += 1\n"
+        "library = Library(); heap._glibc = lambda: library\n"
+        "heap.use_heap('keeps'); before = library.calls\n"
+        "heap.tune_heap(); heap.use_heap('gives back'); print(before, library.calls > 2)"
     )
-    assert run(code) == "None False"
+    assert run(code) == "0 True"

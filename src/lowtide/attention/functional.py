@@ -48,7 +48,7 @@ def attention(
         mask = _four_dimensions(mask, lead, query)
     if resolution is None:
         device = LocalDevice.of(query.device)
-        call = describe(query, key, value, mask, spec)
+        call = describe_call((query, key, value), mask, spec)
         trial = not torch.compiler.is_compiling()
         resolution = resolve(call, device, backend=backend, policy=policy, trial=trial)
     run = get(resolution.backend).run

@@ -73,7 +73,9 @@ def budgets(rows: Rows) -> str:
         slowest = last["slowest_against_a_smaller_budget"]
         parts += [
             f"{model} on {first['width']}×{first['height']} pixels. The slowest budget takes"
-            f" {slowest:.3f} times as long as a smaller one.",
+            f" {slowest:.3f} times as long as a smaller one, {last['each_budget_by_itself']:.3f}"
+            " if runs of one plan are not taken together (budgets with one and the same plan lie"
+            f" up to {last['spread_within_a_plan']:.3f} apart).",
             table(head, cells),
         ]
     return "\n\n".join(parts)

@@ -1,0 +1,13 @@
+"""Attention over images: modules that take and return (batch, channels, height, width)."""
+
+from lowtide.attention.spatial.channel import ChannelAttention, TransposedAttention
+from lowtide.attention.spatial.hierarchical import HierarchicalAttention
+from lowtide.attention.spatial.linear import LinearAttention
+from lowtide.attention.spatial.local_window import LocalWindowAttention
+from lowtide.attention.spatial.onnx_file import export_onnx
+from lowtide.attention.spatial.windows import Windows
+
+__all__ = [
+    "ChannelAttention", "HierarchicalAttention", "LinearAttention", "LocalWindowAttention",
+    "TransposedAttention", "Windows", "export_onnx",
+]  # fmt: skip

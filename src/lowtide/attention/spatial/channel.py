@@ -1,0 +1,164 @@
+"""Attention over channels: a gate for each, or channels that attend to each other."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.attention.spatial.image import (
+    channels_last,
+    check_heads,
+    check_image,
+    gather_rows,
+    row_spans,
+    usual_heads,
+)
+from lowtide.core.errors import UsageError
+
+
+class ChannelAttention(nn.Module):
+    """Each channel is multiplied by a number between 0 and 1 that depends on all channels' means.
+
+    gate = sigmoid(W₂ relu(W₁ mean(x))) (squeeze and excitation, arXiv 1709.01507). Takes
+    (batch, ``channels``, height, width) and returns the same. Costs, for N pixels, C channels and
+    a reduction by r: 2·N·C + 4·C²/r FLOPs, and 2·C numbers beside input and result.
+
+    The mean is in fp32 (fp64 for fp64). Exact up to rounding.
+
+    Args:
+        channels: of input and result.
+        reduction: how many times fewer channels lie between the two matrices; at least one does.
+
+    Raises `UsageError` for a reduction below 1, and for other inputs.
+    """
+
+    def __init__(self, channels: int, *, reduction: int = 16) -> None:
+        super().__init__()
+        if reduction < 1:
+            raise UsageError(f"channels cannot be reduced {reduction} times")
+        self.channels = channels
+        self.reduce = nn.Linear(channels, max(1, channels // reduction))
+        self.expand = nn.Linear(max(1, channels // reduction), channels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The result for the whole image."""
+        return self.forward_rows(image, self.sums_of(image), image.shape[2] * image.shape[3])
+
+    def sums_of(self, rows: Tensor) -> Tensor:
+        """Sums over the pixels of rows, (batch, channels); add up those of all bands."""
+        check_image(rows, self.channels)
+        return rows.sum((2, 3), dtype=torch.promote_types(rows.dtype, torch.float32))
+
+    def forward_rows(self, rows: Tensor, sums: Tensor, pixels: int) -> Tensor:
+        """The result for rows of an image of so many pixels, given its sums."""
+        check_image(rows, self.channels)
+        mean = (sums / pixels).to(self.reduce.weight.dtype)
+        gate = torch.sigmoid(self.expand(F.relu(self.reduce(mean))))
+        return rows * gate.to(rows.dtype)[:, :, None, None]
+
+
+class TransposedAttention(nn.Module):
+    """Channels attend to channels, compared by their values at all pixels.
+
+    softmax(t · q̂ k̂ᵀ) v with q, k and v from 1×1 and depthwise 3×3 convolutions, q̂ and k̂ of
+    length 1 over the pixels, and a learned temperature t for each head (Restormer, arXiv
+    2111.09881). Takes (batch, ``channels``, height, width) and returns the same without a residual.
+    Costs, for N pixels, C channels and heads of d:
+
+    - FLOPs: 8·N·C² + 54·N·C for the convolutions and 4·N·C·d for attention;
+    - bytes beside input and result: C·d numbers, and about 6·C for each pixel of a band of rows.
+
+    Sums are in fp32 (fp64 for fp64). Exact up to rounding, and up to rounding the same for every
+    height of bands.
+
+    Args:
+        channels: of input and result.
+        heads: by default one for each 32 channels.
+        bias: whether the convolutions have a bias.
+
+    Raises `UsageError` for heads that do not divide the channels, and for other inputs.
+    """
+
+    def __init__(self, channels: int, *, heads: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.channels = channels
+        self.heads = usual_heads(channels) if heads is None else heads
+        check_heads(channels, self.heads)
+        self.temperature = nn.Parameter(torch.ones(self.heads, 1, 1))
+        wide = 3 * channels
+        self.qkv = nn.Conv2d(channels, wide, 1, bias=bias)
+        self.depthwise = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=bias)
+        self.out = nn.Linear(channels, channels, bias=bias)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The result for the whole image."""
+        check_image(image, self.channels)
+        height, width = image.shape[2:]
+        whole = torch.compiler.is_exporting()
+        bands = [(0, height)] if whole else row_spans(height, width)
+        sums: Tensor | None = None
+        for band in bands:
+            part = self._sums(self._rows(image, *band), *band, height)
+            sums = part if sums is None else sums + part
+        assert sums is not None
+        pieces = (
+            (band[0], self._result(self._rows(image, *band), sums, *band, height)) for band in bands
+        )
+        return gather_rows(image, height, pieces)
+
+    def rows_needed(self, first: int, last: int, height: int) -> tuple[int, int]:
+        """Rows of the input that rows ``first`` to ``last`` of the sums and result depend on."""
+        return max(first - 1, 0), min(last + 1, height)
+
+    def sums_of(self, rows: Tensor, first: int, last: int, height: int) -> Tensor:
+        """What these rows add to q kᵀ and to the squared lengths of q and k:
+        (batch, heads, dim, dim + 2). ``rows`` are those that `rows_needed` names; add up all bands.
+        """
+        check_image(rows, self.channels)
+        return self._sums(rows, first, last, height)
+
+    def forward_rows(
+        self, rows: Tensor, sums: Tensor, first: int, last: int, height: int
+    ) -> Tensor:
+        """The result's rows, given the sums over all rows."""
+        check_image(rows, self.channels)
+        return gather_rows(
+            rows, last - first, [(0, self._result(rows, sums, first, last, height))]
+        )
+
+    def _rows(self, image: Tensor, first: int, last: int) -> Tensor:
+        low, high = self.rows_needed(first, last, image.shape[2])
+        return image[:, :, low:high]
+
+    def _sums(self, rows: Tensor, first: int, last: int, height: int) -> Tensor:
+        part = slice(0, 2 * self.channels)
+        query, key = self._tokens(rows, part, 2, first, last, height)
+        lengths = [tensor.square().sum(-1, keepdim=True) for tensor in (query, key)]
+        return torch.cat([query @ key.mT, *lengths], -1)
+
+    def _result(self, rows: Tensor, sums: Tensor, first: int, last: int, height: int) -> Tensor:
+        part = slice(2 * self.channels, 3 * self.channels)
+        (value,) = self._tokens(rows, part, 1, first, last, height)
+        # As normalizing q and k does, whose lengths are 1e-12 at least. In this order a length of
+        # zero has a gradient of zero, too.
+        lengths = sums[..., -2:].clamp_min(1e-24).sqrt()
+        scores = sums[..., :-2] / (lengths[..., :1] * lengths[..., 1:].mT)
+        weights = (scores * self.temperature.to(scores.dtype)).softmax(-1)
+        found = (weights @ value).to(rows.dtype)
+        found = found.flatten(1, 2).unflatten(-1, (last - first, rows.shape[3]))
+        return self.out(channels_last(found))
+
+    def _tokens(
+        self, rows: Tensor, part: slice, parts: int, first: int, last: int, height: int
+    ) -> tuple[Tensor, ...]:
+        """Some of the convolutions as (batch, heads, dim, tokens) in fp32 at least."""
+        low, high = self.rows_needed(first, last, height)
+        one, other = self.qkv, self.depthwise
+        found = F.conv2d(rows, one.weight[part], None if one.bias is None else one.bias[part])
+        # Beyond the image the depthwise convolution sees zeros, not the bias of the first one.
+        found = F.pad(found, (1, 1, int(low == first), int(high == last)))
+        bias = None if other.bias is None else other.bias[part]
+        found = F.conv2d(found, other.weight[part], bias, groups=found.shape[1])
+        found = found.to(torch.promote_types(found.dtype, torch.float32)).flatten(2)
+        return found.unflatten(1, (parts, self.heads, -1)).unbind(1)

@@ -1,0 +1,78 @@
+"""What all spatial modules do with an image: check it, read rows of it, put rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import UsageError
+
+
+def check_image(image: Tensor, channels: int) -> None:
+    """Raise `UsageError` unless ``image`` is (batch, channels, height, width) of real numbers."""
+    shape = "×".join(map(str, image.shape)) or "()"
+    if image.dim() != 4 or image.shape[1] != channels:
+        hint = "(batch, channels, height, width); `.permute(0, 3, 1, 2)` moves channels forward"
+        raise UsageError(f"this module wants {channels} channels, not {shape}", hint=hint)
+    if not image.is_floating_point():
+        raise UsageError(f"this module wants floating point numbers, not {image.dtype}")
+    if 0 in image.shape:
+        raise UsageError(f"an image of {shape} has no pixels")
+
+
+def check_heads(channels: int, heads: int) -> int:
+    """Channels of a head. Raises `UsageError` if heads do not divide the channels."""
+    if heads < 1 or channels % heads:
+        raise UsageError(f"{channels} channels cannot be shared out to {heads} heads")
+    return channels // heads
+
+
+def usual_heads(channels: int) -> int:
+    """Heads of 32 channels where they divide, else one: fewer and wider heads cost less time."""
+    return channels // 32 if channels % 32 == 0 else 1
+
+
+def channels_last(image: Tensor) -> Tensor:
+    """(batch, height, width, channels) of the same memory."""
+    return image.permute(0, 2, 3, 1)
+
+
+def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:
+    """Bands of whole rows of about ``pixels`` pixels, from the top down."""
+    step = max(1, pixels // width)
+    return [(first, min(first + step, height)) for first in range(0, height, step)]
+
+
+def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
+    """(batch, channels, rows, width) of pieces (first row, (batch, rows, width, channels)).
+
+    Written straight to their place where no gradient is recorded, so that only one piece is held
+    beside the result. The result has the memory format of ``like``.
+    """
+    if torch.is_grad_enabled():
+        return channels_first(torch.cat([piece for _, piece in pieces], 1), like)
+    result: Tensor | None = None
+    for first, piece in pieces:
+        if result is None:
+            batch, _, width, channels = piece.shape
+            result = torch.empty(
+                batch, channels, rows, width, dtype=piece.dtype, device=piece.device,
+                memory_format=memory_format(like),
+            )  # fmt: skip
+        channels_last(result)[:, first : first + piece.shape[1]] = piece
+        del piece
+    assert result is not None
+    return result
+
+
+def channels_first(tensor: Tensor, like: Tensor) -> Tensor:
+    """(batch, channels, height, width) in the memory format of ``like``."""
+    return tensor.permute(0, 3, 1, 2).contiguous(memory_format=memory_format(like))
+
+
+def memory_format(image: Tensor) -> torch.memory_format:
+    """Channels last if a pixel's channels lie side by side, and not only because a side is 1."""
+    last = image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format

@@ -1,0 +1,103 @@
+"""Attention without scores: linear in pixels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.attention.spatial.image import (
+    channels_last,
+    check_heads,
+    check_image,
+    gather_rows,
+    row_spans,
+    usual_heads,
+)
+
+
+class LinearAttention(nn.Module):
+    """Each pixel attends to all pixels, with weights φ(q)·φ(k) instead of exp(q·k).
+
+    φ(x) = elu(x) + 1, and the result is φ(q) Σ φ(k) vᵀ / φ(q)·Σ φ(k) (Linear Transformer, arXiv
+    2006.16236): a mean of the values, whatever the number of pixels. Takes (batch, ``channels``,
+    height, width) and returns the same without a residual. Costs, for N pixels, C channels and
+    heads of d:
+
+    - FLOPs: 8·N·C² for the projections and 4·N·C·d for attention;
+    - bytes beside input and result: C·(d + 1) sums, and about 4·C numbers for each pixel of a band
+      of rows.
+
+    Sums are in fp32 (fp64 for fp64): over a million pixels φ(q)·Σ φ(k) is beyond fp16 and has 8
+    bits in bf16. Exact up to rounding, and up to rounding the same for every height of bands.
+
+    Args:
+        channels: of input and result.
+        heads: by default one for each 32 channels.
+        bias: whether the projections have a bias.
+
+    Raises `UsageError` for heads that do not divide the channels, and for other inputs.
+    """
+
+    def __init__(self, channels: int, *, heads: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.channels = channels
+        self.heads = usual_heads(channels) if heads is None else heads
+        check_heads(channels, self.heads)
+        self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
+        self.out = nn.Linear(channels, channels, bias=bias)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The result for the whole image."""
+        check_image(image, self.channels)
+        height, width = image.shape[2:]
+        whole = torch.compiler.is_exporting()
+        bands = [(0, height)] if whole else row_spans(height, width)
+        sums: Tensor | None = None
+        for first, last in bands:
+            part = self.sums_of(image[:, :, first:last])
+            sums = part if sums is None else sums + part
+        assert sums is not None
+        pieces = ((first, self._result(image[:, :, first:last], sums)) for first, last in bands)
+        return gather_rows(image, height, pieces)
+
+    def sums_of(self, rows: Tensor) -> Tensor:
+        """What rows of the input add to Σ φ(k) vᵀ and Σ φ(k): (batch, heads, dim, dim + 1).
+
+        Add up those of all bands, in any order, and give them to `forward_rows`.
+        """
+        check_image(rows, self.channels)
+        weight = self.qkv.weight[self.channels :]
+        bias = None if self.qkv.bias is None else self.qkv.bias[self.channels :]
+        key, value = self._tokens(rows, weight, bias, 2)
+        # A column of ones makes the sum of φ(k) part of the same product.
+        value = F.pad(value, (0, 1), value=1.0)
+        return _feature(key).mT @ value
+
+    def forward_rows(self, rows: Tensor, sums: Tensor) -> Tensor:
+        """The result for rows of the input, given the sums over all rows."""
+        check_image(rows, self.channels)
+        return gather_rows(rows, rows.shape[2], [(0, self._result(rows, sums))])
+
+    def _result(self, rows: Tensor, sums: Tensor) -> Tensor:
+        """The result for rows: (batch, rows, width, channels)."""
+        bias = None if self.qkv.bias is None else self.qkv.bias[: self.channels]
+        (query,) = self._tokens(rows, self.qkv.weight[: self.channels], bias, 1)
+        found = _feature(query) @ sums
+        found, divisor = found[..., :-1], found[..., -1:]
+        found = (found / divisor).transpose(1, 2).flatten(2)
+        found = found.to(rows.dtype).unflatten(1, (rows.shape[2], rows.shape[3]))
+        return self.out(found)
+
+    def _tokens(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
+    ) -> tuple[Tensor, ...]:
+        """Projections as (batch, heads, tokens, dim) in fp32 at least."""
+        found = F.linear(channels_last(rows), weight, bias).flatten(1, 2)
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return found.unbind(0)
+
+
+def _feature(tensor: Tensor) -> Tensor:
+    return F.elu(tensor) + 1

@@ -1,0 +1,134 @@
+"""Attention in local windows over an image."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.attention.functional import attention
+from lowtide.attention.resolution import Policy
+from lowtide.attention.spatial.dense import dense_attention
+from lowtide.attention.spatial.image import (
+    channels_first,
+    channels_last,
+    check_heads,
+    check_image,
+    gather_rows,
+    usual_heads,
+)
+from lowtide.attention.spatial.position import PositionKind, make_position
+from lowtide.attention.spatial.strips import LocalAttention
+from lowtide.attention.spatial.windows import Boundary, Form, Windows
+from lowtide.core.errors import UsageError
+
+
+class LocalWindowAttention(nn.Module):
+    """Each pixel attends to the pixels of a window round it.
+
+    Takes (batch, ``channels``, height, width) of any size, values of any range, and returns the
+    same shape without a residual. Costs, for windows of w pixels that share s, heads h, step
+    t = w - s, q = t (halo) or w (blended), N pixels and C channels:
+
+    - FLOPs: 8·N·C² for the projections, and 4·C·N·(q·w / t)² for attention, less at borders;
+    - bytes beside input and result: about 3·(C·w·W + C·q·(w / t)·W) numbers for images W wide,
+      whatever their height.
+
+    Exact up to rounding: equal to the formula (halo, HaloNet, arXiv 2103.12731) for every size.
+    Images smaller than a window are attended as a whole. Pixels that are not finite make those
+    not finite that see them, and no others.
+
+    Args:
+        channels: of input and result.
+        heads: by default one for each 32 channels.
+        window: side of a window in pixels.
+        shared: pixels that neighboring windows have in common.
+        form: ``"halo"`` computes each pixel once; ``"blended"`` fades overlapping windows into
+            each other, as ParagonSR2 does, at up to 3.2 times the work.
+        boundary: what lies beyond the image; see `Windows`.
+        phase: where the grid of windows begins, (rows, columns) before the image. Alternate it
+            from layer to layer to let windows exchange.
+        position: ``"rope"``, ``"decomposed"``, ``"table"`` or ``"none"``.
+        bias: whether the projections have a bias.
+        backend, policy: see `lowtide.attention.resolve`; the first that can, by default.
+
+    Raises `UsageError` for options that contradict each other, and for other inputs.
+    """
+
+    def __init__(
+        self, channels: int, *, heads: int | None = None, window: int = 32, shared: int = 8,
+        form: Form = "halo", boundary: Boundary = "mask", phase: tuple[int, int] = (0, 0),
+        position: PositionKind = "rope", bias: bool = True, backend: str | None = None,
+        policy: Policy | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.channels = channels
+        self.heads = usual_heads(channels) if heads is None else heads
+        head_dim = check_heads(channels, self.heads)
+        self.windows = Windows(window, shared, form, boundary, phase)
+        self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
+        self.out = nn.Linear(channels, channels, bias=bias)
+        self.position = make_position(position, self.heads, head_dim, self.windows.farthest)
+        self.backend = backend
+        self.policy: Policy | None = policy
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The result for the whole image."""
+        check_image(image, self.channels)
+        if torch.compiler.is_exporting():
+            return self._exported(image)
+        return self.forward_rows(image, 0, image.shape[2], image.shape[2])
+
+    def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
+        """Rows of the input that the result's rows from ``first`` to ``last`` depend on, in an
+        image of ``height`` × ``width``."""
+        return self._local(height, width).needed(first, last)
+
+    def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
+        """Rows ``first`` to ``last`` of the result for an image of ``height`` rows.
+
+        ``image`` holds just the rows that `rows_needed` names. Equal to those rows of `forward`.
+        """
+        check_image(image, self.channels)
+        local = self._local(height, image.shape[3])
+        low, high = local.needed(first, last)
+        if image.shape[2] != high - low:
+            raise UsageError(
+                f"rows {first} to {last} depend on rows {low} to {high}: {high - low} rows,"
+                f" not {image.shape[2]}"
+            )
+
+        def load(start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+            return self._project(image.narrow(2, start - low, end - start))
+
+        pieces = (
+            (row - first, self.out(piece.flatten(3)))
+            for row, piece in local.run(load, first, last)
+        )  # fmt: skip
+        return gather_rows(image, last - first, pieces)
+
+    def extra_repr(self) -> str:
+        """What tells one such module from another."""
+        one = self.windows
+        return (
+            f"{self.channels}, heads={self.heads}, window={one.size}, shared={one.shared},"
+            f" form={one.form!r}, boundary={one.boundary!r}, phase={one.phase}"
+        )
+
+    def _local(self, height: int, width: int) -> LocalAttention:
+        return LocalAttention(self.windows, height, width, self.position, self._attend)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
+
+    def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each (batch, height, width, heads, dim)."""
+        found = F.linear(channels_last(image), self.qkv.weight, self.qkv.bias)
+        query, key, value = found.unflatten(-1, (3, self.heads, -1)).unbind(3)
+        return query, key, value
+
+    def _exported(self, image: Tensor) -> Tensor:
+        """As one graph for every size: what a file for another runtime holds."""
+        query, key, value = self._project(image)
+        found = dense_attention(query, key, value, self.windows, self.position)
+        return channels_first(self.out(found.flatten(3)), image)

@@ -4,8 +4,9 @@ from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.attention.functional import attention, explain
 from lowtide.attention.resolution import Policy, Resolution, Verdict, resolve
+from lowtide.attention.routing import Use, use
 
 __all__ = [
-    "BACKENDS", "AttentionCall", "AttentionSpec", "LocalDevice", "Policy", "Resolution", "Verdict",
-    "attention", "explain", "resolve",
+    "BACKENDS", "AttentionCall", "AttentionSpec", "LocalDevice", "Policy", "Resolution", "Use",
+    "Verdict", "attention", "explain", "resolve", "use",
 ]  # fmt: skip

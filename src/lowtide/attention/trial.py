@@ -52,9 +52,10 @@ def _tried(
         made = torch.randn(shape, generator=generator).to(device, dtype)
         return made.requires_grad_(learns)
 
-    # Whoever traces or meters the caller is not meant to see this.
+    # Whoever traces, meters or checkpoints the caller is not meant to see this.
     with (
         _disable_current_modes(), torch.inference_mode(False),
+        torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
         torch.set_grad_enabled(learns or mask_learns),
     ):  # fmt: skip
         heads = 1 if grouped else 2
@@ -85,6 +86,8 @@ def _tried(
     return None
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _results(backend: Backend, tensors: list[Tensor], spec: AttentionSpec) -> list[Tensor]:

@@ -1,0 +1,110 @@
+"""Models of diffusers and transformers with Lowtide's attention, against their own."""
+
+import copy
+
+import pytest
+import torch
+
+from lowtide.attention import use
+from lowtide.attention.adapters import RoutedProcessor, register_with_transformers
+from lowtide.core.errors import UsageError
+
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def unet():
+    torch.manual_seed(0)
+    return diffusers.UNet2DConditionModel(
+        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), attention_head_dim=8,
+    ).eval()  # fmt: skip
+
+
+def denoise(unet):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return unet(torch.randn(1, 4, 16, 16), 3, torch.randn(1, 7, 32)).sample
+
+
+def test_a_unet_with_processors(unet):
+    usual = denoise(unet)
+    routed = copy.deepcopy(unet)
+    routed.set_attn_processor(RoutedProcessor.of(routed, "chunked"))
+    assert torch.allclose(denoise(routed), usual, atol=1e-5)
+    for processor in routed.attn_processors.values():
+        assert processor.calls == {("chunked", ""): 1}
+
+
+def test_a_unet_in_use(unet):
+    usual = denoise(unet)
+    with use(unet, "reference") as used:
+        assert torch.allclose(denoise(unet), usual, atol=1e-5)
+    assert used.calls == {"reference": len(unet.attn_processors)}
+
+
+def test_a_vae_in_use():
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(32, 64), norm_num_groups=8, latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    ).eval()  # fmt: skip
+    latent = torch.randn(1, 4, 9, 11)
+    with torch.no_grad():
+        usual = vae.decode(latent).sample
+        with use(vae, "chunked") as used:
+            assert torch.allclose(vae.decode(latent).sample, usual, atol=1e-5)
+    # `decode` is not `forward`: the parts are routed, not the whole.
+    assert used.calls == {"chunked": 1}
+
+
+def tiny(kind):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+    if kind == "bert":
+        config = transformers.BertConfig(**sizes, vocab_size=50)
+        return transformers.BertModel(config).eval()
+    config = transformers.LlamaConfig(**sizes, vocab_size=50, num_key_value_heads=2)
+    return transformers.LlamaModel(config).eval()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_language_models(kind, masked):
+    register_with_transformers("lowtide-test", "reference")
+    model = tiny(kind)
+    words = torch.arange(14).view(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    if masked:
+        mask[1, 5:] = 0
+    with torch.no_grad():
+        usual = model(words, attention_mask=mask).last_hidden_state
+        model.set_attn_implementation("lowtide-test")
+        found = model(words, attention_mask=mask).last_hidden_state
+    seen = mask.bool()
+    assert torch.allclose(found[seen], usual[seen], atol=1e-5)
+
+
+def test_what_cannot_be_computed_is_refused():
+    register_with_transformers("lowtide-test")
+    forward = transformers.AttentionInterface()["lowtide-test"]
+    tensors = [torch.zeros(1, 2, 3, 4)] * 3
+    with pytest.raises(UsageError, match="a soft cap on scores"):
+        forward(torch.nn.Identity(), *tensors, None, softcap=30.0)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
+def test_a_bias_of_positions_is_joined_with_the_mask(mask):
+    register_with_transformers("lowtide-test")
+    forward = transformers.AttentionInterface()["lowtide-test"]
+    plain = transformers.AttentionInterface()["sdpa"]
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 2, 5, 4) for _ in range(3)]
+    masks = {"bool": torch.rand(2, 1, 5, 5) > 0.2, "float": torch.randn(2, 1, 5, 5)}
+    bias = torch.randn(1, 2, 5, 5)
+    options = dict(is_causal=mask == "causal", position_bias=bias)
+    found = forward(torch.nn.Identity(), *tensors, masks.get(mask), **options)[0]
+    usual = plain(torch.nn.Identity(), *tensors, masks.get(mask), **options)[0]
+    assert torch.allclose(found, usual, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -50,10 +51,19 @@ def attention(
         device = LocalDevice.of(query.device)
         call = describe_call((query, key, value), mask, spec)
         trial = not torch.compiler.is_compiling()
-        resolution = resolve(call, device, backend=backend, policy=policy, trial=trial)
+        resolution = resolved(call, device, backend, policy, trial)
     run = get(resolution.backend).run
     result = _in_parts(run, query, key, value, mask, spec, resolution.most_heads)
     return result.reshape(*lead, *result.shape[1:])
+
+
+@functools.lru_cache(maxsize=4096)
+def resolved(
+    call: AttentionCall, device: LocalDevice, backend: str | None, policy: Policy | None,
+    trial: bool = True,
+) -> Resolution:  # fmt: skip
+    """`resolve`, remembered: windows of one image ask the same thing hundreds of times."""
+    return resolve(call, device, backend=backend, policy=policy, trial=trial)
 
 
 def explain(

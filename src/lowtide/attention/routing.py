@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lowtide.attention.call import AttentionSpec, LocalDevice
-from lowtide.attention.functional import attention, describe
-from lowtide.attention.resolution import Policy, resolve
+from lowtide.attention.functional import attention, describe, resolved
+from lowtide.attention.resolution import Policy
 
 # What runs in this thread: routers that are entered, and whether one computes right now.
 _THREAD = threading.local()
@@ -139,9 +139,7 @@ class Router:
         )
         spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
         call = describe(query, key, value, attn_mask, spec)
-        found = resolve(
-            call, LocalDevice.of(query.device), backend=self.backend, policy=self.policy
-        )  # fmt: skip
+        found = resolved(call, LocalDevice.of(query.device), self.backend, self.policy)
         self.taken[found.backend, found.fallback or ""] += 1
         result = attention(query, key, value, attn_mask, spec, resolution=found)
         return result[(0,) * missing]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lowtide.attention.backends import get
 from lowtide.attention.call import AttentionSpec, LocalDevice
-from lowtide.attention.functional import describe
-from lowtide.attention.resolution import Policy, resolve
+from lowtide.attention.functional import describe, resolved
+from lowtide.attention.resolution import Policy
 from lowtide.attention.spatial.image import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
 from lowtide.attention.spatial.position import PositionKind
@@ -128,7 +128,7 @@ class HierarchicalAttention(LocalWindowAttention):
             return tokens
         device = LocalDevice.of(query.device)
         call = describe(query, key, value, None, AttentionSpec())
-        taken = resolve(call, device, backend=self.backend, policy=self.policy)
+        taken = resolved(call, device, self.backend, self.policy)
         if get(taken.backend).workspace_bytes(device, call) < call.scores * call.dtype.itemsize:
             return tokens
         return max(1, self.chunk // (2 if 2 * tokens > self.chunked_tokens else 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
@@ -37,6 +38,19 @@ def usual_heads(channels: int) -> int:
 def channels_last(image: Tensor) -> Tensor:
     """(batch, height, width, channels) of the same memory."""
     return image.permute(0, 2, 3, 1)
+
+
+def project(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A 1×1 convolution of rows of an image, as (batch, height, width, channels).
+
+    Of rows whose channels lie apart no copy is made: products of matrices take them as they are.
+    """
+    apart = image.stride(1) != 1 and image.stride(3) == 1
+    if torch.compiler.is_exporting() or len(image) > 1 or not apart:
+        return F.linear(channels_last(image), weight, bias)
+    pixels = image[0].flatten(1).T
+    found = pixels @ weight.T if bias is None else torch.addmm(bias, pixels, weight.T)
+    return found.view(1, image.shape[2], image.shape[3], -1)
 
 
 def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.attention.spatial.image import (
-    channels_last,
     check_heads,
     check_image,
     gather_rows,
+    project,
     row_spans,
     usual_heads,
 )
@@ -93,7 +93,7 @@ class LinearAttention(nn.Module):
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
     ) -> tuple[Tensor, ...]:
         """Projections as (batch, heads, tokens, dim) in fp32 at least."""
-        found = F.linear(channels_last(rows), weight, bias).flatten(1, 2)
+        found = project(rows, weight, bias).flatten(1, 2)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
         found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return found.unbind(0)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Literal, get_args
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowtide.attention.call import LocalDevice
 from lowtide.attention.functional import attention
 from lowtide.attention.resolution import Policy
 from lowtide.attention.spatial.dense import dense_attention
 from lowtide.attention.spatial.image import (
     channels_first,
-    channels_last,
     check_heads,
     check_image,
     gather_rows,
+    project,
     usual_heads,
 )
 from lowtide.attention.spatial.position import PositionKind, make_position
 from lowtide.attention.spatial.strips import LocalAttention
 from lowtide.attention.spatial.windows import Boundary, Form, Windows
 from lowtide.core.errors import UsageError
+
+Kernel = Literal["auto", "portable", "triton"]
 
 
 class LocalWindowAttention(nn.Module):
@@ -51,6 +56,9 @@ class LocalWindowAttention(nn.Module):
         position: ``"rope"``, ``"decomposed"``, ``"table"`` or ``"none"``.
         bias: whether the projections have a bias.
         backend, policy: see `lowtide.attention.resolve`; the first that can, by default.
+        kernel: ``"portable"`` runs rows of windows through a backend; ``"triton"`` runs one kernel
+            that reads the image directly, or raises; ``"auto"`` takes the first, since the
+            kernel was not yet run on a GPU by this project. `explain` tells why.
 
     Raises `UsageError` for options that contradict each other, and for other inputs.
     """
@@ -59,9 +67,12 @@ class LocalWindowAttention(nn.Module):
         self, channels: int, *, heads: int | None = None, window: int = 32, shared: int = 8,
         form: Form = "halo", boundary: Boundary = "mask", phase: tuple[int, int] = (0, 0),
         position: PositionKind = "rope", bias: bool = True, backend: str | None = None,
-        policy: Policy | None = None,
+        policy: Policy | None = None, kernel: Kernel = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
+        if kernel not in get_args(Kernel):
+            raise UsageError(f"kernel {kernel!r} is not known", hint="auto, portable or triton")
+        self.kernel: Kernel = kernel
         self.channels = channels
         self.heads = usual_heads(channels) if heads is None else heads
         head_dim = check_heads(channels, self.heads)
@@ -77,6 +88,8 @@ class LocalWindowAttention(nn.Module):
         check_image(image, self.channels)
         if torch.compiler.is_exporting():
             return self._exported(image)
+        if self.kernel == "triton":
+            return self._by_triton(image)
         return self.forward_rows(image, 0, image.shape[2], image.shape[2])
 
     def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
@@ -101,11 +114,22 @@ class LocalWindowAttention(nn.Module):
         def load(start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
             return self._project(image.narrow(2, start - low, end - start))
 
-        pieces = (
-            (row - first, self.out(piece.flatten(3)))
-            for row, piece in local.run(load, first, last)
-        )  # fmt: skip
-        return gather_rows(image, last - first, pieces)
+        def pieces() -> Iterator[tuple[int, Tensor]]:
+            for row, piece in local.run(load, first, last):
+                found = self.out(piece.flatten(3))
+                del piece  # or it would be held while the next one is made
+                yield row - first, found.transpose(1, 2)
+                del found
+
+        return gather_rows(image, last - first, pieces())
+
+    def explain(self, image: Tensor) -> str:
+        """What computes ``image``, and why not the other way."""
+        reason = self._triton_refusal(image)
+        if self.kernel == "triton":
+            return f"triton: {'asked for' if reason is None else 'cannot: ' + reason}"
+        why = reason or "unverified on a GPU; taken when asked for by name"
+        return f"portable: rows of windows\n  triton  {why}"
 
     def extra_repr(self) -> str:
         """What tells one such module from another."""
@@ -122,10 +146,44 @@ class LocalWindowAttention(nn.Module):
         return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each (batch, height, width, heads, dim)."""
-        found = F.linear(channels_last(image), self.qkv.weight, self.qkv.bias)
-        query, key, value = found.unflatten(-1, (3, self.heads, -1)).unbind(3)
+        """Query, key and value, each (batch, height, width, heads, dim) in memory of its own, so
+        that what is not needed any longer can go."""
+        weights = self.qkv.weight.chunk(3)
+        biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+        query, key, value = (
+            project(image, weight, bias).unflatten(-1, (self.heads, -1))
+            for weight, bias in zip(weights, biases, strict=True)
+        )
         return query, key, value
+
+    def _triton_refusal(self, image: Tensor) -> str | None:
+        from lowtide.attention.halo.attend import missing, refusal
+
+        if (absent := missing(LocalDevice.of(image.device))) is not None:
+            return f"{absent.reason}{f' ({absent.fix})' if absent.fix else ''}"
+        if self.windows.boundary == "reflect" and self.position.rotates:
+            return "a mirrored key is rotated by where it is seen, not by where it is"
+        table = self.position.whole_table()
+        learning = [image, *self.parameters()] if torch.is_grad_enabled() else []
+        shape = len(image), *image.shape[2:], self.heads, self.channels // self.heads
+        return refusal(
+            shape, image.dtype, self.windows,
+            learned_bias=table is not None and table.requires_grad,
+            needs_grad=any(tensor.requires_grad for tensor in learning),
+        )  # fmt: skip
+
+    def _by_triton(self, image: Tensor) -> Tensor:
+        """The whole image in one launch; query, key and value are held for all of it."""
+        from lowtide.attention.halo.attend import halo_attention
+
+        if (reason := self._triton_refusal(image)) is not None:
+            raise UsageError(f"the triton kernel cannot do this: {reason}")
+        query, key, value = self._project(image)
+        rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
+        turns = self.position.turns(rows, columns, query.dtype)
+        query, key = (self.position.rotate(tensor, turns) for tensor in (query, key))
+        found = halo_attention(query, key, value, self.windows, self.position.whole_table())
+        return channels_first(self.out(found.flatten(3)), image)
 
     def _exported(self, image: Tensor) -> Tensor:
         """As one graph for every size: what a file for another runtime holds."""

@@ -13,11 +13,18 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 
+# Along one axis: the first key's distance from the first query, the queries, the keys.
+Shape = tuple[int, int, int]
 PositionKind = Literal["none", "table", "decomposed", "rope"]
 
 
 class Position(nn.Module):
-    """No position at all; the others override what they need."""
+    """No position at all; the others override what they need.
+
+    ``rotates`` tells whether query and key are changed by where they stand.
+    """
+
+    rotates = False
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores, (windows, heads, queries, keys) in ``dtype``; None for nothing.
@@ -25,6 +32,14 @@ class Position(nn.Module):
         ``down`` (windows down, rows of queries, rows of keys) and ``right`` (windows right,
         columns, columns) are distances in pixels from the query to the key.
         """
+        return None
+
+    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor | None:
+        """`bias` of one window, (1, heads, queries, keys), with pixels column by column."""
+        return None
+
+    def whole_table(self) -> Tensor | None:
+        """All biases by head, distance down and distance right; None if there are none."""
         return None
 
     def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -35,6 +50,10 @@ class Position(nn.Module):
     def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
         """Query or key, (..., rows, columns, heads, dim), turned by its pixels' positions."""
         return tensor
+
+    def by_column(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
+        """`rotate` of (batch, rows, columns, ...), laid out as (batch, columns, rows, ...)."""
+        return self.rotate(tensor, turns).transpose(1, 2).contiguous()
 
 
 class TableBias(Position):
@@ -54,6 +73,25 @@ class TableBias(Position):
             :, down[:, None, :, None, :, None], right[None, :, None, :, None, :]
         ]  # fmt: skip
         return _of_windows(spread).to(dtype)
+
+    def whole_table(self) -> Tensor:
+        """The table as it is."""
+        return self.table
+
+    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
+        """The same without an index: for each query its keys' entries lie side by side."""
+        spread = self.table.to(like.dtype).mT
+        for dim, shape in enumerate((right, down), 1):
+            spread = _by_query(spread, dim, shape, self._farthest)
+        return spread.flatten(3, 4).flatten(1, 2)[None]
+
+
+def _by_query(table: Tensor, dim: int, shape: Shape, farthest: int) -> Tensor:
+    """Distances along ``dim`` as queries there and keys at the end."""
+    offset, queries, keys = shape
+    # The last query's entries come first.
+    first = farthest + offset - (queries - 1)
+    return table.narrow(dim, first, queries + keys - 1).unfold(dim, keys, 1).flip(dim)
 
 
 class DecomposedBias(Position):
@@ -78,6 +116,20 @@ class DecomposedBias(Position):
         spread = rows[:, :, None, :, None, :, None] + columns[:, None, :, None, :, None, :]
         return _of_windows(spread)
 
+    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
+        """The same without an index."""
+        rows, columns = (
+            _by_query(table.to(like.dtype), 1, shape, self._farthest)
+            for table, shape in ((self.down, down), (self.right, right))
+        )
+        # Its memory would follow that of the two, and fused kernels want keys side by side.
+        spread = (columns[:, :, None, :, None] + rows[:, None, :, None, :]).contiguous()
+        return spread.flatten(3, 4).flatten(1, 2)[None]
+
+    def whole_table(self) -> Tensor:
+        """All sums."""
+        return self.down[:, :, None] + self.right[:, None, :]
+
 
 def _of_windows(spread: Tensor) -> Tensor:
     """(windows, heads, queries, keys) of (heads, down, right, rows, columns, rows, columns)."""
@@ -91,6 +143,8 @@ class Rope2d(Position):
     Scores then depend on distances without a mask, so every kernel takes it. The slowest channel
     turns by about one radian within ``period`` pixels.
     """
+
+    rotates = True
 
     def __init__(self, head_dim: int, period: float = 100.0) -> None:
         super().__init__()
@@ -123,6 +177,18 @@ class Rope2d(Position):
         # As complex numbers it is one pass over memory.
         turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
         return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
+
+    def by_column(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
+        """The same; in one pass over memory where no gradient is recorded."""
+        assert turns is not None
+        if torch.is_grad_enabled() or tensor.dtype != turns.dtype:
+            return super().by_column(tensor, turns)
+        batch, rows, columns, *inner = tensor.shape
+        result = tensor.new_empty(batch, columns, rows, *inner)
+        whole = torch.view_as_complex(result.unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(tensor.unflatten(-1, (-1, 2))).transpose(1, 2)
+        torch.mul(pairs, torch.view_as_complex(turns).transpose(0, 1), out=whole)
+        return result
 
     @staticmethod
     def _turned(pairs: Tensor, turns: Tensor) -> Tensor:

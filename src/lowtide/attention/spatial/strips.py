@@ -1,24 +1,30 @@
 """Local attention one row of windows at a time: what is held grows with the width alone.
 
 Windows at the image's border are narrower instead of masked, so that no kernel needs a mask, and
-equal windows of a row run at once.
+equal windows of a row run at once. A row of windows is held column by column: the pixels of a
+window then lie side by side, and overlapping windows are views, of which no copy is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.position import Position
+from lowtide.attention.spatial.position import Position, Shape
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, fading, mirrored, runs
 
 # (query, key, value) of the image's rows from first to last: (batch, rows, width, heads, dim).
 Load = Callable[[int, int], tuple[Tensor, Tensor, Tensor]]
 # Attention of (batch, heads, tokens, dim) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+# Queries of a run that are computed at once: enough to keep a processor busy, and few enough for
+# the windows of several images, which are copied out, to take little.
+_QUERIES = 1 << 13
 
 
 class LocalAttention:
@@ -33,22 +39,26 @@ class LocalAttention:
         self._rows = along(windows, height, down)
         self._row_shares = fading(windows, self._rows, height)
         columns = along(windows, width, right)
-        self._runs = runs(columns)
         self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
-        self._merge = _sources(columns, fading(windows, columns, width), width)
-        self._biases: dict[tuple[int, ...], Tensor | None] = {}
+        self._runs = runs(columns, max(1, _QUERIES // windows.computed**2))
+        shares = fading(windows, columns, width)
+        self._sources = _sources(columns, shares, width)
+        given = iter(shares)
+        self._run_shares = [
+            torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
+            for run in self._runs
+        ]  # fmt: skip
+        self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
 
     def needed(self, first: int, last: int) -> tuple[int, int]:
         """Rows of the image that the result's rows from ``first`` to ``last`` depend on."""
-        spans = [
-            self._span(self._rows[place]) for place in self._places(first, last)
-        ]  # fmt: skip
+        spans = [self._span(self._rows[place]) for place in self._places(first, last)]
         return min(low for low, _ in spans), max(high for _, high in spans)
 
     def run(
         self, load: Load, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """(first row, (batch, rows, width, heads, dim)) of the result, from the top down."""
+        """(first row, (batch, width, rows, heads, dim)) of the result, from the top down."""
         last = self._height if last is None else last
         pending: list[tuple[int, Tensor]] = []
         done = first
@@ -57,7 +67,7 @@ class LocalAttention:
             following = self._rows[place + 1 :]
             ready = min(last, following[0].first_query if following else last)
             if ready > done:
-                yield done, self._merged(pending, done, ready)
+                yield from self._merged(pending, done, ready)
                 done = ready
             pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
 
@@ -78,7 +88,7 @@ class LocalAttention:
         return min(seen), max(seen) + 1
 
     def _strip(self, load: Load, row: Window) -> Tensor:
-        """A row of windows: (batch, queries, width, heads, dim)."""
+        """A row of windows: (batch, width, queries, heads, dim)."""
         low, high = self._span(row)
         query, key, value = load(low, high)
         query = query.narrow(1, row.first_query - low, row.queries)
@@ -87,13 +97,22 @@ class LocalAttention:
             _positions(row.first_key, row.keys, key), _positions(-self._pad[0], key.shape[2], key),
             key.dtype,
         )  # fmt: skip
-        key = self._position.rotate(key, turns)
+        key = self._position.by_column(key, turns)
+        value = value.transpose(1, 2).contiguous()
         if turns is not None:  # queries lie within the keys
             turns = turns.narrow(0, row.first_query - row.first_key, row.queries)
             turns = turns.narrow(1, self._pad[0], self._width)
-        query = self._position.rotate(query, turns)
-        parts = [self._run(query, key, value, row, run) for run in self._runs]
-        return self._merged_columns(torch.cat(parts, 2) if len(parts) > 1 else parts[0])
+        query = self._position.by_column(query, turns)
+        if torch.is_grad_enabled():
+            parts = [self._run(query, key, value, row, run) for run in self._runs]
+            return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+        if len(self._runs) == 1 and self._windows.form == "halo":
+            return self._run(query, key, value, row, self._runs[0])
+        make = torch.empty_like if self._windows.form == "halo" else torch.zeros_like
+        strip = make(query)
+        for place, run in enumerate(self._runs):
+            self._add(strip, self._run(query, key, value, row, run), place)
+        return strip
 
     def _with_border(self, tensor: Tensor, row: Window, low: int) -> Tensor:
         """The keys' rows of key or value, with what the boundary rule puts beyond the image."""
@@ -115,7 +134,7 @@ class LocalAttention:
         return tensor
 
     def _run(self, query: Tensor, key: Tensor, value: Tensor, row: Window, run: Run) -> Tensor:
-        """Equal windows at once: (batch, queries' rows, count · queries' columns, heads, dim)."""
+        """Equal windows at once: (batch, count · queries' columns, queries' rows, heads, dim)."""
         one = run.window
         query = _cut(query, one.first_query, one.queries, run)
         key, value = (
@@ -123,56 +142,77 @@ class LocalAttention:
         )
         found = self._attend(query, key, value, self._bias(row, one, query))
         found = found.transpose(1, 2)
-        found = found.reshape(-1, run.count, row.queries, one.queries, *found.shape[2:])
-        return found.transpose(1, 2).flatten(2, 3)
+        return found.reshape(-1, run.count * one.queries, row.queries, *found.shape[2:])
 
     def _bias(self, row: Window, column: Window, like: Tensor) -> Tensor | None:
         """The position's bias for windows of this shape, made once."""
-        shape = [
-            (one.first_key - one.first_query, one.queries, one.keys) for one in (row, column)
-        ]  # fmt: skip
-        known = *shape[0], *shape[1]
-        if known not in self._biases:
-            down, right = (
-                (_positions(offset, keys, like) - _positions(0, queries, like)[:, None])[None]
-                for offset, queries, keys in shape
-            )
-            self._biases[known] = self._position.bias(down, right, like.dtype)
-        return self._biases[known]
+        across, along_it = _shape(row), _shape(column)
+        if across not in self._biases:
+            self._biases = {across: {}}  # rows of another shape are behind
+        known = self._biases[across]
+        if along_it not in known:
+            known[along_it] = self._position.bias_between(across, along_it, like)
+        return known[along_it]
 
-    def _merged_columns(self, strip: Tensor) -> Tensor:
-        """The windows of a row faded into each other."""
+    def _add(self, strip: Tensor, found: Tensor, place: int) -> None:
+        """Add a run's results to their columns."""
+        run, shares = self._runs[place], self._run_shares[place]
+        first, columns = run.window.first_query, run.window.queries
+        if self._windows.form == "halo":
+            strip.narrow(1, first, found.shape[1]).copy_(found)
+            return
+        found = found.unflatten(1, (run.count, columns))
+        shares = shares.to(found)[:, :, None, None, None]
+        # Every other window: those have no columns in common, so that they are added at once.
+        for turn in range(min(2, run.count)):
+            some = found[:, turn::2]
+            start = first + turn * run.apart
+            reach = (some.shape[1] - 1) * 2 * run.apart + columns
+            where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
+            where.movedim(-1, 2).addcmul_(some, shares[turn::2])
+
+    def _gathered(self, strip: Tensor) -> Tensor:
+        """The same as `_add` for all runs, in a way that gradients go through."""
         if self._windows.form == "halo":
             return strip
         merged = None
-        for index, share in self._merge:
-            part = strip.index_select(2, index.to(strip.device))
-            part = part * share.to(strip)[:, None, None]
+        for index, share in self._sources:
+            part = strip.index_select(1, index.to(strip.device))
+            part = part * share.to(strip)[:, None, None, None]
             merged = part if merged is None else merged + part
         assert merged is not None
         return merged
 
-    def _merged(self, pending: list[tuple[int, Tensor]], first: int, last: int) -> Tensor:
-        """Rows from ``first`` to ``last`` of what was computed, faded into each other."""
-        parts = []
-        for place, strip in pending:
-            start = self._rows[place].first_query
-            low, high = max(first, start), min(last, start + strip.shape[1])
-            if low >= high:
-                continue
-            piece = strip.narrow(1, low - start, high - low)
-            if self._windows.form == "blended":
-                share = piece.new_tensor(self._row_shares[place][low - start : high - start])
-                piece = piece * share[:, None, None, None]
-            parts.append(F.pad(piece, (0, 0, 0, 0, 0, 0, low - first, last - high)))
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    def _merged(
+        self, pending: list[tuple[int, Tensor]], first: int, last: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Rows from ``first`` to ``last`` of rows of windows, faded into each other; in pieces
+        that all come from the same of them, so that most need no fading."""
+        spans = [
+            (self._rows[place].first_query, _last_query(self._rows[place]))
+            for place, _ in pending
+        ]  # fmt: skip
+        cuts = sorted({first, last, *(at for span in spans for at in span if first < at < last)})
+        for low, high in pairwise(cuts):
+            total: Tensor | None = None
+            for (place, strip), (start, end) in zip(pending, spans, strict=True):
+                if start <= low and high <= end:
+                    shares = self._row_shares[place][low - start : high - start]
+                    part = strip.narrow(2, low - start, high - low)
+                    if min(shares) == 1:
+                        total = part  # the only one there
+                        continue
+                    share = part.new_tensor(shares)[:, None, None]
+                    total = part * share if total is None else torch.addcmul(total, part, share)
+            assert total is not None
+            yield low, total
 
 
 def _cut(tensor: Tensor, first: int, width: int, run: Run) -> Tensor:
-    """Windows of (batch, rows, width, heads, dim) as (batch · count, heads, tokens, dim)."""
+    """Windows of (batch, width, rows, heads, dim) as (batch · count, heads, tokens, dim); of a
+    single image without a copy."""
     reach = (run.count - 1) * run.apart + width
-    pieces = tensor.narrow(2, first, reach).unfold(2, width, run.apart)
-    pieces = pieces.permute(0, 2, 1, 5, 3, 4)  # batch, count, rows, columns, heads, dim
+    pieces = tensor.narrow(1, first, reach).unfold(1, width, run.apart).movedim(-1, 2)
     return pieces.flatten(2, 3).flatten(0, 1).transpose(1, 2)
 
 
@@ -202,6 +242,10 @@ def _sources(
 
 def _positions(first: int, count: int, like: Tensor) -> Tensor:
     return torch.arange(first, first + count, device=like.device)
+
+
+def _shape(one: Window) -> Shape:
+    return one.first_key - one.first_query, one.queries, one.keys
 
 
 def _last_query(one: Window) -> int:

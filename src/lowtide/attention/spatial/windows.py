@@ -153,14 +153,15 @@ class Run:
     apart: int = 1
 
 
-def runs(found: list[Window]) -> list[Run]:
-    """Windows of equal shape together, so that each shape is computed at once."""
+def runs(found: list[Window], most: int) -> list[Run]:
+    """Windows of equal shape together, up to ``most``, so that they are computed at once."""
     gathered: list[Run] = []
     for before, one in zip([None, *found], found, strict=False):
         last = gathered[-1] if gathered else None
         if before is not None and last is not None and _shape(before) == _shape(one):
             apart = one.first_query - before.first_query
-            if apart > 0 and (last.count == 1 or apart == last.apart):
+            fits = last.count == 1 or apart == last.apart
+            if apart > 0 and fits and last.count < most:
                 gathered[-1] = Run(last.window, last.count + 1, apart)
                 continue
         gathered.append(Run(one))

@@ -8,6 +8,10 @@ import torch
 
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import LocalDevice
+from lowtide.attention.halo.attend import missing as halo_missing
+
+
+_HALO = "triton-halo"
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Availability:
 
 
 def availability() -> list[Availability]:
-    """Every backend, on this machine's first GPU or on its CPU, in order of preference."""
+    """Every backend, on this machine's first GPU or on its CPU, in order of preference; then the
+    kernel for windows over images, which is no backend."""
     device = LocalDevice.of(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
     found = []
     for name, backend in BACKENDS.items():
@@ -33,4 +38,10 @@ def availability() -> list[Availability]:
         else:
             about = f"{backend.about}; unverified here, taken only when asked for by name"
             found.append(Availability(name, True, about))
+    missing = halo_missing(device)
+    if missing is not None:
+        found.append(Availability(_HALO, False, missing.reason, missing.fix))
+    else:
+        about = "one Triton kernel for windows over images; unverified, kernel='triton' asks for it"
+        found.append(Availability(_HALO, True, about))
     return found

@@ -1,0 +1,1 @@
+"""Attention in halo windows by Triton kernels."""

@@ -1,0 +1,238 @@
+"""Triton's halo kernels: interpreted against the definition, and compiled for cards by name.
+
+The interpreter runs the same programs on the CPU; where there is a GPU they run on it.
+"""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from spatial_reference import local_attention
+
+from lowtide.attention.call import LocalDevice
+from lowtide.attention.halo.attend import halo_attention, missing, refusal
+from lowtide.attention.halo.compiled import TYPES
+from lowtide.attention.halo.tiles import SHARED_MEMORY, Tiles, padded_dim, tiles_for
+from lowtide.attention.spatial import LocalWindowAttention, Windows
+from lowtide.attention.spatial.position import Position, TableBias
+from lowtide.core.errors import UsageError
+
+pytest.importorskip("triton")
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compile_halo_kernels.py"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def drawn(seed):
+    """Windows, tensors of odd sizes, and a table or none."""
+    draw = random.Random(seed)
+    size = draw.choice([8, 12, 16])
+    shared = draw.choice([0, 2, 4, 8 if size == 16 else 4])
+    step = size - shared
+    windows = Windows(
+        size, shared, "halo", ("mask", "shift", "zero", "reflect")[seed % 4],
+        (draw.randrange(step), draw.randrange(step)),
+    )  # fmt: skip
+    heads, dim = draw.choice([1, 2]), draw.choice([4, 16, 24])
+    torch.manual_seed(seed)
+    shape = draw.randint(1, 2), draw.randint(1, 27), draw.randint(1, 27), heads, dim
+    # The boundaries that have no backward pass have none here either.
+    learns = windows.boundary != "reflect"
+    # Slices of one tensor, as a projection gives them: strides that are no one's own.
+    whole = torch.randn(*shape[:-1], 3 * dim, device=DEVICE).requires_grad_(learns)
+    table = None
+    if seed // 4 % 2:
+        side = 2 * windows.farthest + 1
+        table = torch.randn(heads, side, side, device=DEVICE)
+        table.requires_grad_(learns and windows.boundary != "shift")
+    return windows, whole, table, learns
+
+def reference(windows, whole, table):
+    position = Position()
+    if table is not None:
+        position = TableBias(len(table), windows.farthest)
+        del position.table
+        position.table = table
+    tensors = whole.chunk(3, -1)
+    return local_attention(*tensors, windows, position, tensors[0].shape[-1] ** -0.5)
+
+
+
+def check_parity(seed, dtype=torch.float32, tolerance=2e-6):
+    windows, whole, table, learns = drawn(seed)
+    found = halo_attention(*whole.to(dtype).chunk(3, -1), windows, table)
+    exact_table = None if table is None else table.double().cpu()
+    exact = reference(windows, whole.double().cpu(), exact_table)
+    assert found.dtype == dtype
+    results = [(found.detach().cpu(), exact.detach())]
+    if learns:
+        weights = torch.randn(exact.shape)
+        learning = [t for t in (whole, table) if t is not None and t.requires_grad]
+        found = torch.autograd.grad(found, learning, weights.to(found))
+        exact = torch.autograd.grad(exact, learning, weights.double())
+        results += zip(found, exact, strict=True)
+    for one, other in results:
+        assert (one - other).abs().max() <= 2 * tolerance * max(1, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equals_its_definition(seed):
+    check_parity(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 72))
+def test_equals_its_definition_at_drawn_sizes(seed):
+    check_parity(seed)
+
+
+def test_half_precision():
+    check_parity(4, torch.float16, 3e-3)
+
+
+def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "no bf16" in refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows())
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
+
+
+@pytest.mark.parametrize(("query", "key"), [((8, 16), (4, 8)), ((4, 4), (8, 16))])
+def test_tiles_that_do_not_divide_the_window(query, key):
+    torch.manual_seed(0)
+    windows = Windows(16, 6, phase=(3, 7))  # steps of 10
+    table = torch.randn(1, 2 * windows.farthest + 1, 2 * windows.farthest + 1, device=DEVICE)
+    leaves = torch.randn(1, 13, 11, 1, 24, device=DEVICE).requires_grad_(), table.requires_grad_()
+    weights = torch.randn(1, 13, 11, 1, 8, device=DEVICE)
+    results = []
+    for tiles in (Tiles(query, key), None):
+        found = halo_attention(*leaves[0].chunk(3, -1), windows, leaves[1], tiles=tiles)
+        results.append((found, *torch.autograd.grad(found, leaves, weights)))
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_gradients_are_the_same_every_time():
+    windows, whole, table, _ = drawn(4)
+    results = [
+        torch.autograd.grad(halo_attention(*whole.chunk(3, -1), windows, table).sum(), whole)[0]
+        for _ in range(2)
+    ]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("boundary", ["mask", "shift", "zero", "reflect"])
+@pytest.mark.parametrize("position", ["none", "table", "decomposed", "rope"])
+def test_the_module_gives_the_same_by_either_way(boundary, position):
+    torch.manual_seed(0)
+    module = LocalWindowAttention(
+        8, heads=2, window=8, shared=4, boundary=boundary, position=position, phase=(1, 2)
+    ).to(DEVICE)
+    image = torch.randn(1, 8, 11, 14, device=DEVICE)
+    with torch.no_grad():
+        usual = module(image)
+        module.kernel = "triton"
+        if boundary == "reflect" and position == "rope":
+            with pytest.raises(UsageError, match="rotated by where it is seen"):
+                module(image)
+            return
+        assert (module(image) - usual).abs().max() < 2e-6
+
+
+def test_what_the_kernels_cannot_do_is_told():
+    usual, shape = Windows(), (1, 99, 99, 2, 32)
+    assert refusal(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
+    for windows, dtype, options, said in (
+        (Windows(form="blended"), torch.float32, {}, "blended"),
+        (usual, torch.float64, {}, "the type is float64"),
+        (Windows(boundary="reflect"), torch.float32, dict(needs_grad=True), "reflection"),
+        (
+            Windows(boundary="shift"), torch.float32, dict(needs_grad=True, learned_bias=True),
+            "not moved",
+        ),
+    ):  # fmt: skip
+        assert said in refusal(shape, dtype, windows, **options)
+    assert "256 channels" in refusal((1, 9, 9, 1, 256), torch.float32, usual)
+    assert "exceed 65535" in refusal((70_000, 9, 9, 1, 32), torch.float32, usual)
+    with pytest.raises(UsageError, match="blended"):
+        LocalWindowAttention(8, form="blended", kernel="triton")(torch.zeros(1, 8, 9, 9).to(DEVICE))
+
+
+def test_says_what_it_needs(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert missing(LocalDevice("cuda", (8, 0))) is None
+    assert "7.5" in missing(LocalDevice("cuda", (7, 0))).reason
+    assert "CUDA" in missing(LocalDevice()).reason
+    module, image = LocalWindowAttention(8), torch.zeros(1, 8, 9, 9)
+    assert "needs a CUDA device" in module.explain(image)
+    module.kernel = "triton"
+    with pytest.raises(UsageError, match="needs a CUDA device"):
+        module(image)
+
+
+def test_tiles_follow_the_shared_memory():
+    kinds = itertools.product(SHARED_MEMORY.values(), TYPES.values(), (16, 32, 53, 64, 128))
+    for limit, dtype, dim in kinds:
+        tiles = tiles_for(Windows(), dim, dtype, limit)
+        assert min(tiles.queries, tiles.keys) >= 16
+    small, large = (
+        tiles_for(Windows(), 128, torch.float32, SHARED_MEMORY[card]) for card in ((8, 6), (9, 0))
+    )
+    assert small.keys < large.keys
+    assert [padded_dim(dim) for dim in (1, 16, 17, 53, 64, 128)] == [16, 16, 32, 64, 64, 128]
+
+
+def compiled(*arguments):
+    """What the command prints, in a process of its own: this one may interpret."""
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_compiles_for_cards_that_are_not_here():
+    found = compiled("--card", "8.0", "9.0", "--kernel", "forward")
+    assert {row["capability"] for row in found} == {"8.0", "9.0"}
+    assert all(0 < row["shared_bytes"] <= row["limit_bytes"] for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"])
+def test_fits_the_shared_memory_of_every_card(card):
+    """The cards between them have the shared memory of one of these."""
+    types = ["fp16" if card == "7.5" else "bf16", "fp32"]
+    found = compiled("--card", card, "--type", *types, "--head", "32", "64", "128")
+    assert len(found) == 24
+    for row in found:
+        assert row["shared_bytes"] <= row["limit_bytes"], row
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_its_definition_on_a_gpu(seed):
+    check_parity(seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_images_on_a_gpu(dtype):
+    """Against the portable way in fp32, whose parity has tests of its own."""
+    torch.manual_seed(0)
+    module = LocalWindowAttention(64, kernel="portable").to(DEVICE)
+    image = torch.randn(1, 64, 517, 803, device=DEVICE)
+    with torch.no_grad():
+        exact = module(image)
+        plain = (module.to(dtype)(image.to(dtype)) - exact).abs().max()
+        module.kernel = "triton"
+        found = (module(image.to(dtype)) - exact).abs().max()
+    assert found <= 2 * plain + 1e-5

@@ -96,7 +96,7 @@ def flex(height: int, width: int, device: str = "cuda") -> Run:
             good = (y >= 0) & (y < down) & (x >= 0) & (x < across)
             found.append(torch.where(good, (y * across + x) // 2, -1))
     all_of = torch.stack(found, 1)
-    order = (all_of < 0).int().argsort(1, stable=True)
+    order = (all_of < 0).int().argsort(dim=1, stable=True)
     indices = all_of.gather(1, order).clamp_min(0).int()
     counts = (all_of >= 0).sum(1).int()
     mask = BlockMask.from_kv_blocks(

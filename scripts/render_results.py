@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import render_attention
 import render_memory
 from render_memory import table
 
@@ -155,7 +156,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
-    **render_memory.SHAPES,
+    **render_attention.SHAPES, **render_memory.SHAPES,
 }  # fmt: skip
 
 

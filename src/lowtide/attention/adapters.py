@@ -16,6 +16,8 @@ from lowtide.core.errors import UsageError
 class RoutedProcessor:
     """A processor of diffusers whose attention is computed by `lowtide.attention.attention`.
 
+    ::
+
         unet.set_attn_processor(RoutedProcessor.of(unet, backend="chunked"))
 
     It wraps the processor that a layer has, so that all else that one does stays, and `calls`
@@ -58,6 +60,8 @@ def register_with_transformers(
     name: str = "lowtide", backend: str | None = None, *, policy: Policy | None = None
 ) -> None:
     """Make ``attn_implementation=name`` known to transformers, with masks as for its ``sdpa``.
+
+    ::
 
         register_with_transformers()
         model.set_attn_implementation("lowtide")

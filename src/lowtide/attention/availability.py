@@ -10,7 +10,6 @@ from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import LocalDevice
 from lowtide.attention.halo.attend import missing as halo_missing
 
-
 _HALO = "triton-halo"
 
 

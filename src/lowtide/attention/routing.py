@@ -28,6 +28,8 @@ _THREAD = threading.local()
 def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None = None) -> Use:
     """Compute the attention of ``module`` and all in it by `attention`, until it is removed.
 
+    ::
+
         with lowtide.attention.use(vae, backend="chunked") as used:
             image = vae.decode(latent).sample
         print(used.report())

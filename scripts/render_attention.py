@@ -1,0 +1,56 @@
+"""Tables of the attention benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from render_memory import table
+
+from lowtide.core.units import format_bytes
+
+Rows = list[dict[str, Any]]
+
+
+def modules(rows: Rows) -> str:
+    """Time and workspace by size, then the workspace of rows of windows."""
+    timed = [row for row in rows if "cpu_s" in row]
+    held = {(row["module"], row["side"]): row["workspace_bytes"] for row in rows if "side" in row
+            and "workspace_bytes" in row}  # fmt: skip
+    sides = sorted({row["side"] for row in timed})
+    parts = []
+    for side in sides:
+        cells = [
+            [row["module"], f"{1000 * row['cpu_s']:.1f}", _ratio(row["ratio"]),
+             format_bytes(held[key]) if (key := (row["module"], side)) in held else "–"]
+            for row in timed if row["side"] == side
+        ]  # fmt: skip
+        head = [f"{side}² pixels, 64 channels", "processor ms", "times the halo's (range)",
+                "workspace"]  # fmt: skip
+        parts.append(table(head, cells))
+    strips = [row for row in rows if "bytes_per_column" in row]
+    cells = [
+        [row["module"], f"{row['height']}×{row['width']}", format_bytes(row["workspace_bytes"]),
+         f"{row['bytes_per_column'] / 1024:.0f} KiB"]
+        for row in strips
+    ]  # fmt: skip
+    parts.append(table(["module", "height × width", "workspace", "for each column"], cells))
+    return "\n\n".join(parts)
+
+
+def _ratio(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.3g} ({ratio['min']:.3g} to {ratio['max']:.3g})"
+
+
+def denoiser(rows: Rows) -> str:
+    """One line for each module."""
+    head = ["attention", "parameters", "loss, first steps", "loss, last steps",
+            "PSNR, noisy", "PSNR", "processor s", "peak of a step"]  # fmt: skip
+    return table(head, [
+        [row["row"], str(row["parameters"]), f"{row['first_loss']:.5f}", f"{row['last_loss']:.5f}",
+         f"{row['noisy_psnr_db']:.2f} dB", f"{row['psnr_db']:.2f} dB", f"{row['cpu_s']:.0f}",
+         format_bytes(row["peak_bytes"])]
+        for row in rows
+    ])  # fmt: skip
+
+
+SHAPES = {"attention_modules": modules, "attention_denoiser": denoiser}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lowtide.attention.call import AttentionSpec
 from lowtide.attention.functional import attention
 from lowtide.attention.resolution import Policy
-from lowtide.attention.routing import Router
+from lowtide.attention.routing import Router, lenient
 from lowtide.core.errors import UsageError
 
 
@@ -28,7 +28,7 @@ class RoutedProcessor:
         self, processor: Any, backend: str | None = None, *, policy: Policy | None = None
     ) -> None:
         self.processor = processor
-        self._router = Router(backend, policy or ("auto" if backend is None else "prefer"))
+        self._router = Router(backend, policy)
 
     @staticmethod
     def of(
@@ -77,7 +77,7 @@ def register_with_transformers(
             "transformers is not installed, or older than 4.53",
             hint="pip install 'transformers>=4.53'",
         ) from error
-    policy = policy or ("auto" if backend is None else "prefer")
+    policy = lenient(backend, policy)
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor,

@@ -43,8 +43,6 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
 
     Remove it before the module is pickled. Raises `UsageError` for unknown names.
     """
-    if policy is None:
-        policy = "auto" if backend is None else "prefer"
     router = Router(backend, policy)
     handles = []
     # On every part, so that one that is recomputed by itself (checkpointing) is routed, too.
@@ -52,6 +50,11 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
         handles.append(part.register_forward_pre_hook(router.enter))
         handles.append(part.register_forward_hook(router.leave, always_call=True))
     return Use(router, handles)
+
+
+def lenient(backend: str | None, policy: Policy | None) -> Policy:
+    """The policy for others' models, whose calls are not one's own: to prefer what is named."""
+    return policy or ("auto" if backend is None else "prefer")
 
 
 class Use:
@@ -93,13 +96,13 @@ class Use:
 class Router:
     """Takes over attention between `enter` and `leave`, and counts what it did."""
 
-    def __init__(self, backend: str | None, policy: Policy) -> None:
+    def __init__(self, backend: str | None, policy: Policy | None) -> None:
         from lowtide.attention.backends import get
 
         if backend is not None:
             get(backend)
         self.backend = backend
-        self.policy: Policy = policy
+        self.policy = lenient(backend, policy)
         self.taken: Counter[tuple[str, str]] = Counter()
 
     def enter(self, module: nn.Module, _: Any) -> None:
@@ -118,7 +121,7 @@ class Router:
         entered.parts.pop()
         if not entered.parts and entered.mode is not None:
             entered.mode.__exit__(None, None, None)
-            entered.mode = None
+            del _THREAD.entered[id(self)]  # another router may get this number
 
     def _entered(self) -> _Entered:
         known: dict[int, _Entered] = _THREAD.__dict__.setdefault("entered", {})

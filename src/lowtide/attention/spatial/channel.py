@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -95,13 +97,10 @@ class TransposedAttention(nn.Module):
         """The result for the whole image."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
-        whole = torch.compiler.is_exporting()
-        bands = [(0, height)] if whole else row_spans(height, width)
-        sums: Tensor | None = None
-        for band in bands:
-            part = self._sums(self._rows(image, *band), *band, height)
-            sums = part if sums is None else sums + part
-        assert sums is not None
+        bands = row_spans(height, width)
+        sums = reduce(
+            torch.add, (self._sums(self._rows(image, *band), *band, height) for band in bands)
+        )
         pieces = (
             (band[0], self._result(self._rows(image, *band), sums, *band, height)) for band in bands
         )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.attention.spatial.image import faded
 from lowtide.attention.spatial.position import Position
 from lowtide.attention.spatial.windows import Windows
 
@@ -45,7 +46,7 @@ def dense_attention(
     side = windows.computed
     found = found.reshape(batch, tall, wide, side, side, *found.shape[2:])
     found = found.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-    return _merged(_merged(found, 1, down), 2, right)
+    return faded(faded(found, 1, down.sources), 2, right.sources)
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,3 @@ def _see_only(
     unseen = unseen.repeat(key.shape[0] // unseen.shape[0], 1)[..., None, None]
     key = torch.cat([key, unseen.expand(-1, -1, key.shape[2], -1)], -1)
     return torch.cat([query, torch.ones_like(query[..., :1])], -1), key
-
-
-def _merged(found: Tensor, dim: int, axis: _Axis) -> Tensor:
-    """Windows' results along an axis as pixels."""
-    merged = None
-    for index, share in axis.sources:
-        part = found.index_select(dim, index)
-        if share is not None:
-            part = part * share.to(found.dtype).reshape(-1, *[1] * (found.dim() - dim - 1))
-        merged = part if merged is None else merged + part
-    assert merged is not None
-    return merged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,13 +53,8 @@ class LinearAttention(nn.Module):
         """The result for the whole image."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
-        whole = torch.compiler.is_exporting()
-        bands = [(0, height)] if whole else row_spans(height, width)
-        sums: Tensor | None = None
-        for first, last in bands:
-            part = self.sums_of(image[:, :, first:last])
-            sums = part if sums is None else sums + part
-        assert sums is not None
+        bands = row_spans(height, width)
+        sums = reduce(torch.add, (self.sums_of(image[:, :, first:last]) for first, last in bands))
         pieces = ((first, self._result(image[:, :, first:last], sums)) for first, last in bands)
         return gather_rows(image, height, pieces)
 

@@ -8,12 +8,14 @@ window then lie side by side, and overlapping windows are views, of which no cop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.attention.spatial.image import faded
 from lowtide.attention.spatial.position import Position, Shape
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, fading, mirrored, runs
 
@@ -38,12 +40,11 @@ class LocalAttention:
         self._height, self._width = height, width
         self._rows = along(windows, height, down)
         self._row_shares = fading(windows, self._rows, height)
-        columns = along(windows, width, right)
+        self._columns = columns = along(windows, width, right)
         self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
         self._runs = runs(columns, max(1, _QUERIES // windows.computed**2))
-        shares = fading(windows, columns, width)
-        self._sources = _sources(columns, shares, width)
-        given = iter(shares)
+        self._shares = fading(windows, columns, width)
+        given = iter(self._shares)
         self._run_shares = [
             torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
             for run in self._runs
@@ -171,17 +172,14 @@ class LocalAttention:
             where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
             where.movedim(-1, 2).addcmul_(some, shares[turn::2])
 
+    @cached_property
+    def _sources(self) -> list[tuple[Tensor, Tensor]]:
+        """What only gradients need, and only of windows that overlap."""
+        return _sources(self._columns, self._shares, self._width)
+
     def _gathered(self, strip: Tensor) -> Tensor:
         """The same as `_add` for all runs, in a way that gradients go through."""
-        if self._windows.form == "halo":
-            return strip
-        merged = None
-        for index, share in self._sources:
-            part = strip.index_select(1, index.to(strip.device))
-            part = part * share.to(strip)[:, None, None, None]
-            merged = part if merged is None else merged + part
-        assert merged is not None
-        return merged
+        return strip if self._windows.form == "halo" else faded(strip, 1, self._sources)
 
     def _merged(
         self, pending: list[tuple[int, Tensor]], first: int, last: int

@@ -2,9 +2,12 @@
 
     python benchmarks/attention_modules.py [--rounds 7] [--flex] [--fresh]
 
-One process, two threads, fp32, 64 channels, no gradients. Every round runs all of one size once,
+One process, fp32, 64 channels, no gradients, a heap that keeps what was freed (for all of them:
+else the system's pages, not the modules, are compared). Every round runs all of one size once,
 in an order that turns from round to round; a ratio is that of two runs of one round, by processor
-seconds. Workspace is what is alive at once beyond input and result, by the allocator's events.
+seconds. All take two threads; the forms of local windows one thread too, for whose processor
+seconds no other thread on the same core counts. Workspace is what is alive at once beyond input
+and result, by the allocator's events.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from lowtide.attention.spatial import (
     LocalWindowAttention,
     TransposedAttention,
 )
+from lowtide.core.heap import tune_heap
 from lowtide.memory.measuring.live import live_peak_bytes
 
 CHANNELS = 64
@@ -38,6 +42,8 @@ SLOW = {
 }  # fmt: skip
 # What the others are compared with.
 BASE = "local window, halo"
+# Measured with one thread too: local windows, and the same by unfolding.
+BY_ONE_THREAD = ("local window", "halo, unfold", "blended, unfold")
 
 
 def modules() -> dict[str, nn.Module]:
@@ -71,24 +77,30 @@ def modules() -> dict[str, nn.Module]:
     return {name: module.eval() for name, module in made.items()}
 
 
+FLEX = "time, FlexAttention, {}²"
+
+
 def takes(name: str, side: int) -> bool:
     """Whether a size is measured: materialized scores of 256² pixels are 34 GB."""
     return not (name == "global, materialized" and side > 128)
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """Processor seconds of one run."""
+def seconds(run: Callable[[], Any], times: int = 1) -> float:
+    """Processor seconds of one run, the mean of ``times`` in a row."""
     start = time.process_time()
-    run()
-    return time.process_time() - start
+    for _ in range(times):
+        run()
+    return (time.process_time() - start) / times
 
 
-def measure_time(results: ResultFile, side: int, rounds: int) -> None:
+def measure_time(results: ResultFile, side: int, rounds: int, threads: int) -> None:
     """One row for each module at one size, and its ratio to the base."""
+    torch.set_num_threads(threads)
     image = torch.randn(1, CHANNELS, side, side)
     runs = {
         name: lambda module=module: module(image)
-        for name, module in modules().items() if takes(name, side)
+        for name, module in modules().items()
+        if takes(name, side) and (threads > 1 or name.startswith(BY_ONE_THREAD))
     }  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in runs}
     turns = list(runs)
@@ -96,15 +108,15 @@ def measure_time(results: ResultFile, side: int, rounds: int) -> None:
         for name in turns:
             if name in SLOW and side > 128 and turn > 2:
                 continue
-            found = seconds(runs[name])
+            found = seconds(runs[name], times=(256 // side) ** 2)
             if turn:
                 taken[name].append(found)
         turns = [*turns[3:], *turns[:3]]
     for name, all_of in taken.items():
         ratios = [one / base for one, base in zip(all_of, taken[BASE], strict=False)]
         results.add(
-            f"time, {name}, {side}²", module=name, side=side, rounds=len(all_of),
-            cpu_s=round(statistics.median(all_of), 5),
+            f"time, {name}, {side}², {threads} threads", module=name, side=side,
+            threads=threads, rounds=len(all_of), cpu_s=round(statistics.median(all_of), 5),
             ratio={
                 "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
                 "max": round(max(ratios), 3),
@@ -179,8 +191,8 @@ def measure_flex(results: ResultFile, side: int) -> None:
     pairs = [(seconds(run), seconds(lambda: module(image))) for _ in range(5)]
     ratios = [flex / ours for flex, ours in pairs]
     results.add(
-        f"time, FlexAttention, {side}²", module="FlexAttention, compiled", side=side, rounds=5,
-        cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
+        FLEX.format(side), module="FlexAttention, compiled", side=side,
+        threads=torch.get_num_threads(), rounds=5, cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
         ratio={
             "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
             "max": round(max(ratios), 3),
@@ -199,15 +211,17 @@ def main() -> None:
         "attention_modules", fresh=options.fresh,
         about="Attention modules over images: processor seconds and workspace.",
     )  # fmt: skip
+    tune_heap()
     with torch.inference_mode():
         for side in SIZES:
-            if not results.has(f"time, {BASE}, {side}²"):
-                measure_time(results, side, options.rounds)
+            for threads in (1, 2):
+                if not results.has(f"time, {BASE}, {side}², {threads} threads"):
+                    measure_time(results, side, options.rounds, threads)
             measure_workspace(results, side)
         measure_strips(results)
     with torch.no_grad():
         for side in (64, 128) if options.flex else ():
-            if not results.has(f"time, FlexAttention, {side}²"):
+            if not results.has(FLEX.format(side)):
                 measure_flex(results, side)
 
 

@@ -16,16 +16,19 @@ def modules(rows: Rows) -> str:
     timed = [row for row in rows if "cpu_s" in row]
     held = {(row["module"], row["side"]): row["workspace_bytes"] for row in rows if "side" in row
             and "workspace_bytes" in row}  # fmt: skip
+    by_one = {(row["module"], row["side"]): row for row in timed if row["threads"] == 1}
+    timed = [row for row in timed if row["threads"] > 1]
     sides = sorted({row["side"] for row in timed})
     parts = []
     for side in sides:
         cells = [
             [row["module"], f"{1000 * row['cpu_s']:.1f}", _ratio(row["ratio"]),
-             format_bytes(held[key]) if (key := (row["module"], side)) in held else "–"]
+             _ratio(by_one[key]["ratio"]) if (key := (row["module"], side)) in by_one else "–",
+             format_bytes(held[key]) if key in held else "–"]
             for row in timed if row["side"] == side
         ]  # fmt: skip
         head = [f"{side}² pixels, 64 channels", "processor ms", "times the halo's (range)",
-                "workspace"]  # fmt: skip
+                "the same by one thread", "workspace"]  # fmt: skip
         parts.append(table(head, cells))
     strips = [row for row in rows if "bytes_per_column" in row]
     cells = [

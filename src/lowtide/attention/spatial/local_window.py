@@ -21,7 +21,7 @@ from lowtide.attention.spatial.image import (
     usual_heads,
 )
 from lowtide.attention.spatial.position import PositionKind, make_position
-from lowtide.attention.spatial.strips import LocalAttention
+from lowtide.attention.spatial.strips import PARTS, LocalAttention, Part
 from lowtide.attention.spatial.windows import Boundary, Form, Windows
 from lowtide.core.errors import UsageError
 
@@ -111,8 +111,8 @@ class LocalWindowAttention(nn.Module):
                 f" not {image.shape[2]}"
             )
 
-        def load(start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-            return self._project(image.narrow(2, start - low, end - start))
+        def load(part: Part, start: int, end: int) -> Tensor:
+            return self._projected(part, image.narrow(2, start - low, end - start))
 
         def pieces() -> Iterator[tuple[int, Tensor]]:
             for row, piece in local.run(load, first, last):
@@ -146,15 +146,18 @@ class LocalWindowAttention(nn.Module):
         return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each (batch, height, width, heads, dim) in memory of its own, so
-        that what is not needed any longer can go."""
-        weights = self.qkv.weight.chunk(3)
-        biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
-        query, key, value = (
-            project(image, weight, bias).unflatten(-1, (self.heads, -1))
-            for weight, bias in zip(weights, biases, strict=True)
-        )
+        query, key, value = (self._projected(part, image) for part in PARTS)
         return query, key, value
+
+    def _projected(self, part: Part, image: Tensor) -> Tensor:
+        """Query, key or value, (batch, height, width, heads, dim), in memory of its own, so that
+        what is not needed any longer can go."""
+        weight, bias = (
+            None if whole is None else whole.chunk(3)[PARTS.index(part)]
+            for whole in (self.qkv.weight, self.qkv.bias)
+        )
+        assert weight is not None
+        return project(image, weight, bias).unflatten(-1, (self.heads, -1))
 
     def _triton_refusal(self, image: Tensor) -> str | None:
         from lowtide.attention.halo.attend import missing, refusal

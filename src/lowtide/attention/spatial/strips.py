@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,10 @@ from lowtide.attention.spatial.image import faded
 from lowtide.attention.spatial.position import Position, Shape
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, fading, mirrored, runs
 
-# (query, key, value) of the image's rows from first to last: (batch, rows, width, heads, dim).
-Load = Callable[[int, int], tuple[Tensor, Tensor, Tensor]]
+Part = Literal["query", "key", "value"]
+PARTS = get_args(Part)
+# One of them for the image's rows from first to last: (batch, rows, width, heads, dim).
+Load = Callable[[Part, int, int], Tensor]
 # Attention of (batch, heads, tokens, dim) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -90,19 +93,18 @@ class LocalAttention:
 
     def _strip(self, load: Load, row: Window) -> Tensor:
         """A row of windows: (batch, width, queries, heads, dim)."""
-        low, high = self._span(row)
-        query, key, value = load(low, high)
-        query = query.narrow(1, row.first_query - low, row.queries)
-        key, value = (self._with_border(tensor, row, low) for tensor in (key, value))
+        # One after another, so that each is laid out anew before the next one is made.
+        key = self._bordered(load, "key", row)
         turns = self._position.turns(
             _positions(row.first_key, row.keys, key), _positions(-self._pad[0], key.shape[2], key),
             key.dtype,
         )  # fmt: skip
         key = self._position.by_column(key, turns)
-        value = value.transpose(1, 2).contiguous()
+        value = self._bordered(load, "value", row).transpose(1, 2).contiguous()
         if turns is not None:  # queries lie within the keys
             turns = turns.narrow(0, row.first_query - row.first_key, row.queries)
             turns = turns.narrow(1, self._pad[0], self._width)
+        query = load("query", row.first_query, _last_query(row))
         query = self._position.by_column(query, turns)
         if torch.is_grad_enabled():
             parts = [self._run(query, key, value, row, run) for run in self._runs]
@@ -115,15 +117,15 @@ class LocalAttention:
             self._add(strip, self._run(query, key, value, row, run), place)
         return strip
 
-    def _with_border(self, tensor: Tensor, row: Window, low: int) -> Tensor:
+    def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
         """The keys' rows of key or value, with what the boundary rule puts beyond the image."""
-        if self._windows.boundary == "zero":
-            above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
-            tensor = tensor.narrow(1, row.first_key + above - low, row.keys - above - below)
+        above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
+        if self._windows.boundary != "reflect":
+            tensor = load(part, row.first_key + above, _end(row) - below)
             pad = *self._pad, above, below
             return F.pad(tensor, (0, 0, 0, 0, *pad)) if any(pad) else tensor
-        if self._windows.boundary != "reflect":
-            return tensor.narrow(1, row.first_key - low, row.keys)
+        low, high = self._span(row)
+        tensor = load(part, low, high)
         for dim, first, count, start, length in (
             (1, row.first_key, row.keys, low, self._height),
             (2, -self._pad[0], self._width + sum(self._pad), 0, self._width),

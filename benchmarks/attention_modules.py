@@ -116,7 +116,8 @@ def measure_time(results: ResultFile, side: int, rounds: int, threads: int) -> N
         ratios = [one / base for one, base in zip(all_of, taken[BASE], strict=False)]
         results.add(
             f"time, {name}, {side}², {threads} threads", module=name, side=side,
-            threads=threads, rounds=len(all_of), cpu_s=round(statistics.median(all_of), 5),
+            threads=threads, rounds=len(all_of),
+            cpu_s=round(statistics.median(all_of), 5),
             ratio={
                 "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
                 "max": round(max(ratios), 3),
@@ -192,7 +193,8 @@ def measure_flex(results: ResultFile, side: int) -> None:
     ratios = [flex / ours for flex, ours in pairs]
     results.add(
         FLEX.format(side), module="FlexAttention, compiled", side=side,
-        threads=torch.get_num_threads(), rounds=5, cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
+        threads=torch.get_num_threads(), rounds=5,
+        cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
         ratio={
             "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
             "max": round(max(ratios), 3),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
     from lowtide.memory.training.vram import estimate_vram_usage
     from lowtide.models.loader import load
+    from lowtide.streaming.bands.streamed import Streamed, stream
 
 __all__ = [
     "BatchError",
@@ -55,6 +56,7 @@ __all__ = [
     "OutputError",
     "Plan",
     "Progress",
+    "Streamed",
     "TrainingStep",
     "UpscaleReport",
     "UsageError",
@@ -64,6 +66,7 @@ __all__ = [
     "load",
     "measure",
     "plan",
+    "stream",
     "upscale",
 ]
 
@@ -72,6 +75,7 @@ _HOMES = {
     "Estimate": "lowtide.memory.estimating.estimate",
     "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
+    "Streamed": "lowtide.streaming.bands.streamed",
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
     "estimate": "lowtide.memory.estimating.estimate",
@@ -79,6 +83,7 @@ _HOMES = {
     "load": "lowtide.models.loader",
     "measure": "lowtide.memory.measuring.region",
     "plan": "lowtide.jobs.plan_upscale",
+    "stream": "lowtide.streaming.bands.streamed",
     "upscale": "lowtide.jobs.upscale",
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
 from lowtide.models.files import is_zip
+from lowtide.models.fused import fold
 
 if TYPE_CHECKING:
     import spandrel
@@ -154,7 +155,8 @@ def _module(found: spandrel.ModelDescriptor) -> nn.Module:
     # spandrel's default call lives in the module of its base class, and adds nothing.
     call = found._call_fn
     plain = call.__module__ == type(found).__module__
-    return found.model if plain else Called(found.model, call)
+    model = fold(found.model.eval())
+    return model if plain else Called(model, call)
 
 
 def _describe(

@@ -1,0 +1,1 @@
+"""Exact streaming: a model's own graph, run over bands of rows."""

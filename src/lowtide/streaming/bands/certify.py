@@ -1,0 +1,136 @@
+"""Proof that a program does what its model does: on small images, before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowtide._version import __version__
+from lowtide.core.errors import ModelError
+from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.bands.choose import Cutter
+from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.program import Program, track
+from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.bands.sweep import Sweep, memory_pages
+
+# What rounding may do, as a share of the largest number of the result.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+# Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.
+_REST, _LEAST = 64, 64
+# Parts that the program is cut into, and bands of each: they have little in common.
+_TRIED = (1, 3), (6, 5)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``error``: the largest difference from the model itself, as a share of its largest number.
+
+    ``operators`` is a digest of the operators in order, which the program of the real size must
+    share.
+    """
+
+    error: float
+    operators: str
+
+
+def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | None) -> Certificate:
+    """Compare bands of ``module`` with the module itself, on a small image like ``image``.
+
+    Remembered in ``folder`` by the weights, the sizes' rests and the versions. Raises
+    `ModelError` where the two differ by more than rounding, or where the model does other things
+    at another size.
+    """
+    height, width = (_small(side) for side in image.shape[2:])
+    key = _key(module, image, height, width)
+    path = None if folder is None else folder / f"certificate-{key}.json"
+    found = _known(path)
+    if found is None:
+        found = _measured(module, image, height, width)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(found)))
+    if found.error > TOLERANCE[image.dtype]:
+        raise ModelError(
+            f"bands of this model differ from the whole by {found.error:.1e} of its range",
+            hint="run it whole or in tiles",
+        )
+    if found.operators != operators(program):
+        raise ModelError(
+            f"at {image.shape[3]}×{image.shape[2]} this model does other things than at"
+            f" {width}×{height}, where it was compared with itself"
+        )
+    return found
+
+
+def operators(program: Program) -> str:
+    """A digest of what a program does, whatever the size."""
+    names = (
+        f"{type(step).__name__} {short(program.graph.nodes[index].target)}"
+        if index < len(program.graph.nodes) else type(step).__name__
+        for index, step in program.steps.items()
+    )  # fmt: skip
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def _small(side: int) -> int:
+    return _LEAST + side % _REST if side > 2 * _LEAST else side
+
+
+def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Certificate:
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(1, image.shape[1], height, width, generator=generator)
+    small = small.to(image.device, image.dtype)
+    program = track(capture(module, small))
+    with torch.inference_mode():
+        whole = module(small.clone())
+    error = 0.0
+    cutter = Cutter(program)
+    for parts, bands in _TRIED:
+        segments = segment(program, cutter.cuts(parts))
+        source = MemoryPage(2, small.device)
+        source.write(0, small)
+        pages = memory_pages(program, small.device)
+        sweep = Sweep(program, segments, [bands] * len(segments), pages)
+        dim = program.rows[program.output].dim
+        result = torch.cat([rows for _, rows in sweep.run(source)], dim)
+        error = max(error, _share(result, whole))
+    return Certificate(error, operators(program))
+
+
+def _share(result: Tensor, whole: Tensor) -> float:
+    if result.shape != whole.shape:
+        return float("inf")
+    apart = (result.double() - whole.double()).abs().max().item()
+    # Written so that a difference that is not a number is none that is allowed.
+    return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
+
+
+def _known(path: Path | None) -> Certificate | None:
+    if path is None or not path.is_file():
+        return None
+    try:
+        return Certificate(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        return None  # damaged or of another version: compared again and replaced
+
+
+def _key(module: nn.Module, image: Tensor, height: int, width: int) -> str:
+    digest = hashlib.sha256()
+    facts = (
+        type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
+        (height, width), str(torch.__version__), __version__,
+    )  # fmt: skip
+    digest.update(repr(facts).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:24]
+
+

@@ -1,0 +1,113 @@
+"""Results that no input changes: biases, masks, indices. Made when needed, and kept small.
+
+A mask for the windows of a whole image is as large as their scores. It is made for a band at a
+time, and bands of windows that have the same mask share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node, Ref, put
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.rules.pointwise import is_pointwise
+from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.spans import Span
+
+_TRANSPARENT = {"unsqueeze", "clone", "to", "contiguous", "alias"}
+
+
+class Constants:
+    """The fixed results of a program, on one device."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._nodes = program.graph.nodes
+        self._wholes: dict[int, Tensor] = {}
+        self._grains: dict[tuple[int, int], list[bytes | None]] = {}
+        self._distinct: dict[bytes, Tensor] = {}
+
+    def whole(self, index: int) -> Tensor:
+        """A fixed result; kept until `forget`."""
+        if index in self._program.graph.tensors:
+            return self._program.graph.tensors[index]
+        if index not in self._wholes:
+            self._wholes[index] = self._made(index, {})
+        return self._wholes[index]
+
+    def rows(self, index: int, dim: int, span: Span, grain: int) -> Tensor:
+        """A span of a fixed result along ``dim``, put together from distinct grains of it."""
+        size = self._nodes[index].like.shape[dim]
+        known = self._grains.setdefault((index, dim), [None] * -(-size // grain))
+        parts = []
+        for place in range(span[0] // grain, -(-span[1] // grain)):
+            key = known[place]
+            if key is None:
+                within = place * grain, min(size, (place + 1) * grain)
+                key = known[place] = self._kept(self._part(index, dim, within, {}))
+            parts.append(self._distinct[key])
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        start = span[0] // grain * grain
+        return found.narrow(dim, span[0] - start, span[1] - span[0])
+
+    def forget(self) -> None:
+        """Let go of whole results, which can be made again."""
+        self._wholes = {}
+
+    def _kept(self, part: Tensor) -> bytes:
+        plain = part.contiguous()
+        content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
+        facts = f"{plain.dtype} {tuple(plain.shape)}".encode()
+        key = hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()
+        self._distinct.setdefault(key, plain.clone())
+        return key
+
+    def _made(self, index: int, made: dict[int, Tensor]) -> Tensor:
+        """A whole result; ``made`` has what was made on the way, and goes when it does."""
+        if index in self._program.graph.tensors:
+            return self._program.graph.tensors[index]
+        if index in self._wholes:
+            return self._wholes[index]
+        if index not in made:
+            made[index] = self._nodes[index].call(lambda one: self._made(one, made))
+        return made[index]
+
+    def _part(self, index: int, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
+        """A span, of which what makes it large is not made for the rest."""
+        node = self._nodes[index]
+        if node.kind == "call" and is_pointwise(node):
+            return self._pointwise(node, dim, span, made)
+        if node.kind == "call" and short(node.target) in _TRANSPARENT:
+            at = node.args[1] % len(node.like.shape) if short(node.target) == "unsqueeze" else None
+            if at != dim:
+                inside = dim if at is None or at > dim else dim - 1
+                first = self._part(node.args[0].node, inside, span, made)
+                return put_first(node, first)
+        return self._made(index, made).narrow(dim, span[0], span[1] - span[0])
+
+    def _pointwise(self, node: Node, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
+        rank, size = len(node.like.shape), node.like.shape[dim]
+
+        def value(one: int) -> Tensor:
+            shape = self._nodes[one].like.shape
+            at = dim - rank + len(shape)
+            if at >= 0 and shape[at] == size > 1:
+                return self._part(one, at, span, made)
+            return self._made(one, made)
+
+        return node.call(value)
+
+
+def put_first(node: Node, first: Tensor) -> Tensor:
+    """The node's operator on another first argument."""
+    given = (first, *node.args[1:])
+    assert node.target is not None
+    args, kwargs = put((given, node.kwargs), _none)
+    return node.target(*args, **kwargs)
+
+
+def _none(index: int) -> Tensor:
+    raise AssertionError(f"node {index} is not expected among {Ref(index)}")

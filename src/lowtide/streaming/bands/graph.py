@@ -1,0 +1,113 @@
+"""A model as a list of operators, each with the results it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of a node, where an argument stands."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Like:
+    """Shape and type of a result."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """What it occupies."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass
+class Node:
+    """One operator of the graph, or an input of the model, or a tensor of its own.
+
+    ``args`` and ``kwargs`` hold a `Ref` for each result they take.
+    """
+
+    index: int
+    name: str
+    kind: str  # "input", "tensor" or "call"
+    like: Like
+    target: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def refs(self) -> list[int]:
+        """Nodes whose results this one takes, each once."""
+        return list(dict.fromkeys(ref.node for ref in refs((self.args, self.kwargs))))
+
+    @property
+    def title(self) -> str:
+        """For people: the operator and its place."""
+        operator = getattr(self.target, "__name__", str(self.target))
+        return f"{operator.removesuffix('.default')} ({self.name})"
+
+    def call(self, values: Callable[[int], Any]) -> Any:
+        """The result, of arguments that ``values`` gives for each node."""
+        assert self.target is not None
+        args, kwargs = put((self.args, self.kwargs), values)
+        return self.target(*args, **kwargs)
+
+
+@dataclass
+class Graph:
+    """``nodes`` in an order in which each comes after what it takes.
+
+    ``tensors`` are those of the model, by node: parameters and buffers, not copies of them.
+    """
+
+    nodes: list[Node]
+    inputs: list[int]
+    output: int
+    tensors: dict[int, Tensor]
+
+
+def refs(tree: Any) -> Iterator[Ref]:
+    """Every `Ref` in nested tuples, lists and dictionaries."""
+    if isinstance(tree, Ref):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from refs(item)
+    elif isinstance(tree, dict):
+        yield from refs(list(tree.values()))
+
+
+def binder(args: tuple[Any, ...]) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
+    """`put` for the same arguments again and again."""
+    if any(True for arg in args if not isinstance(arg, Ref) for _ in refs(arg)):
+        return lambda values: put(args, values.__getitem__)
+    places = [(place, arg.node) for place, arg in enumerate(args) if isinstance(arg, Ref)]
+
+    def bound(values: Mapping[int, Any]) -> tuple[Any, ...]:
+        found = list(args)
+        for place, node in places:
+            found[place] = values[node]
+        return tuple(found)
+
+    return bound
+
+
+def put(tree: Any, values: Callable[[int], Any]) -> Any:
+    """The same with a value for each `Ref`."""
+    if isinstance(tree, Ref):
+        return values(tree.node)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(put(item, values) for item in tree)
+    if isinstance(tree, dict):
+        return {key: put(item, values) for key, item in tree.items()}
+    return tree

@@ -1,0 +1,92 @@
+"""Maps that are kept between segments, in pieces as they were made."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.spans import Span, Spans, common, count
+
+
+class Page(Protocol):
+    """A map that is written and read by rows, which come to ``device``."""
+
+    device: torch.device
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Put rows from ``first`` on in their place."""
+        ...
+
+    def read(self, spans: Spans) -> Tensor:
+        """Rows of these spans, one after another; not to be changed."""
+        ...
+
+    def keep(self, spans: Spans) -> None:
+        """Only these rows will be read from now on."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it takes."""
+        ...
+
+
+class MemoryPage:
+    """A map in memory.
+
+    What is written is kept as it is, without a copy, unless it is a small part of something
+    larger; what is not needed any longer goes piece by piece.
+    """
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        self._dim, self.device = dim, device
+        self._pieces: list[tuple[Span, Tensor]] = []
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Put rows from ``first`` on in their place."""
+        span = first, first + rows.shape[self._dim]
+        self._pieces.append((span, compact(rows)))
+        self._pieces.sort(key=lambda piece: piece[0])
+
+    def read(self, spans: Spans) -> Tensor:
+        """Rows; a view where they lie in one piece."""
+        if len(spans) == 1:
+            for piece, rows in self._pieces:
+                if piece == spans[0]:
+                    return rows
+        found = []
+        for span in spans:
+            for (first, last), rows in self._pieces:
+                low, high = max(first, span[0]), min(last, span[1])
+                if low < high:
+                    found.append(rows.narrow(self._dim, low - first, high - low))
+        if sum(piece.shape[self._dim] for piece in found) != count(spans):
+            raise AssertionError(f"rows {spans} are not all there")
+        return found[0] if len(found) == 1 else torch.cat(found, self._dim)
+
+    def keep(self, spans: Spans) -> None:
+        """Let go of whole pieces that nothing will read."""
+        self._pieces = [piece for piece in self._pieces if common([piece[0]], spans)]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._pieces = []
+
+    def trim(self, spans: Spans) -> None:
+        """Let go of every row that nothing will read; the rest of a piece is copied out of it."""
+        if not spans:
+            self._pieces = []
+            return
+        left: list[tuple[Span, Tensor]] = []
+        for (first, last), rows in self._pieces:
+            for low, high in common([(first, last)], spans):
+                part = rows.narrow(self._dim, low - first, high - low)
+                left.append(((low, high), compact(part)))
+        self._pieces = left
+
+
+def compact(rows: Tensor) -> Tensor:
+    """``rows``, copied if they keep more than twice their own memory alive."""
+    own = rows.numel() * rows.itemsize
+    return rows if rows.untyped_storage().nbytes() <= 2 * own else rows.clone()

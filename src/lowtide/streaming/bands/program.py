@@ -1,0 +1,101 @@
+"""A graph with what each operator does to rows: what runs by bands, and what as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lowtide.core.errors import ModelError
+from lowtide.streaming.bands.graph import Graph, Node
+from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
+from lowtide.streaming.bands.rules import RULES, Tracked
+from lowtide.streaming.bands.rules.pointwise import is_pointwise, pointwise
+from lowtide.streaming.bands.rules.rule import Found, short
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An operator that is run once, on whole tensors: ``inputs`` with rows are gathered."""
+
+    node: Node
+    inputs: tuple[int, ...]
+
+
+Step = RowOp | Reduction | Whole
+
+
+@dataclass
+class Program:
+    """``steps`` by the result they make, in an order in which each comes after what it takes.
+
+    ``fixed`` are results that no input changes; ``rows`` those that carry rows. ``unruled`` are
+    operators that no rule fits although they were given rows.
+    """
+
+    graph: Graph
+    steps: dict[int, Step] = field(default_factory=dict)
+    rows: dict[int, Rows] = field(default_factory=dict)
+    fixed: set[int] = field(default_factory=set)
+    unruled: list[int] = field(default_factory=list)
+    output: int = -1
+
+    def bytes_of(self, index: int) -> int:
+        """What a result with rows occupies as a whole."""
+        return self.graph.nodes[index].like.bytes
+
+    def row_bytes(self, index: int) -> int:
+        """What one place along its rows occupies."""
+        return self.bytes_of(index) // self.rows[index].size
+
+    def wholes(self, index: int) -> tuple[int, ...]:
+        """What a step takes as a whole."""
+        step = self.steps[index]
+        if isinstance(step, RowOp):
+            return step.wholes
+        return step.inputs if isinstance(step, Whole) else ()
+
+
+def track(graph: Graph) -> Program:
+    """Follow the rows of the image through the graph.
+
+    Raises `ModelError` for a graph whose result does not have the rows of its input.
+    """
+    program = Program(graph, output=graph.output)
+    tracked = Tracked(graph, program.rows)
+    for node in list(graph.nodes):
+        if node.kind == "input":
+            program.rows[node.index] = Rows(2, node.like.shape[2])
+        elif node.kind == "tensor" or all(ref in program.fixed for ref in node.refs):
+            program.fixed.add(node.index)
+        else:
+            _add(program, tracked, node)
+    if program.output not in program.rows and program.unruled:
+        names = ", ".join(graph.nodes[index].title for index in program.unruled[:3])
+        raise ModelError(f"there is no rule by which rows go through {names}")
+    if program.output not in program.rows:
+        raise ModelError("the result of this model has no rows that are those of its input")
+    return program
+
+
+def _add(program: Program, tracked: Tracked, node: Node) -> None:
+    with_rows = any(ref in program.rows for ref in node.refs)
+    found = _rule(node, tracked) if with_rows else None
+    if isinstance(found, tuple):
+        # The statistics are a result of their own, beyond those of the graph.
+        reduction, applied = found
+        statistics = len(program.graph.nodes) + len(program.steps)
+        program.steps[statistics] = reduction
+        found = applied(statistics)
+    if found is None:
+        found = Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
+        if with_rows:
+            program.unruled.append(node.index)
+    elif isinstance(found, RowOp):
+        program.rows[node.index] = found.rows
+    program.steps[node.index] = found
+
+
+def _rule(node: Node, tracked: Tracked) -> Found:
+    if is_pointwise(node):
+        return pointwise(node, tracked)
+    rule = RULES.get(short(node.target))
+    return None if rule is None else rule(node, tracked)

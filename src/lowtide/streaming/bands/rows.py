@@ -1,0 +1,74 @@
+"""How a tensor carries the rows of an image, and what an operator does to bands of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from lowtide.streaming.bands.spans import Span, Spans
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Dimension ``dim`` of a tensor runs down the image, ``size`` long.
+
+    A band of it begins and ends at multiples of ``grain``: where windows of several rows and
+    columns lie one after another, those of one row of windows are a grain.
+    """
+
+    dim: int
+    size: int
+    grain: int = 1
+
+
+# Rows of each of the tensors with rows that a band depends on, in the order they are taken in.
+Needs = tuple[Spans, ...]
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """One operator on a band.
+
+    ``inputs`` are nodes with rows, ``wholes`` nodes without. ``needed`` tells the inputs' rows
+    for a span of the result's; ``run`` makes the span's rows of those and the whole tensors.
+    Of the wholes in ``sliced`` only the span is given, along the dimension named there. ``scratch``
+    is what the operator takes while it runs, as a share of its inputs and result. ``cheap``
+    operators take less time than their results take to be kept; a ``view`` has the memory of
+    its first input.
+    """
+
+    rows: Rows
+    inputs: tuple[int, ...]
+    wholes: tuple[int, ...]
+    needed: Callable[[Span], Needs]
+    run: Callable[[Span, Sequence[Tensor], Sequence[Tensor]], Tensor]
+    cheap: bool = False
+    view: bool = False
+    sliced: Mapping[int, int] = field(default_factory=dict)
+    scratch: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What all rows are reduced to, gathered band by band.
+
+    ``add`` returns the state (None at first) with the rows of a span; ``finish`` makes the
+    result of it, a tensor without rows. ``inputs`` have equally many rows.
+    """
+
+    rows: Rows
+    inputs: tuple[int, ...]
+    add: Callable[[Any, Sequence[Tensor]], Any]
+    finish: Callable[[Any], Tensor]
+
+
+def same(count: int) -> Callable[[Span], Needs]:
+    """Needs of an operator whose rows depend on the same rows of each of its inputs."""
+
+    def needed(span: Span) -> Needs:
+        return ([span],) * count
+
+    return needed

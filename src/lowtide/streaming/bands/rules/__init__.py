@@ -1,0 +1,21 @@
+"""Rules that tell how each operator treats rows: one file for each kind of operator."""
+
+from __future__ import annotations
+
+from lowtide.streaming.bands.rules import (
+    contractions,
+    moves,
+    norms,
+    pointwise,
+    reductions,
+    shapes,
+    stencils,
+)
+from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
+
+RULES: dict[str, Rule] = {
+    **pointwise.RULES, **shapes.RULES, **moves.RULES, **stencils.RULES, **contractions.RULES,
+    **norms.RULES, **reductions.RULES,
+}  # fmt: skip
+
+__all__ = ["RULES", "Found", "Rule", "Tracked"]

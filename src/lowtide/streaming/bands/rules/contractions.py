@@ -1,0 +1,138 @@
+"""Products of matrices and attention: rows as a batch, as rows of a result, or summed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.rows import Reduction, RowOp, Rows, same
+from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, argument, mapped
+from lowtide.streaming.bands.spans import Span
+
+
+def linear(node: Node, tracked: Tracked) -> RowOp | None:
+    """A product with a matrix over the last dimension."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim == len(node.like.shape) - 1:
+        return None
+    if any(tracked.of(arg) for arg in node.args[1:]):
+        return None
+    return mapped(node, tracked, rows)
+
+
+def product(node: Node, tracked: Tracked) -> Found:
+    """matmul, bmm and mm.
+
+    Where rows are summed over, the products of bands are added up. Where they are rows of the
+    left and columns of the right (scores of attention over the image), the right is taken whole.
+    """
+    left, right = node.args[:2]
+    a, b = tracked.of(left), tracked.of(right)
+    shapes = tracked.like(left).shape, tracked.like(right).shape
+    rank = len(node.like.shape)
+    if min(map(len, shapes)) < 2:
+        return None
+    # Places counted from the end, which are the same in both and in the result.
+    at_a, at_b = (
+        None if rows is None else rows.dim - len(shape)
+        for rows, shape in zip((a, b), shapes, strict=True)
+    )
+    if at_a == -1 and at_b == -2 and a is not None and b is not None:
+        return _summed(node, a) if a.size == b.size and left.node != right.node else None
+    if at_a is not None and a is not None and at_a != -1:
+        if at_b == at_a and at_a < -2:
+            return mapped(node, tracked, Rows(at_a + rank, a.size, a.grain))
+        if b is not None and at_a != -2:
+            return None
+        return _left(node, Rows(at_a + rank, a.size, a.grain), left, right, shapes[1])
+    if b is not None and at_b is not None and at_b != -2 and a is None:
+        taken = {}
+        aligned = at_b + len(shapes[0])
+        if at_b < -2 and aligned >= 0 and shapes[0][aligned] == b.size > 1:
+            taken[left.node] = aligned
+        return mapped(node, tracked, Rows(at_b + rank, b.size, b.grain), slices=taken)
+    return None
+
+
+def _left(node: Node, rows: Rows, left: Any, right: Any, shape: tuple[int, ...]) -> RowOp:
+    """Bands of the left with all of the right, whether that has rows or not."""
+    target = node.target
+    assert target is not None
+    aligned = rows.dim - len(node.like.shape) + len(shape)
+    cut = rows.dim < len(node.like.shape) - 2 and aligned >= 0 and shape[aligned] > 1
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        return target(pieces[0], whole[0])
+
+    sliced = {right.node: aligned} if cut else {}
+    return RowOp(rows, (left.node,), (right.node,), same(1), run, sliced=sliced)
+
+
+def _summed(node: Node, rows: Rows) -> Reduction:
+    """The products of bands added up in double precision."""
+    left, right = (arg.node for arg in node.args[:2])
+
+    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
+        found = torch.matmul(pieces[0], pieces[1]).double()
+        return found if state is None else state.add_(found)
+
+    def finish(state: Tensor) -> Tensor:
+        return state.to(node.like.dtype)
+
+    return Reduction(Rows(rows.dim, rows.size, rows.grain), (left, right), add, finish)
+
+
+def added(node: Node, tracked: Tracked) -> RowOp | None:
+    """addmm and baddbmm: a product, and something added that has no rows, or just its own."""
+    rows = tracked.of(node.args[1])
+    rank = len(node.like.shape)
+    if rows is None or rows.dim == rank - 1 or tracked.of(node.args[2]) or tracked.of(node.args[0]):
+        return None
+    slices = {}
+    for arg in (node.args[0], node.args[2]):
+        shape = tracked.like(arg).shape
+        dim = rows.dim - rank + len(shape)
+        batch = arg is node.args[0] or rows.dim < rank - 2
+        if batch and dim >= 0 and shape[dim] == rows.size > 1:
+            slices[arg.node] = dim
+    return mapped(node, tracked, rows, slices=slices)
+
+
+def attended(node: Node, tracked: Tracked) -> RowOp | None:
+    """Attention of windows, whose rows are a batch; or of bands of queries to the whole image."""
+    query, key, value = (tracked.of(arg) for arg in node.args[:3])
+    mask = argument(node, 3, "attn_mask")
+    rank = len(node.like.shape)
+    if query is None or query.dim == rank - 1 or argument(node, 5, "is_causal", False):
+        return None
+    if query.dim < rank - 2:
+        if not (query == key == value):
+            return None
+        slices = {}
+        if mask is not None and tracked.of(mask) is None:
+            shape = tracked.like(mask).shape
+            dim = query.dim - rank + len(shape)
+            if dim >= 0 and shape[dim] == query.size > 1:
+                slices[mask.node] = dim
+        return mapped(node, tracked, query, slices=slices)
+    if mask is not None:
+        return None
+    target, extra = node.target, node.kwargs
+    assert target is not None
+    rest = node.args[3:]
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        return target(pieces[0], whole[0], whole[1], *rest, **extra)
+
+    inputs = tuple(arg.node for arg in node.args[:3])
+    return RowOp(query, inputs[:1], inputs[1:], same(1), run)
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear, "matmul": product, "bmm": product, "mm": product, "addmm": added,
+    "baddbmm": added, "scaled_dot_product_attention": attended,
+}  # fmt: skip

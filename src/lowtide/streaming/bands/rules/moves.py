@@ -1,0 +1,288 @@
+"""Operators that take rows from elsewhere: pieces, joins, rolls, mirrors, padding, repetition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.rows import Needs, RowOp, Rows
+from lowtide.streaming.bands.rules.rule import (
+    Rule,
+    Tracked,
+    argument,
+    dims_of,
+    mapped,
+    short,
+)
+from lowtide.streaming.bands.spans import Span
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows ``first`` to ``last`` of a result come from ``source`` (the place of an input, or -1
+    for ``fill``), from row ``start`` on, downward or (``step`` -1) upward."""
+
+    first: int
+    last: int
+    source: int
+    start: int = 0
+    step: int = 1
+
+    def within(self, span: Span) -> Stretch | None:
+        """The part that lies in a span of the result."""
+        first, last = max(self.first, span[0]), min(self.last, span[1])
+        if first >= last:
+            return None
+        start = self.start + self.step * (first - self.first)
+        return Stretch(first, last, self.source, start, self.step)
+
+    @property
+    def taken(self) -> Span:
+        """The rows of the source."""
+        count = self.last - self.first
+        if self.step > 0:
+            return self.start, self.start + count
+        return self.start - count + 1, self.start + 1
+
+
+def gathered(
+    rows: Rows, inputs: tuple[int, ...], stretches: list[Stretch], fill: float = 0.0,
+    across: Any = None,
+) -> RowOp:  # fmt: skip
+    """Rows put together from stretches; ``across`` does to the result what concerns the other
+    dimensions. Any row can be had alone, whatever the grain of the inputs."""
+
+    def parts(span: Span) -> list[Stretch]:
+        return [part for one in stretches if (part := one.within(span)) is not None]
+
+    def needed(span: Span) -> Needs:
+        return tuple(
+            [part.taken for part in parts(span) if part.source == place]
+            for place in range(len(inputs))
+        )
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        used = [0] * len(pieces)
+        found = []
+        for part in parts(span):
+            count = part.last - part.first
+            if part.source < 0:
+                shape = list(pieces[0].shape)
+                shape[rows.dim] = count
+                found.append(pieces[0].new_full(shape, fill))
+                continue
+            piece = pieces[part.source].narrow(rows.dim, used[part.source], count)
+            used[part.source] += count
+            found.append(piece if part.step > 0 else piece.flip(rows.dim))
+        result = found[0] if len(found) == 1 else torch.cat(found, rows.dim)
+        return result if across is None else across(result)
+
+    return RowOp(Rows(rows.dim, rows.size), inputs, (), needed, run, cheap=True)
+
+
+def rolled(node: Node, tracked: Tracked) -> RowOp | None:
+    """Rows moved round; the wrap takes them from the other end."""
+    rows = tracked.of(node.args[0])
+    dims = argument(node, 2, "dims", [])
+    if rows is None or not dims:
+        return None
+    shifts = argument(node, 1, "shifts")
+    pairs = list(zip(
+        shifts if isinstance(shifts, (list, tuple)) else [shifts],
+        dims_of(dims, len(node.like.shape)), strict=True,
+    ))  # fmt: skip
+    down = sum(shift for shift, dim in pairs if dim == rows.dim) % rows.size
+    others = [(shift, dim) for shift, dim in pairs if dim != rows.dim and shift]
+
+    def across(result: Tensor) -> Tensor:
+        return torch.roll(result, *(list(each) for each in zip(*others, strict=True)))
+
+    if not down:
+        return mapped(node, tracked, rows, cheap=True)
+    stretches = [Stretch(0, down, 0, rows.size - down), Stretch(down, rows.size, 0, 0)]
+    return gathered(rows, (node.args[0].node,), stretches, across=across if others else None)
+
+
+def flipped(node: Node, tracked: Tracked) -> RowOp | None:
+    """Upside down."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    others = [dim for dim in dims_of(node.args[1], len(node.like.shape)) if dim != rows.dim]
+    if len(others) == len(node.args[1]):
+        return mapped(node, tracked, rows, cheap=True)
+
+    def across(result: Tensor) -> Tensor:
+        return result.flip(others)
+
+    stretch = Stretch(0, rows.size, 0, rows.size - 1, -1)
+    return gathered(rows, (node.args[0].node,), [stretch], across=across if others else None)
+
+
+def sliced(node: Node, tracked: Tracked) -> RowOp | None:
+    """A piece: of other dimensions, or of the rows."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    if dim != rows.dim:
+        return mapped(node, tracked, rows, cheap=True, view=True)
+    start, step = argument(node, 2, "start", 0) or 0, argument(node, 4, "step", 1)
+    start += rows.size if start < 0 else 0
+    size = node.like.shape[dim]
+    if size == rows.size:
+        return mapped(node, tracked, rows, cheap=True, view=True)
+    if step != 1:
+        return None
+    return gathered(Rows(dim, size), (node.args[0].node,), [Stretch(0, size, 0, start)])
+
+
+def joined(node: Node, tracked: Tracked) -> RowOp | None:
+    """Tensors side by side, or one below the other."""
+    refs = node.args[0]
+    each = [tracked.of(ref) for ref in refs]
+    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    known = [rows for rows in each if rows is not None]
+    if not known or len({rows.dim for rows in known}) != 1:
+        return None
+    grain = math.lcm(*(rows.grain for rows in known))
+    rows = Rows(known[0].dim, node.like.shape[known[0].dim], grain)
+    if dim != rows.dim:
+        if len({found.size for found in known}) != 1:
+            return None
+        slices = {
+            ref.node: rows.dim for ref, found in zip(refs, each, strict=True) if found is None
+        }
+        return mapped(node, tracked, rows, slices=slices, cheap=True)
+    if len(known) < len(each):
+        return None
+    inputs = tuple(dict.fromkeys(ref.node for ref in refs))
+    stretches, first = [], 0
+    for ref, found in zip(refs, known, strict=True):
+        place = inputs.index(ref.node)
+        stretches.append(Stretch(first, first + found.size, place))
+        first += found.size
+    return gathered(rows, inputs, stretches)
+
+
+def stacked(node: Node, tracked: Tracked) -> RowOp | None:
+    """Tensors side by side along a new dimension."""
+    each = [tracked.of(ref) for ref in node.args[0]]
+    if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
+        return None
+    at = argument(node, 1, "dim", 0) % len(node.like.shape)
+    dim = each[0].dim + (at <= each[0].dim)
+    return mapped(node, tracked, Rows(dim, each[0].size, each[0].grain), cheap=True)
+
+
+def padded(node: Node, tracked: Tracked) -> RowOp | None:
+    """A frame of a number, of the mirrored or the repeated image, or of its other end."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    pad, rank = list(argument(node, 1, "pad") or argument(node, 1, "padding")), len(node.like.shape)
+    mode = _MODES.get(short(node.target)) or argument(node, 2, "mode", "constant")
+    value = argument(node, 3 if short(node.target) == "pad" else 2, "value", 0.0)
+    place = 2 * (rank - 1 - rows.dim)
+    above, below = (pad[place], pad[place + 1]) if place < len(pad) else (0, 0)
+    if not above and not below:
+        return mapped(node, tracked, rows, cheap=True)
+    if mode not in _FRAMES:
+        return None
+    others = [0 if index in (place, place + 1) else side for index, side in enumerate(pad)]
+    fill = float(value or 0.0) if mode == "constant" else 0.0
+
+    def across(result: Tensor) -> Tensor:
+        if mode == "constant":
+            return F.pad(result, others, value=fill)
+        return F.pad(result, others, mode=mode)
+
+    found = Rows(rows.dim, rows.size + above + below)
+    return gathered(
+        found, (node.args[0].node,), _FRAMES[mode](rows.size, above, below), fill,
+        across if any(others) else None,
+    )  # fmt: skip
+
+
+def _constant(size: int, above: int, below: int) -> list[Stretch]:
+    # Cropped where negative.
+    skip, end = max(0, -above), size + min(0, below)
+    first = max(0, above)
+    return [
+        Stretch(0, first, -1), Stretch(first, first + end - skip, 0, skip),
+        Stretch(first + end - skip, size + above + below, -1),
+    ]  # fmt: skip
+
+
+def _reflected(size: int, above: int, below: int) -> list[Stretch]:
+    return [
+        Stretch(0, above, 0, above, -1), Stretch(above, above + size, 0),
+        Stretch(above + size, above + size + below, 0, size - 2, -1),
+    ]  # fmt: skip
+
+
+def _repeated(size: int, above: int, below: int) -> list[Stretch]:
+    return [
+        *(Stretch(row, row + 1, 0, 0) for row in range(above)),
+        Stretch(above, above + size, 0),
+        *(Stretch(above + size + row, above + size + row + 1, 0, size - 1) for row in range(below)),
+    ]
+
+
+def _wrapped(size: int, above: int, below: int) -> list[Stretch]:
+    return [
+        Stretch(0, above, 0, size - above), Stretch(above, above + size, 0),
+        Stretch(above + size, above + size + below, 0, 0),
+    ]  # fmt: skip
+
+
+_FRAMES = {
+    "constant": _constant, "reflect": _reflected, "replicate": _repeated, "circular": _wrapped,
+}  # fmt: skip
+_MODES = {
+    "constant_pad_nd": "constant", "reflection_pad2d": "reflect", "replication_pad2d": "replicate",
+}  # fmt: skip
+
+
+def enlarged(node: Node, tracked: Tracked) -> RowOp | None:
+    """Each row several times: nearest upsampling, and repeated places."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    times, rest = divmod(node.like.shape[rows.dim], rows.size)
+    if rest:
+        return None
+    found = Rows(rows.dim, rows.size * times, times * rows.grain)
+
+    def needed(span: Span) -> Needs:
+        return ([(span[0] // times, span[1] // times)],)
+
+    if short(node.target) == "repeat_interleave":
+        return mapped(node, tracked, found, needed=needed, cheap=True)
+    if rows.dim != 2 or len(node.like.shape) != 4:
+        return None
+    across, factor = node.like.shape[3] / tracked.like(node.args[0]).shape[3], float(times)
+    if across != factor:
+        return None
+
+    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (args[0], None, [factor, across]), {}
+
+    plain = replace(node, target=torch.ops.aten.upsample_nearest2d.vec)
+    return mapped(plain, tracked, found, needed=needed, change=change, cheap=True)
+
+
+
+
+RULES: dict[str, Rule] = {
+    "roll": rolled, "flip": flipped, "slice": sliced, "cat": joined, "concat": joined,
+    "stack": stacked, "pad": padded, "constant_pad_nd": padded, "reflection_pad2d": padded,
+    "replication_pad2d": padded, "upsample_nearest2d": enlarged, "repeat_interleave": enlarged,
+}  # fmt: skip

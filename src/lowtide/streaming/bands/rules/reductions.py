@@ -1,0 +1,132 @@
+"""Means, sums and extremes: over other dimensions band by band, over rows all bands together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.rows import Reduction, Rows
+from lowtide.streaming.bands.rules.norms import Moments, gather_moments
+from lowtide.streaming.bands.rules.rule import (
+    Found,
+    Rule,
+    Tracked,
+    argument,
+    dims_of,
+    mapped,
+    short,
+)
+
+# Of a band and dimensions, kept as 1; then how bands come together.
+_KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Tensor]]] = {
+    "sum": (
+        lambda band, dims: band.sum(
+            dims, True, dtype=torch.promote_types(band.dtype, torch.float32)
+        ).double(),
+        torch.add,
+    ),
+    "norm": (
+        lambda band, dims: torch.linalg.vector_norm(band, 2, dims, True).double().square(),
+        torch.add,
+    ),
+    "amax": (lambda band, dims: band.amax(dims, True), torch.maximum),
+    "amin": (lambda band, dims: band.amin(dims, True), torch.minimum),
+}
+
+
+def reduced(node: Node, tracked: Tracked) -> Found:
+    """mean, sum, amax, amin, var, std and the norm of vectors."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    name = short(node.target)
+    shape = tracked.like(node.args[0]).shape
+    place = 2 if name == "linalg_vector_norm" else 1
+    dims = dims_of(argument(node, place, "dim"), len(shape))
+    kept = len(node.like.shape) == len(shape)
+    if rows.dim not in dims:
+        dim = rows.dim if kept else rows.dim - sum(one < rows.dim for one in dims)
+        return mapped(node, tracked, Rows(dim, rows.size, rows.grain), cheap=True)
+    if name in ("var", "std"):
+        return _spread(node, rows, dims, shape)
+    kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
+    if kind not in _KINDS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
+        return None
+    of, together = _KINDS[kind]
+    numbers = torch.Size(shape[dim] for dim in dims).numel()
+
+    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
+        found = of(pieces[0], dims)
+        return found if state is None else together(state, found)
+
+    def finish(state: Tensor) -> Tensor:
+        if name == "mean":
+            state = state / numbers
+        elif kind == "norm":
+            state = state.sqrt()
+        return state.to(node.like.dtype).reshape(node.like.shape)
+
+    return Reduction(rows, (node.args[0].node,), add, finish)
+
+
+def _spread(node: Node, rows: Rows, dims: list[int], shape: tuple[int, ...]) -> Reduction:
+    """Variance and deviation."""
+    correction = _correction(node)
+    rest = [dim for dim in range(len(shape)) if dim not in dims]
+
+    def group(band: Tensor) -> Tensor:
+        ordered = band.permute(*rest, *dims)
+        return ordered.flatten(len(rest)).reshape(-1, _numbers(ordered.shape[len(rest) :]))
+
+    def finish(state: Moments) -> Tensor:
+        found = state.variance(correction)
+        found = found.sqrt() if short(node.target) == "std" else found
+        return found.to(node.like.dtype).reshape(node.like.shape)
+
+    return Reduction(rows, (node.args[0].node,), gather_moments(group), finish)
+
+
+def _numbers(sides: Sequence[int]) -> int:
+    return torch.Size(sides).numel()
+
+
+def _correction(node: Node) -> float:
+    """What the count is lessened by: an argument of one overload, a flag of the other."""
+    given: Any = node.kwargs.get("correction")
+    if given is not None:
+        return float(given)
+    unbiased = argument(node, 2, "unbiased", True)
+    return 1.0 if unbiased is None else float(unbiased)
+
+
+def averaged(node: Node, tracked: Tracked) -> Found:
+    """The mean of all pixels (adaptive pooling to 1×1)."""
+    rows = tracked.of(node.args[0])
+    if rows is None or list(node.like.shape[-2:]) != [1, 1]:
+        return None
+    if rows.dim not in (len(node.like.shape) - 2, len(node.like.shape) - 1):
+        return None
+    largest = short(node.target) == "adaptive_max_pool2d"
+    of, together = _KINDS["amax" if largest else "sum"]
+    sides = tracked.like(node.args[0]).shape[-2:]
+
+    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
+        found = of(pieces[0], [-2, -1])
+        return found if state is None else together(state, found)
+
+    def finish(state: Tensor) -> Tensor:
+        return (state if largest else state / _numbers(sides)).to(node.like.dtype)
+
+    return Reduction(rows, (node.args[0].node,), add, finish)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduced
+    ),
+    "adaptive_avg_pool2d": averaged, "adaptive_max_pool2d": averaged,
+}  # fmt: skip

@@ -1,0 +1,95 @@
+"""What a rule is given, and what it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, binder, put, refs
+from lowtide.streaming.bands.rows import Needs, Reduction, RowOp, Rows, same
+from lowtide.streaming.bands.spans import Span
+
+# None: no rule fits, and the operator is run on whole tensors.
+Found = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp]] | None
+
+
+@dataclass
+class Tracked:
+    """The graph and which of its results carry rows, as far as it has been walked through."""
+
+    graph: Graph
+    rows: dict[int, Rows]
+
+    def like(self, ref: Any) -> Like:
+        """Shape and type of an argument that is a result."""
+        return self.graph.nodes[ref.node].like
+
+    def of(self, arg: Any) -> Rows | None:
+        """The rows of an argument, or None if it has none."""
+        return self.rows.get(arg.node) if isinstance(arg, Ref) else None
+
+
+Rule = Callable[[Node, Tracked], Found]
+
+
+def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    """An argument by its place or its name."""
+    if len(node.args) > place:
+        return node.args[place]
+    return node.kwargs.get(name, default)
+
+
+def dims_of(dim: Any, count: int) -> list[int]:
+    """One dimension, several, or all of them, counted from the front."""
+    if dim is None or dim == []:
+        return list(range(count))
+    return [one % count for one in (dim if isinstance(dim, (list, tuple)) else [dim])]
+
+
+def mapped(
+    node: Node, tracked: Tracked, rows: Rows, *,
+    needed: Callable[[Span], Needs] | None = None,
+    change: Callable[[Span, Any, Any], tuple[Any, Any]] | None = None,
+    cheap: bool = False, view: bool = False,
+    slices: dict[int, int] | None = None,
+) -> RowOp:  # fmt: skip
+    """The node's own operator with bands where it has tensors with rows.
+
+    ``change`` may put other arguments for a span. ``slices`` names nodes without rows of which
+    only the span is given, along a dimension.
+    """
+    inputs = tuple(one for one in node.refs if one in tracked.rows)
+    wholes = tuple(one for one in node.refs if one not in tracked.rows)
+    target, bind = node.target, binder(node.args)
+    kwargs_have_refs = any(True for _ in refs(node.kwargs))
+    assert target is not None
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
+        if change is None and not kwargs_have_refs:
+            return target(*bind(values), **node.kwargs)
+        args, kwargs = node.args, node.kwargs
+        if change is not None:
+            args, kwargs = change(span, args, kwargs)
+        args, kwargs = put((args, kwargs), values.__getitem__)
+        return target(*args, **kwargs)
+
+    return RowOp(
+        rows, inputs, wholes, needed or same(len(inputs)), run, cheap, view, slices or {}
+    )
+
+
+def replaced(args: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    """``args`` with another one at ``place``."""
+    return (*args[:place], value, *args[place + 1 :])
+
+
+def short(target: Any) -> str:
+    """``aten.conv2d.default`` as ``conv2d``."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.overloadpacket.__name__
+    return getattr(target, "__name__", str(target))

@@ -1,0 +1,287 @@
+"""Operators that look at neighbors: convolutions, pooling, resampling, shuffles of pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.rows import Needs, RowOp, Rows
+from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, mapped, short
+from lowtide.streaming.bands.spans import Span
+
+# oneDNN orders a convolution's input and result by blocks of 16 channels, in copies of its own.
+_REORDERED = 1.3
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a row of a result sees along one dimension: ``reach`` rows from ``row · stride -
+    pad`` on."""
+
+    reach: int
+    stride: int
+    pad: int
+
+    def seen(self, span: Span) -> Span:
+        """Rows of the input, beyond the image too."""
+        first, last = span
+        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.reach
+
+
+def _pair(value: Any, default: int) -> tuple[int, int]:
+    if value is None or value == []:
+        return default, default
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+def stencil(
+    node: Node, tracked: Tracked, kernel: Kernel, fill: float, run: Any,
+    *, dim: int = 2, cheap: bool = False, scratch: float = 0.0,
+) -> RowOp | None:  # fmt: skip
+    """A band with the rows that its kernel sees, filled up where the image really ends.
+
+    ``run`` computes it of those, without any padding of rows.
+    """
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != dim:
+        return None
+    found = Rows(dim, node.like.shape[dim])
+
+    def needed(span: Span) -> Needs:
+        first, last = kernel.seen(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def band(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = kernel.seen(span)
+        above, below = max(0, -first), max(0, last - rows.size)
+        piece = pieces[0]
+        if above or below:
+            frame = [0, 0] * (piece.dim() - 1 - dim) + [above, below]
+            piece = F.pad(piece, frame, value=fill)
+        return run(piece, whole)
+
+    wholes = tuple(one for one in node.refs if one != node.args[0].node)
+    if any(one in tracked.rows for one in wholes):
+        return None
+    return RowOp(found, (node.args[0].node,), wholes, needed, band, cheap, scratch=scratch)
+
+
+def convolved(node: Node, tracked: Tracked) -> RowOp | None:
+    """Convolution over images with zeros beyond them.
+
+    A band that touches an end of the image, and one that does not, are the same operator: its
+    own padding of rows is spared where it would only be cut off.
+    """
+    weight, bias = node.args[1], argument(node, 2, "bias")
+    if len(node.like.shape) != 4:
+        return None
+    stride, dilation = (
+        _pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
+    )
+    given = argument(node, 4, "padding", 0)
+    groups = argument(node, 6, "groups", 1)
+    size = tracked.like(weight).shape[2]
+    reach = (size - 1) * dilation[0] + 1
+    if given == "same" and stride == (1, 1):
+        width = (tracked.like(weight).shape[3] - 1) * dilation[1]
+        if (reach - 1) % 2 or width % 2:
+            return None
+        pad = (reach - 1) // 2, width // 2
+    elif isinstance(given, str):
+        pad = 0, 0
+        if given != "valid":
+            return None
+    else:
+        pad = _pair(given, 0)
+    biased = bias is not None
+
+    def run(piece: Tensor, whole: Sequence[Tensor]) -> Tensor:
+        return F.conv2d(
+            piece, whole[0], whole[1] if biased else None, stride, (0, pad[1]), dilation, groups
+        )
+
+    kernel = Kernel(reach, stride[0], pad[0])
+    return stencil(node, tracked, kernel, 0.0, run, scratch=_REORDERED)
+
+
+def pooled(node: Node, tracked: Tracked) -> RowOp | None:
+    """The greatest or the mean of windows."""
+    if len(node.like.shape) != 4 or short(node.target) not in _POOLS:
+        return None
+    size = _pair(argument(node, 1, "kernel_size"), 1)
+    step = argument(node, 2, "stride")
+    stride = _pair(step, 1) if step else size
+    pad = _pair(argument(node, 3, "padding", 0), 0)
+    largest = short(node.target) == "max_pool2d"
+    dilation = _pair(argument(node, 4, "dilation", 1), 1) if largest else (1, 1)
+    ceil = argument(node, 5 if largest else 4, "ceil_mode", False)
+    counted = largest or argument(node, 5, "count_include_pad", True)
+    if ceil or dilation != (1, 1) or argument(node, 6, "divisor_override"):
+        return None
+    if not counted and any(pad):
+        return None
+    kernel = Kernel(size[0], stride[0], pad[0])
+
+    def run(piece: Tensor, whole: Sequence[Tensor]) -> Tensor:
+        if largest:
+            return F.max_pool2d(piece, size, stride, (0, pad[1]))
+        return F.avg_pool2d(piece, size, stride, (0, pad[1]))
+
+    return stencil(node, tracked, kernel, -math.inf if largest else 0.0, run, cheap=True)
+
+
+_POOLS = {"max_pool2d", "avg_pool2d"}
+
+
+def unfolded(node: Node, tracked: Tracked) -> RowOp | None:
+    """Windows laid out one after another (im2col): those of one row of windows are a grain."""
+    rows = tracked.of(node.args[0])
+    image = tracked.like(node.args[0]).shape
+    if rows is None or rows.dim != 2 or len(image) != 4:
+        return None
+    size, dilation, pad, stride = (_pair(node.args[place], 1) for place in range(1, 5))
+    reach = (size[0] - 1) * dilation[0] + 1
+    across = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
+    found = Rows(2, node.like.shape[2], across)
+    kernel = Kernel(reach, stride[0], pad[0])
+
+    def windows(span: Span) -> Span:
+        return kernel.seen((span[0] // across, span[1] // across))
+
+    def needed(span: Span) -> Needs:
+        first, last = windows(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = windows(span)
+        frame = [pad[1], pad[1], max(0, -first), max(0, last - rows.size)]
+        piece = F.pad(pieces[0], frame) if any(frame) else pieces[0]
+        return F.unfold(piece, size, dilation, 0, stride)
+
+    return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
+
+
+def shuffled(node: Node, tracked: Tracked) -> RowOp | None:
+    """Channels to pixels (pixel shuffle)."""
+    rows = tracked.of(node.args[0])
+    rank = len(node.like.shape)
+    if rows is None or rows.dim != rank - 2:
+        return None
+    factor = node.args[1]
+
+    def needed(span: Span) -> Needs:
+        return ([(span[0] // factor, span[1] // factor)],)
+
+    found = Rows(rows.dim, rows.size * factor, rows.grain * factor)
+    return mapped(node, tracked, found, needed=needed, cheap=True)
+
+
+def unshuffled(node: Node, tracked: Tracked) -> RowOp | None:
+    """Pixels to channels (pixel unshuffle)."""
+    rows = tracked.of(node.args[0])
+    rank = len(node.like.shape)
+    if rows is None or rows.dim != rank - 2:
+        return None
+    factor = node.args[1]
+
+    def needed(span: Span) -> Needs:
+        return ([(span[0] * factor, span[1] * factor)],)
+
+    return mapped(node, tracked, Rows(rows.dim, rows.size // factor), needed=needed, cheap=True)
+
+
+def resampled(node: Node, tracked: Tracked) -> RowOp | None:
+    """Bilinear and bicubic enlargement by a whole factor, by pixels' centers.
+
+    Rows beyond a band's own are computed too and cut off, so that only the image's real ends
+    are ends.
+    """
+    rows = tracked.of(node.args[0])
+    name = short(node.target)
+    if rows is None or rows.dim != 2 or argument(node, 2, "align_corners"):
+        return None
+    before = tracked.like(node.args[0]).shape
+    times, rest = divmod(node.like.shape[2], rows.size)
+    if rest or node.like.shape[3] != before[3] * times:
+        return None
+    reach, mode = {"upsample_bilinear2d": (1, "bilinear"), "upsample_bicubic2d": (2, "bicubic")}[
+        name
+    ]
+    found = Rows(2, rows.size * times, times)
+
+    def around(span: Span) -> Span:
+        return (
+            max(0, span[0] // times - reach),
+            min(rows.size, -(-span[1] // times) + reach),
+        )
+
+    def needed(span: Span) -> Needs:
+        return ([around(span)],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        large = F.interpolate(pieces[0], scale_factor=times, mode=mode, align_corners=False)
+        return large.narrow(2, span[0] - around(span)[0] * times, span[1] - span[0])
+
+    return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
+
+
+def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
+    """Transposed convolution: each row of the result of the few rows that reach it."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != 2 or len(node.like.shape) != 4:
+        return None
+    stride, pad, more = (
+        _pair(argument(node, place, name), default)
+        for place, name, default in (
+            (3, "stride", 1), (4, "padding", 0), (5, "output_padding", 0),
+        )
+    )  # fmt: skip
+    groups = argument(node, 6, "groups", 1)
+    dilation = _pair(argument(node, 7, "dilation"), 1)
+    size = tracked.like(node.args[1]).shape[2]
+    reach = (size - 1) * dilation[0]
+    biased = argument(node, 2, "bias") is not None
+    found = Rows(2, node.like.shape[2])
+
+    def sources(span: Span) -> Span:
+        first = -(-(span[0] + pad[0] - reach) // stride[0])
+        last = (span[1] - 1 + pad[0]) // stride[0] + 1
+        return max(0, first), min(rows.size, last)
+
+    def needed(span: Span) -> Needs:
+        return ([sources(span)],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        # All that these rows reach; row 0 of it is the place of the first one's first row.
+        full = torch.conv_transpose2d(
+            pieces[0], whole[0], whole[1] if biased else None, stride, (0, pad[1]),
+            (0, more[1]), groups, dilation,
+        )  # fmt: skip
+        start = span[0] + pad[0] - sources(span)[0] * stride[0]
+        short_of = start + span[1] - span[0] - full.shape[2]
+        if short_of > 0:  # rows that no row reaches, of output_padding
+            bias = whole[1].view(1, -1, 1, 1) if biased else full.new_zeros(())
+            shape = *full.shape[:2], short_of, full.shape[3]
+            full = torch.cat([full, bias.expand(shape)], 2)
+        return full.narrow(2, start, span[1] - span[0])
+
+    wholes = tuple(one for one in node.refs if one != node.args[0].node)
+    if any(one in tracked.rows for one in wholes):
+        return None
+    return RowOp(found, (node.args[0].node,), wholes, needed, run)
+
+
+RULES: dict[str, Rule] = {
+    "conv2d": convolved, "max_pool2d": pooled, "avg_pool2d": pooled, "im2col": unfolded,
+    "pixel_shuffle": shuffled, "pixel_unshuffle": unshuffled, "upsample_bilinear2d": resampled,
+    "upsample_bicubic2d": resampled, "conv_transpose2d": transposed_convolution,
+}  # fmt: skip

@@ -1,0 +1,180 @@
+"""A module that gives the result of another one, band by band."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.units import MIB, format_bytes
+from lowtide.memory.budget import Budget
+from lowtide.memory.store import cache_folder
+from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.bands.certify import Certificate, certify
+from lowtide.streaming.bands.choose import Layout, Placement, choose
+from lowtide.streaming.bands.disk_page import DiskPage
+from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.program import Program, track
+from lowtide.streaming.bands.sweep import Sweep, memory_pages
+
+# Sizes of image whose programs are kept.
+_KEPT = 4
+# Of the budget, for what operators take for themselves and for masks and biases.
+_SHARE, _LEAST = 0.15, 16 * MIB
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program for one size of image, how it is run, and its certificate."""
+
+    program: Program
+    layout: Layout
+    sweep: Sweep
+    certificate: Certificate | None
+
+    @property
+    def title(self) -> str:
+        """For people: how it is run and what its rows take."""
+        segments, weight = self.layout.segments, self.layout.weight
+        pages = format_bytes(weight.pages_bytes) if weight.pages_bytes else "nothing"
+        return (
+            f"streamed, segments: {len(segments)}, bands: up to {max(self.layout.bands)},"
+            f" {format_bytes(self.layout.bytes)} for rows with {pages} of pages"
+            f"{' on disk' if self.layout.pages == 'disk' and weight.pages_bytes else ''}"
+        )
+
+
+class Streamed(nn.Module):
+    """``module`` with the same call, run by bands of rows within a budget.
+
+    Takes (batch, channels, height, width) and returns what ``module`` returns for it, equal to
+    rounding (accuracy class: exact). Images of a batch are run one after another. Memory, beside
+    weights, input and result: the bands, the pages between them (`explain` tells both), and what
+    single operators take for themselves.
+
+    The first image of a size takes seconds longer: the graph is captured, and compared with the
+    module itself on a small image; that comparison is remembered on disk.
+
+    Raises `ModelError` for a module that cannot be streamed exactly, and `BudgetError`, which
+    names the least that would do. Source of the method: bands as in fused-layer networks
+    (MCUNetV2, arXiv 2110.15352), with norms and windows exact.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, budget: str | int | Budget = "auto",
+        pages: Placement | Literal["auto"] = "auto", scratch: Path | None = None,
+        certified: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if pages not in ("auto", "memory", "disk"):
+            raise UsageError(f"pages {pages!r} is not known", hint="auto, memory or disk")
+        self.module = module
+        self._budget, self._scratch = budget, scratch
+        self._place: Placement | Literal["auto"] = pages
+        self._certified = certified
+        self._known: OrderedDict[object, Prepared] = OrderedDict()
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The result for each image of the batch."""
+        _check(image)
+        results = [self._one(single) for single in image.detach().split(1)]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+    def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(first row, (1, channels, rows, width)) of the result of one image, from the top down:
+        for results that are never held as a whole."""
+        _check(image)
+        source = MemoryPage(2, image.device)
+        source.write(0, image.detach())
+        yield from self.prepare(image).sweep.run(source)
+
+    def explain(self, image: Tensor) -> str:
+        """How an image of this size would be run."""
+        _check(image)
+        return self.prepare(image).title
+
+    def prepare(self, image: Tensor) -> Prepared:
+        """The program for images like this one; made once for each size."""
+        key = (*image.shape[1:], image.dtype, image.device)
+        if key not in self._known:
+            self._known[key] = self._prepared(image[:1])
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _prepared(self, image: Tensor) -> Prepared:
+        program = track(capture(self.module, image))
+        if program.rows[program.output].dim != 2:
+            raise ModelError("the result of this model is no image: its rows are not its height")
+        device = "cpu" if image.device.type == "cpu" else str(image.device)
+        allowed = Budget.parse(self._budget, device=device).device_bytes
+        beside = program.bytes_of(program.output) + max(_LEAST, int(allowed * _SHARE))
+        try:
+            layout = choose(program, allowed - beside, self._place)
+        except BudgetError as error:
+            least = (error.smallest or 0) + beside
+            raise BudgetError(
+                f"no bands of this model fit in {format_bytes(allowed)}: with its result they take"
+                f" {format_bytes(least)}",
+                smallest=least, hint=f"a budget of {-(-least // MIB)}MiB",
+            ) from error  # fmt: skip
+        certificate = None
+        if self._certified:
+            certificate = certify(self.module, image, program, cache_folder())
+        make_page = self._pages(program, layout, image.device)
+        sweep = Sweep(program, layout.segments, layout.bands, make_page)
+        return Prepared(program, layout, sweep, certificate)
+
+    def _one(self, image: Tensor) -> Tensor:
+        like = self.prepare(image).program
+        node = like.graph.nodes[like.output]
+        result = torch.empty(node.like.shape, dtype=node.like.dtype, device=image.device)
+        for first, rows in self.rows(image):
+            result[:, :, first : first + rows.shape[2]] = rows
+        return result
+
+    def _pages(
+        self, program: Program, layout: Layout, device: torch.device
+    ) -> Callable[[int], Page]:
+        if layout.pages == "memory":
+            return memory_pages(program, device)
+        nodes, rows = program.graph.nodes, program.rows
+
+        def make(index: int) -> Page:
+            like = nodes[index].like
+            return DiskPage(like.shape, like.dtype, rows[index].dim, device, self._scratch)
+
+        return make
+
+
+def stream(
+    module: nn.Module, *, budget: str | int | Budget = "auto",
+    pages: Placement | Literal["auto"] = "auto", scratch: Path | None = None,
+) -> Streamed:  # fmt: skip
+    """``module`` with the same call, in the memory of ``budget``: see `Streamed`.
+
+        small = lowtide.stream(model.eval(), budget="1GiB")
+        result = small(image)            # equal to model(image) but for rounding
+
+    ``pages`` says where maps are kept that no band can do without: in ``"memory"``, on ``"disk"``
+    (in files of the folder ``scratch`` that have no name and vanish with the process), or
+    wherever the budget lets them.
+    """
+    return Streamed(module, budget=budget, pages=pages, scratch=scratch)
+
+
+def _check(image: Tensor) -> None:
+    if image.dim() != 4 or 0 in image.shape:
+        shape = "×".join(map(str, image.shape)) or "()"
+        raise UsageError(f"streaming wants (batch, channels, height, width), not {shape}")
+    if not image.is_floating_point():
+        raise UsageError(f"streaming wants floating point numbers, not {image.dtype}")
+    if torch.is_grad_enabled() and image.requires_grad:
+        raise UsageError("a streamed module has no gradients", hint="with torch.no_grad():")

@@ -1,0 +1,163 @@
+"""Running a program: segment by segment, band by band."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.bands.constants import Constants
+from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.rows import Reduction, RowOp
+from lowtide.streaming.bands.schedule import Band, later_reads, schedule
+from lowtide.streaming.bands.segments import Segment, last_reads
+from lowtide.streaming.bands.spans import Span, Spans
+
+MakePage = Callable[[int], Page]
+
+
+class Sweep:
+    """Runs of a program: each has pages of its own, all share masks and biases."""
+
+    def __init__(
+        self, program: Program, segments: list[Segment], bands: list[int], make_page: MakePage
+    ) -> None:
+        self._program, self._segments, self._make_page = program, segments, make_page
+        self._plans = [
+            schedule(program, part, number)
+            for part, number in zip(segments, bands, strict=True)
+        ]
+        self._pages: dict[int, Page] = {}
+        self._wholes: dict[int, Tensor] = {}
+        self._constants = Constants(program)
+
+    def run(self, source: Page) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows) of the result, in order. Pages go when it ends, however it does."""
+        one = copy.copy(self)
+        one._pages, one._wholes = {}, {}
+        try:
+            yield from one._run(source)
+        finally:
+            for page in one._pages.values():
+                page.close()
+            one._pages.clear()
+
+    @torch.inference_mode()
+    def _run(self, source: Page) -> Iterator[tuple[int, Tensor]]:
+        (given,) = self._program.graph.inputs
+        self._pages = {given: source}
+        self._device = source.device
+        last = last_reads(self._segments)
+        for place, (segment, plan) in enumerate(zip(self._segments, self._plans, strict=True)):
+            for index in segment.before:
+                self._whole(index)
+            yield from self._segment(segment, plan, last.get(place, set()))
+            self._constants.forget()
+            self._wholes = {
+                index: value for index, value in self._wholes.items()
+                if index not in self._program.rows
+            }  # fmt: skip
+
+    def _segment(
+        self, segment: Segment, plan: list[Band], going: set[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        for index in segment.pages:
+            if index != self._program.output:
+                self._pages[index] = self._make_page(index)
+        states: dict[int, Any] = {}
+        buffers: dict[int, MemoryPage] = {}
+        for band, needed in zip(plan, later_reads(plan), strict=True):
+            yield from self._band(segment, band, buffers, states)
+            for index in going:
+                self._pages[index].keep(needed.get(index, []))
+        for index in going:
+            self._pages.pop(index).close()
+        for index, state in states.items():
+            step = self._program.steps[index]
+            assert isinstance(step, Reduction)
+            self._wholes[index] = step.finish(state)
+
+    def _band(
+        self, segment: Segment, band: Band, buffers: dict[int, MemoryPage], states: dict[int, Any]
+    ) -> Iterator[tuple[int, Tensor]]:
+        leaving: dict[int, list[int]] = {}
+        for index, user in band.uses.items():
+            leaving.setdefault(user, []).append(index)
+        for index in segment.steps:
+            step = self._program.steps[index]
+            if isinstance(step, Reduction):
+                if index not in band.targets:
+                    continue
+                pieces = [self._rows(one, band.targets[index], buffers) for one in step.inputs]
+                states[index] = step.add(states.get(index), pieces)
+                del pieces
+            elif index in band.makes:
+                assert isinstance(step, RowOp)
+                held = buffers.setdefault(index, MemoryPage(step.rows.dim, self._device))
+                for span in band.makes[index]:
+                    pieces = [
+                        self._rows(one, spans, buffers)
+                        for one, spans in zip(step.inputs, step.needed(span), strict=True)
+                    ]
+                    rows = step.run(span, pieces, self._beside(step, span))
+                    del pieces
+                    if index in self._pages:
+                        self._pages[index].write(span[0], rows)
+                    held.write(span[0], rows)
+                    del rows
+            if index == self._program.output:
+                for span in band.targets.get(index, ()):
+                    yield span[0], self._rows(index, [span], buffers)
+            if index in band.makes and index not in band.uses:
+                leaving.setdefault(index, []).append(index)
+            for one in leaving.get(index, ()):
+                if one in buffers:
+                    buffers[one].trim(band.holds.get(one, []))
+
+    def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
+        dim = self._program.rows[index].dim
+        if not spans:
+            like = self._program.graph.nodes[index].like
+            shape = *like.shape[:dim], 0, *like.shape[dim + 1 :]
+            return torch.empty(shape, dtype=like.dtype, device=self._device)
+        if index in buffers:
+            return buffers[index].read(spans)
+        return self._pages[index].read(spans)
+
+    def _beside(self, step: RowOp, span: Span) -> list[Tensor]:
+        """What a step takes without rows, or the span of it that concerns these rows."""
+        found = []
+        for index in step.wholes:
+            dim = step.sliced.get(index)
+            if dim is None:
+                found.append(self._whole(index))
+            elif index in self._program.fixed:
+                found.append(self._constants.rows(index, dim, span, step.rows.grain))
+            else:
+                found.append(self._whole(index).narrow(dim, span[0], span[1] - span[0]))
+        return found
+
+    def _whole(self, index: int) -> Tensor:
+        """A result without rows, or one with rows as a whole."""
+        if index in self._program.fixed:
+            return self._constants.whole(index)
+        if index not in self._wholes:
+            rows = self._program.rows.get(index)
+            self._wholes[index] = (
+                self._program.graph.nodes[index].call(self._whole)
+                if rows is None else self._pages[index].read([(0, rows.size)])
+            )
+        return self._wholes[index]
+
+
+def memory_pages(program: Program, device: torch.device) -> MakePage:
+    """Pages in the memory of a device."""
+
+    def make(index: int) -> Page:
+        return MemoryPage(program.rows[index].dim, device)
+
+    return make

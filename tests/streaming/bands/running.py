@@ -1,0 +1,52 @@
+"""What the tests of bands share: a module run by bands, beside the module itself."""
+
+from __future__ import annotations
+
+import torch
+
+from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.bands.choose import Cutter
+from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.program import Whole, track
+from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.bands.sweep import Sweep, memory_pages
+
+
+def program_of(module, image):
+    return track(capture(module.eval(), image))
+
+
+def by_bands(program, image, bands, parts=1, make_page=None):
+    """The result of ``program``, and the rows it came in."""
+    segments = segment(program, Cutter(program).cuts(parts))
+    pages = make_page or memory_pages(program, image.device)
+    source = MemoryPage(2, image.device)
+    source.write(0, image)
+    sweep = Sweep(program, segments, [bands] * len(segments), pages)
+    found = list(sweep.run(source))
+    starts = [first for first, _ in found]
+    assert starts == sorted(starts)
+    return torch.cat([rows for _, rows in found], program.rows[program.output].dim)
+
+
+def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11, whole=()):
+    """Every number of bands gives what the module gives, to a share of its largest number.
+
+    ``whole`` names operators that may be run on whole maps; all others must run by bands.
+    """
+    before = image.clone()
+    with torch.no_grad():
+        expected = module.eval()(image.clone())
+    program = program_of(module, image)
+    names = [
+        str(step.node.target) for index, step in program.steps.items()
+        if isinstance(step, Whole) and index in program.unruled
+    ]  # fmt: skip
+    assert set(names) <= set(whole), names
+    for number in bands:
+        for cut in parts:
+            found = by_bands(program, image, number, cut)
+            assert found.shape == expected.shape
+            apart = (found - expected).abs().max().item()
+            assert apart <= share * max(1.0, expected.abs().max().item()), (number, cut, apart)
+    assert torch.equal(image, before)

@@ -1,0 +1,127 @@
+"""Whole families of networks by bands, as others wrote them: nothing here knows their insides."""
+
+import importlib
+
+import pytest
+import torch
+from running import check_parity
+from torch import nn
+
+from lowtide.models.fused import fold
+
+
+def spandrel(family, arch, name, **options):
+    home = importlib.import_module(f"spandrel.architectures.{family}.{arch}")
+    return getattr(home, name)(**options)
+
+
+SWIN = {
+    "upscale": 2, "img_size": 16, "depths": [2, 2], "num_heads": [2, 2], "embed_dim": 12,
+    "mlp_ratio": 2, "img_range": 1.0, "upsampler": "pixelshuffle", "resi_connection": "1conv",
+}  # fmt: skip
+FAMILIES = {
+    "Compact": lambda: spandrel(
+        "Compact", "__arch.SRVGG", "SRVGGNetCompact", num_feat=8, num_conv=4, upscale=2
+    ),
+    "ESRGAN": lambda: spandrel(
+        "ESRGAN", "__arch.RRDB", "RRDBNet", in_nc=3, out_nc=3, num_filters=8, num_blocks=2, scale=4
+    ),
+    "PLKSR": lambda: spandrel(
+        "PLKSR", "__arch.PLKSR", "PLKSR", dim=16, n_blocks=2, upscaling_factor=2
+    ),
+    "SPAN": lambda: fold(spandrel(
+        "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=8, upscale=2
+    ).eval()),
+    "RCAN": lambda: spandrel(
+        "RCAN", "__arch.rcan_arch", "RCAN", n_resgroups=2, n_resblocks=2, n_feats=16, scale=2
+    ),
+    "SwinIR": lambda: spandrel("SwinIR", "__arch.SwinIR", "SwinIR", **SWIN, window_size=8),
+    "HAT": lambda: spandrel(
+        "HAT", "__arch.HAT", "HAT", **SWIN, window_size=8, compress_ratio=3, squeeze_factor=4,
+        conv_scale=0.01, overlap_ratio=0.5,
+    ),
+    "DRCT": lambda: spandrel(
+        "DRCT", "__arch.drct_arch", "DRCT", **{**SWIN, "depths": [6], "num_heads": [2]},
+        window_size=8, gc=8,
+    ),
+}  # fmt: skip
+
+
+def rolled(module):
+    """Weights that leave nothing at 0 or 1, as trained ones do."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += torch.randn(weight.shape, generator=generator) * 0.05
+    return module
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", [(37, 29), (64, 40)])
+def test_upscalers(family, size):
+    if family == "DRCT":  # padded by its caller
+        size = tuple(-(-side // 8) * 8 for side in size)
+    module = rolled(FAMILIES[family]()).double()
+    image = torch.rand(1, 3, *size, dtype=torch.float64)
+    check_parity(module, image, bands=(2, 5), parts=(1, 6), share=1e-9)
+
+
+class Part(nn.Module):
+    """One method of a module as a call of its own."""
+
+    def __init__(self, module, call):
+        super().__init__()
+        self.module = module
+        self.call = call
+
+    def forward(self, image):
+        return self.call(self.module, image)
+
+
+def autoencoder():
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2, layers_per_block=1, latent_channels=4,
+        norm_num_groups=4,
+    )  # fmt: skip
+
+
+def tiny():
+    from diffusers import AutoencoderTiny
+
+    return AutoencoderTiny(
+        encoder_block_out_channels=(8, 8), decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 2), num_decoder_blocks=(2, 1), latent_channels=4,
+    )  # fmt: skip
+
+
+def denoiser():
+    from diffusers import UNet2DModel
+
+    return UNet2DModel(
+        sample_size=16, block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1, norm_num_groups=4, attention_head_dim=8,
+    )  # fmt: skip
+
+
+AUTOENCODERS = {
+    "decoder": (autoencoder, lambda vae, x: vae.decode(x).sample, 4),
+    "encoder": (autoencoder, lambda vae, x: vae.encode(x).latent_dist.parameters, 3),
+    "tiny decoder": (tiny, lambda vae, x: vae.decode(x).sample, 4),
+    "tiny encoder": (tiny, lambda vae, x: vae.encode(x).latents, 3),
+    "U-Net": (denoiser, lambda net, x: net(x, 7).sample, 3),
+}
+
+
+@pytest.mark.parametrize("name", AUTOENCODERS)
+@pytest.mark.parametrize("size", [(22, 18), (36, 16)])
+def test_autoencoders(name, size):
+    make, call, channels = AUTOENCODERS[name]
+    torch.manual_seed(0)
+    module = Part(rolled(make()), call).double()
+    image = torch.randn(1, channels, *size, dtype=torch.float64)
+    check_parity(module, image, bands=(1, 2, 5), parts=(1, 6), share=1e-9)

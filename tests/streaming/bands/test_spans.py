@@ -1,0 +1,38 @@
+"""Lists of intervals against sets of numbers."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowtide.streaming.bands.spans import common, count, outward, union, without
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6)
+
+
+def rows(spans):
+    return {row for first, last in spans for row in range(first, last)}
+
+
+def tidy(spans):
+    return all(first < last for first, last in spans) and all(
+        before[1] < after[0] for before, after in pairwise(spans)
+    )
+
+
+@given(SPANS, SPANS)
+def test_they_are_sets(left, right):
+    a, b = union(left), union(right)
+    assert tidy(a)
+    assert rows(a) == rows(left)
+    assert rows(without(a, b)) == rows(a) - rows(b)
+    assert rows(common(a, b)) == rows(a) & rows(b)
+    assert count(a) == len(rows(a))
+
+
+@given(SPANS, st.integers(1, 9))
+def test_outward_ends_at_the_grain_or_the_end(spans, grain):
+    found = outward(union(spans), grain, 43)
+    assert tidy(found)
+    assert rows(union(spans)) <= rows(found)
+    assert all(first % grain == 0 and (last % grain == 0 or last == 43) for first, last in found)

@@ -1,0 +1,260 @@
+"""`lowtide.stream`: the same call within a budget, and what it refuses."""
+
+import errno
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowtide
+from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
+from lowtide.core.units import MIB
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands import disk_page
+from lowtide.streaming.bands.disk_page import DiskPage
+from lowtide.streaming.bands.weigh import weigh
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+
+
+class Normed(nn.Module):
+    """Convolutions with norms of the whole map between them."""
+
+    def __init__(self, channels=24, depth=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.GroupNorm(4, channels), nn.SiLU(), nn.Conv2d(channels, channels, 3, 1, 1)
+            )
+            for _ in range(depth)
+        )
+        self.last = nn.Conv2d(channels, 12, 3, padding=1)
+
+    def forward(self, image):
+        x = self.first(image)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.pixel_shuffle(self.last(x), 2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Normed().eval()
+
+
+def whole(model, image):
+    with torch.no_grad():
+        return model(image)
+
+
+@pytest.mark.parametrize("pages", ["auto", "memory", "disk"])
+def test_a_batch_of_any_size_equals_the_model(model, pages):
+    image = torch.rand(2, 3, 75, 53)
+    found = lowtide.stream(model, budget="64MiB", pages=pages)(image)
+    assert (found - whole(model, image)).abs().max() <= 5e-6
+
+
+def test_results_can_be_trained_on(model):
+    found = lowtide.stream(model, budget="64MiB")(torch.rand(1, 3, 16, 16))
+    weight = torch.ones((), requires_grad=True)
+    (found * weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_results_do_not_depend_on_the_budget(model):
+    image = torch.rand(1, 3, 200, 160)
+    expected = whole(model, image)
+    for budget in ("30MiB", "40MiB", "80MiB", "1GiB"):
+        found = lowtide.stream(model, budget=budget)(image)
+        assert (found - expected).abs().max() <= 5e-6
+
+
+@pytest.mark.parametrize("pages", ["memory", "disk"])
+def test_memory_stays_within_the_budget_and_below_the_whole(model, pages):
+    image = torch.rand(1, 3, 512, 384)
+    budget = 52 * MIB if pages == "memory" else 40 * MIB
+    small = lowtide.stream(model, budget=budget, pages=pages)
+    small.prepare(image)
+    small(image)  # what libraries set up when they are first used
+
+    def run():
+        with torch.no_grad():
+            return small(image)
+
+    taken = live_peak_bytes(run)
+    assert taken <= budget
+    assert taken <= live_peak_bytes(lambda: whole(model, image)) * 0.6
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_what_rows_weigh_is_what_they_take(model, parts):
+    image = torch.rand(1, 3, 512, 384)
+    small = lowtide.stream(model, budget="1GiB", pages="memory")
+    prepared = small.prepare(image)
+    small(image)
+    told = weigh(prepared.program, prepared.layout.segments, prepared.layout.bands).rows_bytes
+    result = prepared.program.bytes_of(prepared.program.output)
+    taken = live_peak_bytes(lambda: small(image))
+    assert 0.9 <= (told + result) / taken <= 1.1
+
+
+def test_rows_come_from_the_top_down(model):
+    image = torch.rand(1, 3, 96, 64)
+    small = lowtide.stream(model, budget="30MiB", pages="disk")
+    found = list(small.rows(image))
+    assert [first for first, _ in found] == sorted({first for first, _ in found})
+    assert (torch.cat([rows for _, rows in found], 2) - whole(model, image)).abs().max() <= 5e-6
+
+
+def test_an_abandoned_run_leaves_nothing(model):
+    small = lowtide.stream(model, budget="64MiB", pages="disk")
+    rows = small.rows(torch.rand(1, 3, 96, 64))
+    before = open_files()
+    next(rows)
+    rows.close()
+    gc.collect()
+    assert open_files() <= before
+
+
+def open_files():
+    folder = Path("/proc/self/fd")  # elsewhere there is nothing to count
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def test_a_budget_that_is_too_small_names_one_that_is_not(model):
+    image = torch.rand(1, 3, 512, 512)
+    with pytest.raises(BudgetError) as caught:
+        lowtide.stream(model, budget="20MiB")(image)
+    smallest = caught.value.smallest
+    assert caught.value.hint
+    assert smallest
+    lowtide.stream(model, budget=-(-smallest // MIB) * MIB)(image)
+
+
+def test_explains_itself(model):
+    text = lowtide.stream(model, budget="64MiB").explain(torch.rand(1, 3, 64, 64))
+    assert text.startswith("streamed, segments: ")
+
+
+def test_a_certificate_is_remembered(model, monkeypatch):
+    image = torch.rand(1, 3, 40, 40)
+    lowtide.stream(model, budget="64MiB")(image)
+
+    def never(*_):
+        raise AssertionError("compared again")
+
+    monkeypatch.setattr("lowtide.streaming.bands.certify._measured", never)
+    lowtide.stream(model, budget="64MiB")(image)
+    with torch.no_grad():
+        model.first.bias += 0.5
+    try:
+        with pytest.raises(AssertionError, match="compared again"):
+            lowtide.stream(model, budget="64MiB")(image)
+    finally:
+        with torch.no_grad():
+            model.first.bias -= 0.5
+
+
+def test_a_wrong_rule_is_found_out(monkeypatch):
+    """A norm whose statistics are of something else must not pass."""
+    from lowtide.streaming.bands.rules import norms
+
+    honest = norms.Moments.merged
+
+    def average(self, other):
+        both = honest(self, other)
+        mean = (self.squares / self.count + other.squares / other.count) / 2
+        return norms.Moments(both.count, both.mean, mean * both.count)
+
+    monkeypatch.setattr(norms.Moments, "merged", average)
+    with pytest.raises(ModelError, match="differ from the whole"):
+        lowtide.stream(Normed().eval(), budget="64MiB")(torch.rand(1, 3, 80, 80))
+
+
+class Refused(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.call = call
+
+    def forward(self, image):
+        return self.call(self.conv(image))
+
+
+REFUSED = {
+    "random": (lambda x: x + torch.randn_like(x), "draws random numbers"),
+    "dropout": (lambda x: F.dropout(x, 0.5, training=True), "rows go through|draws random"),
+    "depends on data": (lambda x: x * 2 if x.sum() > 0 else x, "cannot be had"),
+    "two results": (lambda x: (x, x * 2), "2 results"),
+    "no image": (lambda x: x.mean((2, 3)), "no rows"),
+    "no rows": (lambda x: x.permute(0, 3, 1, 2), "its rows are not its height"),
+    "mixed rows": (lambda x: x.flatten(1), r"no rule .* flatten|no rule .* view|no rule .* resh"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_with_a_reason(name):
+    call, reason = REFUSED[name]
+    with pytest.raises(ModelError, match=reason):
+        lowtide.stream(Refused(call).eval(), budget="64MiB")(torch.rand(1, 3, 80, 80))
+
+
+def test_refuses_what_is_no_image(model):
+    small = lowtide.stream(model, budget="64MiB")
+    with pytest.raises(UsageError, match="batch, channels"):
+        small(torch.rand(3, 8, 8))
+    with pytest.raises(UsageError, match="floating point"):
+        small(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+    with pytest.raises(UsageError, match="no gradients"):
+        small(torch.rand(1, 3, 8, 8, requires_grad=True))
+    with pytest.raises(UsageError, match="pages"):
+        lowtide.stream(model, pages="tape")
+
+
+def test_refuses_training():
+    with pytest.raises(ModelError, match="training mode"):
+        lowtide.stream(Normed().train(), budget="64MiB")(torch.rand(1, 3, 32, 32))
+
+
+def test_a_disk_page_holds_rows_of_any_dimension():
+    rows = torch.randn(2, 3, 10, 4).to(torch.bfloat16)
+    page = DiskPage(rows.shape, rows.dtype, 2, rows.device)
+    page.write(4, rows[:, :, 4:])
+    page.write(0, rows[:, :, :4])
+    expected = torch.cat([rows[:, :, 8:], rows[:, :, 1:6]], 2)
+    assert torch.equal(page.read([(8, 10), (1, 6)]), expected)
+    page.close()
+
+
+def test_a_full_disk_is_an_error_that_says_so(model, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = disk_page.tempfile.TemporaryFile
+    monkeypatch.setattr(disk_page.tempfile, "TemporaryFile", lambda **kw: Full(real(**kw)))
+    before = open_files()
+    with pytest.raises(OutputError, match="disk is full"):
+        lowtide.stream(model, budget="64MiB", pages="disk")(torch.rand(1, 3, 64, 64))
+    gc.collect()
+    assert open_files() <= before
+
+
+def test_a_folder_that_is_not_there(model, tmp_path):
+    small = lowtide.stream(model, budget="64MiB", pages="disk", scratch=tmp_path / "none")
+    with pytest.raises(OutputError, match="no page can be kept"):
+        small(torch.rand(1, 3, 64, 64))

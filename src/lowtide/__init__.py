@@ -29,6 +29,7 @@ from lowtide.core.errors import (
 from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
+    from lowtide.integrations.fit import fit, unfit
     from lowtide.jobs.plan_upscale import plan
     from lowtide.jobs.report import UpscaleReport
     from lowtide.jobs.upscale import upscale
@@ -63,10 +64,12 @@ __all__ = [
     "__version__",
     "estimate",
     "estimate_vram_usage",
+    "fit",
     "load",
     "measure",
     "plan",
     "stream",
+    "unfit",
     "upscale",
 ]
 
@@ -80,10 +83,12 @@ _HOMES = {
     "UpscaleReport": "lowtide.jobs.report",
     "estimate": "lowtide.memory.estimating.estimate",
     "estimate_vram_usage": "lowtide.memory.training.vram",
+    "fit": "lowtide.integrations.fit",
     "load": "lowtide.models.loader",
     "measure": "lowtide.memory.measuring.region",
     "plan": "lowtide.jobs.plan_upscale",
     "stream": "lowtide.streaming.bands.streamed",
+    "unfit": "lowtide.integrations.fit",
     "upscale": "lowtide.jobs.upscale",
 }
 

@@ -1,0 +1,1 @@
+"""What other people's programs call: their own objects, made to keep within a budget."""

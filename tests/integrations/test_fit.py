@@ -33,7 +33,8 @@ def pipe():
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), attention_head_dim=4,
     )  # fmt: skip
     found = StableDiffusionPipeline(
-        vae=vae, unet=unet, scheduler=DDIMScheduler(clip_sample=False, steps_offset=1), text_encoder=None, tokenizer=None,
+        vae=vae, unet=unet, scheduler=DDIMScheduler(clip_sample=False, steps_offset=1),
+        text_encoder=None, tokenizer=None,
         safety_checker=None, feature_extractor=None, requires_safety_checker=False,
     )  # fmt: skip
     found.set_progress_bar_config(disable=True)

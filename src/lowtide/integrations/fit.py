@@ -40,9 +40,9 @@ def fit(
 
     Takes `AutoencoderKL`, `AutoencoderTiny` and whatever else has an ``encoder`` and a ``decoder``
     that turn one (B, C, H, W) tensor into another. Results equal those of the untouched module to
-    rounding, so its own tiling and slicing, which this replaces, are switched off. ``budget`` counts
-    as it does for `lowtide.stream`. Returns ``autoencoder``. Raises `UsageError` for a module that
-    has no such parts or is fitted already.
+    rounding, so its own tiling and slicing, which this replaces, are switched off. ``budget``
+    counts as it does for `lowtide.stream`. Returns ``autoencoder``. Raises `UsageError` for a
+    module that has no such parts or is fitted already.
     """
     parts = list(_parts(autoencoder))
     if not parts:

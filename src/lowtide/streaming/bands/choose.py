@@ -22,8 +22,8 @@ _PARTS = (1, 3, 8, 16, 36)
 # What the bands of a segment should stay below; the small ones are tried where memory is scarce.
 _CAPS = tuple(mib * MIB for mib in (16, 64, 128, 256, 512))
 _SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
-# Twice the bands have to save so much, or no more are tried: each is planned call by call.
-_WORTH = 0.85
+# Four times the bands have to save so much, or no more are tried: each is planned call by call.
+_WORTH = 0.8
 # Python between two operators, and what a disk moves in a second: for comparing layouts only.
 _CALL_SECONDS, _DISK_BYTES = 4e-5, 1 << 30
 # Memory has to buy time: so much of a second for each MiB more.
@@ -114,7 +114,7 @@ def _bands(program: Program, part: Segment, cap: int, known: dict[int, int]) -> 
             known[number] = band_bytes(program, part, number)
         if known[number] <= cap:
             return number
-        before = known.get(number // 2, 0)
+        before = known.get(number // 4, 0)
         if number >= most or (before and known[number] > before * _WORTH):
             return min(known, key=lambda one: (known[one], one))
         number = min(2 * number, most)

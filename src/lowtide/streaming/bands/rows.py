@@ -35,9 +35,10 @@ class RowOp:
     ``inputs`` are nodes with rows, ``wholes`` nodes without. ``needed`` tells the inputs' rows
     for a span of the result's; ``run`` makes the span's rows of those and the whole tensors.
     Of the wholes in ``sliced`` only the span is given, along the dimension named there. ``scratch``
-    is what the operator takes while it runs, as a share of its inputs and result. ``cheap``
-    operators take less time than their results take to be kept; a ``view`` has the memory of
-    its first input.
+    is what the operator takes while it runs, as a share of its inputs and result, and
+    ``scratch_bytes`` whatever the band; ``framed`` says that bands at the image's ends are copied
+    with a frame. ``cheap`` operators take less time than their results take to be kept; a
+    ``view`` has the memory of its first input.
     """
 
     rows: Rows
@@ -49,6 +50,8 @@ class RowOp:
     view: bool = False
     sliced: Mapping[int, int] = field(default_factory=dict)
     scratch: float = 0.0
+    scratch_bytes: int = 0
+    framed: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,11 @@ class _Scale:
         for one, spans in zip(step.inputs, step.needed(span), strict=True):
             size = count(spans) * self._program.row_bytes(one)
             given += size
+            # Made just now and as it is wanted, or put together from pieces.
             copied += 0 if spans == band.makes.get(one) else size
-        taken = result + copied + int(step.scratch * (given + result))
+        if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
+            copied += given
+        taken = result + copied + int(step.scratch * (given + result)) + step.scratch_bytes
         self.most_bands = max(self.most_bands, self._bands_now + taken)
         self.most = max(self.most, self._bands_now + self._pages_now + taken)
 

@@ -16,8 +16,9 @@ from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, mapped, short
 from lowtide.streaming.bands.spans import Span
 
-# oneDNN orders a convolution's input and result by blocks of 16 channels, in copies of its own.
-_REORDERED = 1.3
+# oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
+# copies of its own; a pool that takes the greatest notes where that was.
+_REORDERED, _BLOCK, _NOTED = 0.6, 16, 1.0
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ def _pair(value: Any, default: int) -> tuple[int, int]:
 
 def stencil(
     node: Node, tracked: Tracked, kernel: Kernel, fill: float, run: Any,
-    *, dim: int = 2, cheap: bool = False, scratch: float = 0.0,
+    *, dim: int = 2, cheap: bool = False, scratch: float = 0.0, scratch_bytes: int = 0,
 ) -> RowOp | None:  # fmt: skip
     """A band with the rows that its kernel sees, filled up where the image really ends.
 
-    ``run`` computes it of those, without any padding of rows.
+    ``run`` computes it of those, with as much padding of rows as it is told: none for a band.
     """
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim != dim:
@@ -64,15 +65,20 @@ def stencil(
         first, last = kernel.seen(span)
         above, below = max(0, -first), max(0, last - rows.size)
         piece = pieces[0]
+        if above == below == kernel.pad and first + above == 0:
+            return run(piece, whole, kernel.pad)  # the whole image
         if above or below:
             frame = [0, 0] * (piece.dim() - 1 - dim) + [above, below]
             piece = F.pad(piece, frame, value=fill)
-        return run(piece, whole)
+        return run(piece, whole, 0)
 
     wholes = tuple(one for one in node.refs if one != node.args[0].node)
     if any(one in tracked.rows for one in wholes):
         return None
-    return RowOp(found, (node.args[0].node,), wholes, needed, band, cheap, scratch=scratch)
+    return RowOp(
+        found, (node.args[0].node,), wholes, needed, band, cheap,
+        scratch=scratch, scratch_bytes=scratch_bytes, framed=kernel.pad > 0,
+    )  # fmt: skip
 
 
 def convolved(node: Node, tracked: Tracked) -> RowOp | None:
@@ -104,13 +110,18 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
         pad = _pair(given, 0)
     biased = bias is not None
 
-    def run(piece: Tensor, whole: Sequence[Tensor]) -> Tensor:
+    def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
         return F.conv2d(
-            piece, whole[0], whole[1] if biased else None, stride, (0, pad[1]), dilation, groups
+            piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
         )
 
     kernel = Kernel(reach, stride[0], pad[0])
-    return stencil(node, tracked, kernel, 0.0, run, scratch=_REORDERED)
+    channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
+    return stencil(
+        node, tracked, kernel, 0.0, run,
+        scratch=_REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
+        scratch_bytes=tracked.like(weight).bytes,
+    )  # fmt: skip
 
 
 def pooled(node: Node, tracked: Tracked) -> RowOp | None:
@@ -131,12 +142,13 @@ def pooled(node: Node, tracked: Tracked) -> RowOp | None:
         return None
     kernel = Kernel(size[0], stride[0], pad[0])
 
-    def run(piece: Tensor, whole: Sequence[Tensor]) -> Tensor:
+    def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
         if largest:
-            return F.max_pool2d(piece, size, stride, (0, pad[1]))
-        return F.avg_pool2d(piece, size, stride, (0, pad[1]))
+            return F.max_pool2d(piece, size, stride, (rows, pad[1]))
+        return F.avg_pool2d(piece, size, stride, (rows, pad[1]))
 
-    return stencil(node, tracked, kernel, -math.inf if largest else 0.0, run, cheap=True)
+    fill, scratch = (-math.inf, _NOTED) if largest else (0.0, 0.0)
+    return stencil(node, tracked, kernel, fill, run, cheap=True, scratch=scratch)
 
 
 _POOLS = {"max_pool2d", "avg_pool2d"}

@@ -21,6 +21,7 @@ from typing import Any
 
 import render_attention
 import render_memory
+import render_streaming
 from render_memory import table
 
 from lowtide.core.units import format_bytes
@@ -156,7 +157,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
-    **render_attention.SHAPES, **render_memory.SHAPES,
+    **render_attention.SHAPES, **render_memory.SHAPES, **render_streaming.SHAPES,
 }  # fmt: skip
 
 

@@ -16,8 +16,9 @@ def test_the_public_names():
     assert lowtide.__all__ == [
         "BatchError", "Budget", "BudgetError", "Cancelled", "Estimate", "ImageError",
         "InferenceStep", "InputError", "LowtideError", "ModelError", "OutOfMemoryError",
-        "OutputError", "Plan", "Progress", "TrainingStep", "UpscaleReport", "UsageError",
-        "__version__", "estimate", "estimate_vram_usage", "load", "measure", "plan", "upscale",
+        "OutputError", "Plan", "Progress", "Streamed", "TrainingStep", "UpscaleReport",
+        "UsageError", "__version__", "estimate", "estimate_vram_usage", "fit", "load", "measure",
+        "plan", "stream", "unfit", "upscale",
     ]  # fmt: skip
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
     assert set(lowtide.__all__) <= set(dir(lowtide))

@@ -5,9 +5,8 @@
 One process, fp32, 64 channels, no gradients, a heap that keeps what was freed (for all of them:
 else the system's pages, not the modules, are compared). Every round runs all of one size once,
 in an order that turns from round to round; a ratio is that of two runs of one round, by processor
-seconds. All take two threads; the forms of local windows one thread too, for whose processor
-seconds no other thread on the same core counts. Workspace is what is alive at once beyond input
-and result, by the allocator's events.
+seconds. All take two threads; the forms of local windows one thread too. Workspace is
+what is alive at once beyond input and result, by the allocator's events.
 """
 
 from __future__ import annotations

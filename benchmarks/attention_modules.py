@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from attention_baselines import SeedHierarchical, SeedWindows, Unfolded, Whole
-from common import ResultFile
+from common import ResultFile, spread
 from torch import Tensor, nn
 
 from lowtide.attention.spatial import (
@@ -117,10 +117,7 @@ def measure_time(results: ResultFile, side: int, rounds: int, threads: int) -> N
             f"time, {name}, {side}², {threads} threads", module=name, side=side,
             threads=threads, rounds=len(all_of),
             cpu_s=round(statistics.median(all_of), 5),
-            ratio={
-                "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
-                "max": round(max(ratios), 3),
-            },
+            ratio=spread(ratios),
         )  # fmt: skip
 
 
@@ -194,10 +191,7 @@ def measure_flex(results: ResultFile, side: int) -> None:
         FLEX.format(side), module="FlexAttention, compiled", side=side,
         threads=torch.get_num_threads(), rounds=5,
         cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
-        ratio={
-            "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
-            "max": round(max(ratios), 3),
-        },
+        ratio=spread(ratios),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
         raise SystemExit(f"{path} is not there; run {name}.py first")
     rows = json.loads(path.read_text())["rows"]
     return [row for row in rows if set(figures) <= row.keys()]
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest, as result files have them."""
+    figures = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+    return {name: round(figure, 3) for name, figure in figures.items()}
 
 
 class ResultFile:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import ResultFile
+from common import ResultFile, spread
 from streaming_models import Part, given, made
 from torch import Tensor
 
@@ -140,11 +139,7 @@ def main() -> None:
             results.add(
                 f"{title}, {way}", model=name, height=sizes[0], width=sizes[1], way=way,
                 peak_bytes=peaks[way], share_of_peak=round(peaks[way] / peaks["whole"], 3),
-                ratio={
-                    "median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3),
-                    "max": round(max(ratios), 3),
-                },
-                **figures,
+                ratio=spread(ratios), **figures,
             )  # fmt: skip
 
 

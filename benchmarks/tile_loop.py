@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ResultFile
+from common import ResultFile, spread
 from photographs import as_array, photograph
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -64,8 +64,7 @@ def ratios(ours: list[dict], theirs: list[dict]) -> dict[str, dict[str, float]]:
     compared = {}
     for figure in FIGURES:
         values = [a[figure] / b[figure] for a, b in zip(ours, theirs, strict=True)]
-        rows = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        compared[f"{figure}_ratio"] = {name: round(value, 3) for name, value in rows.items()}
+        compared[f"{figure}_ratio"] = spread(values)
     return compared
 
 

@@ -61,7 +61,7 @@ class OperatorStore:
         """Write what is new, beside what other processes wrote meanwhile."""
         if self._path is None or not self._changed:
             return
-        _write(self._path, json.dumps({**self._read(), **(self._known or {})}))
+        write_cached(self._path, json.dumps({**self._read(), **(self._known or {})}))
         self._changed = False
 
     def _read(self) -> dict[str, int]:
@@ -108,7 +108,7 @@ class CostStore:
 
     def put(self, key: str, costs: ModelCosts) -> None:
         """Keep ``costs``; a folder that cannot be written only means measuring again."""
-        _write(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
+        write_cached(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
 
 
 def _hardware(device: str) -> str:
@@ -126,7 +126,7 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
-def _write(path: Path, text: str) -> None:
+def write_cached(path: Path, text: str) -> None:
     """Replace a file of the cache; where that is not possible, it is measured again next time."""
     draft = path.with_suffix(f".{os.getpid()}.part")
     try:

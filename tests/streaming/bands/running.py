@@ -20,8 +20,7 @@ def by_bands(program, image, bands, parts=1, make_page=None):
     """The result of ``program``, and the rows it came in."""
     segments = segment(program, Cutter(program).cuts(parts))
     pages = make_page or memory_pages(program, image.device)
-    source = MemoryPage(2, image.device)
-    source.write(0, image)
+    source = MemoryPage.of(image, 2)
     sweep = Sweep(program, segments, [bands] * len(segments), pages)
     found = list(sweep.run(source))
     starts = [first for first, _ in found]

@@ -60,7 +60,6 @@ def _graph(module: nn.Module, exported: Any) -> Graph:
     places: dict[fx.Node, int] = {}
     inputs: list[int] = []
     tensors: dict[int, Tensor] = {}
-    tuples: dict[fx.Node, fx.Node] = {}
     known: dict[str, int] = {}
     output = -1
     for node in exported.graph.nodes:
@@ -70,10 +69,9 @@ def _graph(module: nn.Module, exported: Any) -> Graph:
         if str(node.target) in _IGNORED:
             continue
         if node.target is operator.getitem:
-            place = _item(node, nodes, places, tuples)
+            place = _item(node, nodes, places)
         elif not isinstance(node.meta.get("val"), Tensor):
-            tuples[node] = node
-            continue
+            continue  # several results: each that is used is an item of its own
         elif node.op == "placeholder":
             place = _add(nodes, node, "input" if node.name in signature.user_inputs else "tensor")
             if node.name in signature.user_inputs:
@@ -142,9 +140,7 @@ def _plain(tree: Any, places: dict[fx.Node, int]) -> Any:
     return tree
 
 
-def _item(
-    node: fx.Node, nodes: list[Node], places: dict[fx.Node, int], tuples: dict[fx.Node, fx.Node]
-) -> int:
+def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
     """One result of an operator that has several, as an operator of its own.
 
     Pieces of a split become slices; others are computed for each result that is used.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lowtide._version import __version__
 from lowtide.core.errors import ModelError
+from lowtide.memory.store import write_cached
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.choose import Cutter
 from lowtide.streaming.bands.pages import MemoryPage
@@ -54,8 +55,7 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
     if found is None:
         found = _measured(module, image, height, width)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(asdict(found)))
+            write_cached(path, json.dumps(asdict(found)))
     if found.error > TOLERANCE[image.dtype]:
         raise ModelError(
             f"bands of this model differ from the whole by {found.error:.1e} of its range",
@@ -94,12 +94,10 @@ def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Cert
     cutter = Cutter(program)
     for parts, bands in _TRIED:
         segments = segment(program, cutter.cuts(parts))
-        source = MemoryPage(2, small.device)
-        source.write(0, small)
         pages = memory_pages(program, small.device)
         sweep = Sweep(program, segments, [bands] * len(segments), pages)
         dim = program.rows[program.output].dim
-        result = torch.cat([rows for _, rows in sweep.run(source)], dim)
+        result = torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim)
         error = max(error, _share(result, whole))
     return Certificate(error, operators(program))
 

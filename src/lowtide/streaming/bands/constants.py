@@ -11,13 +11,11 @@ import hashlib
 import torch
 from torch import Tensor
 
-from lowtide.streaming.bands.graph import Node, Ref, put
+from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rules.pointwise import is_pointwise
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.spans import Span
-
-_TRANSPARENT = {"unsqueeze", "clone", "to", "contiguous", "alias"}
 
 
 class Constants:
@@ -80,12 +78,11 @@ class Constants:
         node = self._nodes[index]
         if node.kind == "call" and is_pointwise(node):
             return self._pointwise(node, dim, span, made)
-        if node.kind == "call" and short(node.target) in _TRANSPARENT:
-            at = node.args[1] % len(node.like.shape) if short(node.target) == "unsqueeze" else None
+        if node.kind == "call" and short(node.target) == "unsqueeze":
+            at = node.args[1] % len(node.like.shape)
             if at != dim:
-                inside = dim if at is None or at > dim else dim - 1
-                first = self._part(node.args[0].node, inside, span, made)
-                return put_first(node, first)
+                inside = dim if at > dim else dim - 1
+                return self._part(node.args[0].node, inside, span, made).unsqueeze(at)
         return self._made(index, made).narrow(dim, span[0], span[1] - span[0])
 
     def _pointwise(self, node: Node, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
@@ -99,15 +96,3 @@ class Constants:
             return self._made(one, made)
 
         return node.call(value)
-
-
-def put_first(node: Node, first: Tensor) -> Tensor:
-    """The node's operator on another first argument."""
-    given = (first, *node.args[1:])
-    assert node.target is not None
-    args, kwargs = put((given, node.kwargs), _none)
-    return node.target(*args, **kwargs)
-
-
-def _none(index: int) -> Tensor:
-    raise AssertionError(f"node {index} is not expected among {Ref(index)}")

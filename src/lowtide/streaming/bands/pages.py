@@ -43,6 +43,13 @@ class MemoryPage:
         self._dim, self.device = dim, device
         self._pieces: list[tuple[Span, Tensor]] = []
 
+    @classmethod
+    def of(cls, rows: Tensor, dim: int) -> MemoryPage:
+        """A whole map that is there already."""
+        page = cls(dim, rows.device)
+        page.write(0, rows)
+        return page
+
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows from ``first`` on in their place."""
         span = first, first + rows.shape[self._dim]

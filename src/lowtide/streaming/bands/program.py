@@ -61,7 +61,7 @@ def track(graph: Graph) -> Program:
     """
     program = Program(graph, output=graph.output)
     tracked = Tracked(graph, program.rows)
-    for node in list(graph.nodes):
+    for node in graph.nodes:
         if node.kind == "input":
             program.rows[node.index] = Rows(2, node.like.shape[2])
         elif node.kind == "tensor" or all(ref in program.fixed for ref in node.refs):

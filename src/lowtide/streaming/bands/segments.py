@@ -51,6 +51,7 @@ def _places(program: Program, cuts: set[int]) -> dict[int, int]:
 def _choose_pages(program: Program, segments: list[Segment], places: dict[int, int]) -> None:
     """Pages for what later segments need; cheap steps are run again where that keeps less."""
     pages: set[int] = set()
+    order = {index: at for at, index in enumerate(program.steps)}
     for place in range(len(segments) - 1, -1, -1):
         part = segments[place]
         for index in part.before:
@@ -59,7 +60,6 @@ def _choose_pages(program: Program, segments: list[Segment], places: dict[int, i
                     pages.add(needed)
                     part.reads.add(needed)
         again = _needed(program, part, place, places, pages)
-        order = {index: at for at, index in enumerate(program.steps)}
         part.steps = sorted({*part.steps, *again}, key=order.__getitem__)
     for index in sorted(pages):
         if index in places:

@@ -90,9 +90,7 @@ class Streamed(nn.Module):
         """(first row, (1, channels, rows, width)) of the result of one image, from the top down:
         for results that are never held as a whole."""
         _check(image)
-        source = MemoryPage(2, image.device)
-        source.write(0, image.detach())
-        yield from self.prepare(image).sweep.run(source)
+        yield from self.prepare(image).sweep.run(MemoryPage.of(image.detach(), 2))
 
     def explain(self, image: Tensor) -> str:
         """How an image of this size would be run."""

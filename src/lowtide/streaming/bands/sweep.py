@@ -27,10 +27,12 @@ class Sweep:
         self, program: Program, segments: list[Segment], bands: list[int], make_page: MakePage
     ) -> None:
         self._program, self._segments, self._make_page = program, segments, make_page
-        self._plans = [
-            schedule(program, part, number)
-            for part, number in zip(segments, bands, strict=True)
-        ]
+        plans = (
+            schedule(program, part, number) for part, number in zip(segments, bands, strict=True)
+        )
+        # With each band, what later ones still read of pages.
+        self._plans = [list(zip(plan, later_reads(plan), strict=True)) for plan in plans]
+        self._going = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
         self._constants = Constants(program)
@@ -51,11 +53,10 @@ class Sweep:
         (given,) = self._program.graph.inputs
         self._pages = {given: source}
         self._device = source.device
-        last = last_reads(self._segments)
         for place, (segment, plan) in enumerate(zip(self._segments, self._plans, strict=True)):
             for index in segment.before:
                 self._whole(index)
-            yield from self._segment(segment, plan, last.get(place, set()))
+            yield from self._segment(segment, plan, self._going.get(place, set()))
             self._constants.forget()
             self._wholes = {
                 index: value for index, value in self._wholes.items()
@@ -63,14 +64,14 @@ class Sweep:
             }  # fmt: skip
 
     def _segment(
-        self, segment: Segment, plan: list[Band], going: set[int]
+        self, segment: Segment, plan: list[tuple[Band, dict[int, Spans]]], going: set[int]
     ) -> Iterator[tuple[int, Tensor]]:
         for index in segment.pages:
             if index != self._program.output:
                 self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
-        for band, needed in zip(plan, later_reads(plan), strict=True):
+        for band, needed in plan:
             yield from self._band(segment, band, buffers, states)
             for index in going:
                 self._pages[index].keep(needed.get(index, []))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows, same
-from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, argument, mapped
+from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, alongside, argument, mapped
 from lowtide.streaming.bands.spans import Span
 
 
@@ -50,11 +50,9 @@ def product(node: Node, tracked: Tracked) -> Found:
             return None
         return _left(node, Rows(at_a + rank, a.size, a.grain), left, right, shapes[1])
     if b is not None and at_b is not None and at_b != -2 and a is None:
-        taken = {}
-        aligned = at_b + len(shapes[0])
-        if at_b < -2 and aligned >= 0 and shapes[0][aligned] == b.size > 1:
-            taken[left.node] = aligned
-        return mapped(node, tracked, Rows(at_b + rank, b.size, b.grain), slices=taken)
+        rows = Rows(at_b + rank, b.size, b.grain)
+        dim = alongside(rows, rank, shapes[0]) if at_b < -2 else None
+        return mapped(node, tracked, rows, slices={} if dim is None else {left.node: dim})
     return None
 
 
@@ -94,10 +92,8 @@ def added(node: Node, tracked: Tracked) -> RowOp | None:
         return None
     slices = {}
     for arg in (node.args[0], node.args[2]):
-        shape = tracked.like(arg).shape
-        dim = rows.dim - rank + len(shape)
-        batch = arg is node.args[0] or rows.dim < rank - 2
-        if batch and dim >= 0 and shape[dim] == rows.size > 1:
+        dim = alongside(rows, rank, tracked.like(arg).shape)
+        if dim is not None and (arg is node.args[0] or rows.dim < rank - 2):
             slices[arg.node] = dim
     return mapped(node, tracked, rows, slices=slices)
 
@@ -114,9 +110,8 @@ def attended(node: Node, tracked: Tracked) -> RowOp | None:
             return None
         slices = {}
         if mask is not None and tracked.of(mask) is None:
-            shape = tracked.like(mask).shape
-            dim = query.dim - rank + len(shape)
-            if dim >= 0 and shape[dim] == query.size > 1:
+            dim = alongside(query, rank, tracked.like(mask).shape)
+            if dim is not None:
                 slices[mask.node] = dim
         return mapped(node, tracked, query, slices=slices)
     if mask is not None:

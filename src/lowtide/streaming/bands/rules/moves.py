@@ -279,8 +279,6 @@ def enlarged(node: Node, tracked: Tracked) -> RowOp | None:
     return mapped(plain, tracked, found, needed=needed, change=change, cheap=True)
 
 
-
-
 RULES: dict[str, Rule] = {
     "roll": rolled, "flip": flipped, "slice": sliced, "cat": joined, "concat": joined,
     "stack": stacked, "pad": padded, "constant_pad_nd": padded, "reflection_pad2d": padded,

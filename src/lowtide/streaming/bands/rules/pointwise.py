@@ -8,13 +8,21 @@ import torch
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
-from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, dims_of, mapped, short
+from lowtide.streaming.bands.rules.rule import (
+    Rule,
+    Tracked,
+    alongside,
+    argument,
+    dims_of,
+    mapped,
+    short,
+)
 
 # Not tagged as pointwise by PyTorch, or so only for some of their arguments.
 ALSO = {
     "alias", "clone", "contiguous", "copy", "detach", "dropout", "empty_like", "feature_dropout",
     "fill", "full_like", "hardswish", "hardsigmoid", "lift_fresh_copy", "nan_to_num", "ones_like",
-    "relu6", "to", "type_as", "zeros_like", "_to_copy", "selu",
+    "relu6", "to", "zeros_like", "_to_copy", "selu",
 }  # fmt: skip
 _VIEWS = {"alias", "detach", "contiguous"}
 
@@ -43,9 +51,8 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
     if found is None or node.like.shape[found.dim] != found.size:
         return None
     for place in node.refs:
-        shape = tracked.graph.nodes[place].like.shape
-        dim = found.dim - rank + len(shape)
-        if place not in tracked.rows and dim >= 0 and shape[dim] == found.size > 1:
+        dim = alongside(found, rank, tracked.graph.nodes[place].like.shape)
+        if place not in tracked.rows and dim is not None:
             slices[place] = dim
     return mapped(
         node, tracked, found, cheap=True, view=short(node.target) in _VIEWS, slices=slices

@@ -37,6 +37,8 @@ _KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Ten
     "amin": (lambda band, dims: band.amin(dims, True), torch.minimum),
 }
 
+_MEANS = {"mean", "adaptive_avg_pool2d"}
+
 
 def reduced(node: Node, tracked: Tracked) -> Found:
     """mean, sum, amax, amin, var, std and the norm of vectors."""
@@ -56,15 +58,23 @@ def reduced(node: Node, tracked: Tracked) -> Found:
     kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
     if kind not in _KINDS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
         return None
+    return _over_rows(node, rows, kind, dims, shape)
+
+
+def _over_rows(
+    node: Node, rows: Rows, kind: str, dims: list[int], shape: tuple[int, ...]
+) -> Reduction:
+    """One of ``_KINDS``, and what makes a mean or a norm of it."""
     of, together = _KINDS[kind]
-    numbers = torch.Size(shape[dim] for dim in dims).numel()
+    mean = short(node.target) in _MEANS
+    numbers = _numbers([shape[dim] for dim in dims])
 
     def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
         found = of(pieces[0], dims)
         return found if state is None else together(state, found)
 
     def finish(state: Tensor) -> Tensor:
-        if name == "mean":
+        if mean:
             state = state / numbers
         elif kind == "norm":
             state = state.sqrt()
@@ -104,24 +114,15 @@ def _correction(node: Node) -> float:
 
 
 def averaged(node: Node, tracked: Tracked) -> Found:
-    """The mean of all pixels (adaptive pooling to 1×1)."""
+    """The mean or the greatest of all pixels (adaptive pooling to 1×1)."""
     rows = tracked.of(node.args[0])
     if rows is None or list(node.like.shape[-2:]) != [1, 1]:
         return None
     if rows.dim not in (len(node.like.shape) - 2, len(node.like.shape) - 1):
         return None
-    largest = short(node.target) == "adaptive_max_pool2d"
-    of, together = _KINDS["amax" if largest else "sum"]
-    sides = tracked.like(node.args[0]).shape[-2:]
-
-    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
-        found = of(pieces[0], [-2, -1])
-        return found if state is None else together(state, found)
-
-    def finish(state: Tensor) -> Tensor:
-        return (state if largest else state / _numbers(sides)).to(node.like.dtype)
-
-    return Reduction(rows, (node.args[0].node,), add, finish)
+    kind = "amax" if short(node.target) == "adaptive_max_pool2d" else "sum"
+    shape = tracked.like(node.args[0]).shape
+    return _over_rows(node, rows, kind, [len(shape) - 2, len(shape) - 1], shape)
 
 
 RULES: dict[str, Rule] = {

@@ -50,6 +50,13 @@ def dims_of(dim: Any, count: int) -> list[int]:
     return [one % count for one in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
+def alongside(rows: Rows, rank: int, shape: Sequence[int]) -> int | None:
+    """The dimension of a tensor without rows that runs along those of a result with ``rank``
+    dimensions; None where it has none, or is repeated along them."""
+    dim = rows.dim - rank + len(shape)
+    return dim if dim >= 0 and shape[dim] == rows.size > 1 else None
+
+
 def mapped(
     node: Node, tracked: Tracked, rows: Rows, *,
     needed: Callable[[Span], Needs] | None = None,

@@ -44,6 +44,12 @@ def _pair(value: Any, default: int) -> tuple[int, int]:
     return (value[0], value[-1])
 
 
+def _weights(node: Node, tracked: Tracked) -> tuple[int, ...] | None:
+    """What an operator takes beside its image; None if that has rows too."""
+    wholes = tuple(one for one in node.refs if one != node.args[0].node)
+    return None if any(one in tracked.rows for one in wholes) else wholes
+
+
 def stencil(
     node: Node, tracked: Tracked, kernel: Kernel, fill: float, run: Any,
     *, dim: int = 2, cheap: bool = False, scratch: float = 0.0, scratch_bytes: int = 0,
@@ -72,8 +78,8 @@ def stencil(
             piece = F.pad(piece, frame, value=fill)
         return run(piece, whole, 0)
 
-    wholes = tuple(one for one in node.refs if one != node.args[0].node)
-    if any(one in tracked.rows for one in wholes):
+    wholes = _weights(node, tracked)
+    if wholes is None:
         return None
     return RowOp(
         found, (node.args[0].node,), wholes, needed, band, cheap,
@@ -286,8 +292,8 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
             full = torch.cat([full, bias.expand(shape)], 2)
         return full.narrow(2, start, span[1] - span[0])
 
-    wholes = tuple(one for one in node.refs if one != node.args[0].node)
-    if any(one in tracked.rows for one in wholes):
+    wholes = _weights(node, tracked)
+    if wholes is None:
         return None
     return RowOp(found, (node.args[0].node,), wholes, needed, run)
 

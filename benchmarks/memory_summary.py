@@ -18,7 +18,7 @@ import numpy as np
 from common import ResultFile, result_rows
 from fit import HEAPS, fit, fit_tiled, measured, predicted_with
 
-from lowtide.streaming.pricing import LEAST_MARGIN
+from lowtide.streaming.pricing.ledger import LEAST_MARGIN
 
 ABOUT = "Predicted against measured peak memory, each family of models judged by the others."
 _WORST = 10

@@ -386,3 +386,49 @@ def test_the_plan_is_what_is_run(source, tmp_path):
     planned = lowtide.plan(source, tmp_path / "a.png", budget=BUDGET).images[0].plan
     done = lowtide.upscale(source, tmp_path / "a.png", budget=BUDGET).images[0].plan
     assert planned == done
+
+
+# Bands
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_streamed_equals_the_plain_model(tmp_path, run, save, read, crop, expected, bands):
+    array = np.zeros((60, 70, bands), np.uint8)
+    array[..., : min(bands, 3)] = crop[:60, :70, : min(bands, 3)]
+    array[..., 3:] = 255
+    image = run(given=save(tmp_path / "bands.png", array), strategy="streamed")
+    assert image.plan.strategy == "streamed"
+    assert image.accuracy.execution == "exact"
+    assert "on a small image" in image.accuracy.why
+    assert image.memory.within_budget
+    assert_within_a_level(read(image.output)[..., :3], expected(array[..., : min(bands, 3)]))
+
+
+def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
+    first = run("a.png", strategy="streamed")
+    (tmp_path / "plan.json").write_text(first.plan.model_dump_json())
+    again = run("b.png", plan_file=tmp_path / "plan.json")
+    assert again.plan.banded == first.plan.banded
+    np.testing.assert_array_equal(read(first.output), read(again.output))
+
+
+def test_no_bands_are_planned_for_what_is_done_sooner(run):
+    told = {refusal.what: refusal.reason for refusal in run().plan.refused}
+    assert "not looked at" in told["streamed"]
+
+
+def test_exact_is_the_default_and_refuses_tiles_that_would_differ(run):
+    with pytest.raises(UsageError, match="no exact plan is possible") as caught:
+        run(accuracy="exact", tile=32, tile_overlap=4)
+    assert "--accuracy bounded" in caught.value.hint
+    assert run("b.png", tile=32, tile_overlap=4).accuracy.execution == "bounded"
+
+
+def test_tiles_are_not_for_streaming():
+    with pytest.raises(UsageError, match="has no tiles"):
+        UpscaleSettings.of(strategy="streamed", tile=32)
+
+
+def test_an_accuracy_beside_a_plan_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="--plan"):
+        UpscaleSettings.of(accuracy="exact", plan_file=tmp_path / "plan.json")

@@ -4,7 +4,7 @@ import pytest
 from test_replay import MIB, a_plan
 
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import choose, frontier
+from lowtide.memory.choice import choose, frontier
 
 
 def plans(*points: tuple[int, float, str]):

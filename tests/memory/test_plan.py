@@ -2,11 +2,12 @@
 
 import pytest
 
-from lowtide.core.errors import BudgetError
+from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
+from lowtide.memory.choice import choose
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan, choose
+from lowtide.memory.plan import Plan, Refusal
 
 
 def candidate(name, mib, seconds=1.0, *, upper=None, accuracy="exact", seams=0.0, tiles=4, **more):
@@ -103,3 +104,33 @@ def test_when_only_the_disk_is_too_small():
 def test_a_plan_survives_json():
     plan = choose([candidate("a", 10)], budget(20))
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_exact_refuses_what_only_a_bounded_plan_could_do():
+    exact, rough = candidate("a", 50), candidate("b", 10, accuracy="bounded", seams=0.1)
+    assert choose([exact, rough], budget(100), "exact").strategy == "a"
+    with pytest.raises(BudgetError, match="no exact plan fits") as caught:
+        choose([exact, rough], budget(20), "exact")
+    assert caught.value.smallest == 50 * MIB
+    assert "--accuracy bounded" in caught.value.hint
+
+
+def test_bounded_is_no_way_out_where_it_does_not_fit_either():
+    exact, rough = candidate("a", 50), candidate("b", 30, accuracy="bounded", seams=0.1)
+    with pytest.raises(BudgetError) as caught:
+        choose([exact, rough], budget(20), "exact")
+    assert caught.value.hint == "--budget 50MiB"
+
+
+def test_fast_takes_the_least_time_exact_or_not():
+    exact = candidate("a", 50, 9)
+    rough = candidate("b", 50, 1, accuracy="bounded", seams=0.1)
+    assert choose([exact, rough], budget(100), "fast").strategy == "b"
+
+
+def test_exact_without_any_candidate_says_why():
+    rough = candidate("b", 10, accuracy="bounded", seams=0.1)
+    reason = Refusal(what="streamed", reason="it draws random numbers")
+    with pytest.raises(UsageError, match="draws random numbers"):
+        choose([rough], budget(100), "exact", [reason])
+    assert reason in choose([rough], budget(100), "bounded", [reason]).refused

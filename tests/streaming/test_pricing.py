@@ -8,10 +8,12 @@ from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
+from lowtide.memory.choice import choose
 from lowtide.memory.costs import ProbePoint
 from lowtide.memory.estimating.calibration import Calibration
-from lowtide.memory.plan import choose
-from lowtide.streaming.pricing import Picture, Shape, Wishes, affordable_pixels, candidates
+from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
+from lowtide.streaming.pricing.ledger import affordable_pixels
+from lowtide.streaming.pricing.tiles import candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
 SHAPE = Shape(2, 3, 3)

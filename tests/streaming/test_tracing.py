@@ -12,7 +12,8 @@ from lowtide.core.rows import ImageInfo
 from lowtide.memory.estimating import scratch
 from lowtide.memory.estimating.scratch import operand_bytes
 from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.streaming.pricing import Picture, Shape, Wishes, candidates
+from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
+from lowtide.streaming.pricing.tiles import candidates
 from lowtide.streaming.step import Network
 from lowtide.streaming.tracing import trace_grain, trace_points
 

@@ -6,10 +6,11 @@ from torch import nn
 
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.budget import Budget
+from lowtide.memory.choice import choose
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.plan import choose
 from lowtide.streaming.executor import run
-from lowtide.streaming.pricing import Picture, Shape, Wishes, candidates
+from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
+from lowtide.streaming.pricing.tiles import candidates
 from lowtide.streaming.step import Network
 
 GIB = 1 << 30

@@ -30,7 +30,13 @@ class Precision(StrEnum):
 class Strategy(StrEnum):
     """Values of --strategy."""
 
-    auto, whole, tiled = "auto", "whole", "tiled"
+    auto, whole, streamed, tiled = "auto", "whole", "streamed", "tiled"
+
+
+class Accuracy(StrEnum):
+    """Values of --accuracy."""
+
+    exact, bounded, fast = "exact", "bounded", "fast"
 
 
 class TiffCompression(StrEnum):
@@ -63,8 +69,13 @@ def upscale(
     max_side: Annotated[int | None, option(panel=_SIZE, help="Longer side of the result.")] = None,
     precision: Annotated[Precision, option(panel=_TILES, help=(
         "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it."))] = Precision.auto,
+    accuracy: Annotated[Accuracy | None, option(panel=_MAIN, help=(
+        "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing exact"
+        " fits, and their error is measured. fast: whatever takes least time. Default: exact, or"
+        " bounded where tiles are asked for."))] = None,
     strategy: Annotated[Strategy, option(panel=_TILES, help=(
-        "whole runs the image at once, tiled in pieces."))] = Strategy.auto,
+        "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
+        " pieces."))] = Strategy.auto,
     tile: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Side of the tiles, in input pixels."))] = None,
     tile_auto: Annotated[bool, option("--tile-auto", panel=_TILES, help=(
@@ -116,8 +127,9 @@ def upscale(
         raise UsageError("where should the result go?", hint="add -o OUTPUT")
     settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
-        precision=precision, strategy=strategy, tile=tile, tile_overlap=tile_overlap,
-        tile_batch_size=tile_batch_size, hann_blend=hann_blend, format=format,
+        precision=precision, accuracy=accuracy, strategy=strategy, tile=tile,
+        tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
+        format=format,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
         jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
         avif_quality=avif_quality, tiff_compression=tiff_compression, plan_file=plan_file,

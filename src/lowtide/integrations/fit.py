@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
-from lowtide.streaming.bands.choose import Placement
+from lowtide.streaming.bands.choose import Wanted
 from lowtide.streaming.bands.streamed import Streamed
 
 _PARTS = ("encoder", "decoder")
@@ -30,7 +30,7 @@ class _Part(nn.Module):
 
 def fit(
     autoencoder: nn.Module, *, budget: str | int | Budget = "auto",
-    pages: Placement | Literal["auto"] = "auto", scratch: Path | None = None,
+    pages: Wanted = "auto", scratch: Path | None = None,
 ) -> nn.Module:  # fmt: skip
     """Make a diffusers autoencoder for images encode and decode by bands, in place.
 

@@ -33,7 +33,7 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
         here.network, device=profile.name, dtype=_DTYPES[precision], channels_last=False
     )
     costs = _costs(here, network, profile, precision)
-    return Prepared(here.descriptor, network, here.shape, costs, precision)
+    return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)
 
 
 def _costs(

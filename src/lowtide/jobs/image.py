@@ -24,7 +24,7 @@ from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan
 from lowtide.memory.replay import PlanBook
 from lowtide.streaming.executor import Outcome, run
-from lowtide.streaming.pricing import affordable_pixels
+from lowtide.streaming.pricing.ledger import affordable_pixels
 from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
 
 _TRIES = 3
@@ -113,6 +113,7 @@ def _attempt(
             on_rows=_row_counter(context, source, task.made.height, index),
             cancel=context.cancel,
             over_budget=lambda: _over_budget(context, plan),
+            programs=context.prepared.programs, scratch=context.scratch,
         )  # fmt: skip
         running = context.meter.lap()
         accuracy, measuring = _measured_accuracy(context, plan, source)
@@ -122,8 +123,9 @@ def _attempt(
         notes = [*task.notes, *sink.notes]
         # Some formats are encoded only now, and all at once.
         used = running.with_more(context.meter.lap())
-    if not outcome.events and plan.heap != "gives back":
-        # A run that had to shrink says nothing of its plan, and one in the other heap of others.
+    if not outcome.events and plan.heap != "gives back" and plan.strategy != "streamed":
+        # A run that had to shrink says nothing of its plan, and one in the other heap, or by
+        # bands, nothing of others.
         ResidualStore(plan.device).add(
             Residual(predicted=plan.predicted_bytes, measured=used.peak_bytes)
         )
@@ -194,7 +196,13 @@ def _accuracy(context: Context, plan: Plan, source: Path) -> Accuracy:
     if plan.precision != "fp32":
         with _reopen(context, source) as rows:
             precision = _figure(measure_precision(network, rows, plan))
-    if plan.tiles == 1:
+    if plan.strategy == "streamed":
+        proof = context.prepared.programs.certificate(plan.padded_height, plan.padded_width)
+        why = (
+            "bands of rows with all that they depend on; on a small image they differed from the"
+            f" whole by {proof.error:.0e} of its largest value"
+        )
+    elif plan.tiles == 1:
         why = "the whole image at once"
     elif plan.accuracy == "exact":
         why = (

@@ -52,6 +52,7 @@ def plan(
         )  # fmt: skip
     else:
         parsed, prepared = Budget.on(profile, budget), prepare_elsewhere(chosen, profile)
+    prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
     work = _Work(prepared, chosen, parsed, book)
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(), device=prepared.network.device, versions=versions()

@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import ImageError
+from lowtide.core.errors import ImageError, ModelError
 from lowtide.core.rows import ImageInfo
+from lowtide.core.units import format_seconds
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image, output_cost
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import Plan, choose
+from lowtide.memory.choice import Wanted, choose, shortfall
+from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
 from lowtide.streaming.channels import ChannelPlan
-from lowtide.streaming.pricing import candidates
+from lowtide.streaming.pricing.facts import Picture, Wishes
+from lowtide.streaming.pricing.streamed import BandPricing
+from lowtide.streaming.pricing.tiles import candidates
+
+# Seconds of an exact run without bands above which they are looked at too.
+_WORTH_PLANNING = 30.0
 
 
 @dataclass
@@ -68,13 +75,80 @@ def plan_image(
         plan = _replayed(book, source, info, prepared, budget)
         return Task(facts, made, written, [plan], plan, notes)
     picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
-    plans = candidates(prepared.costs, prepared.shape, picture, settings.wishes)
+    plans, chosen = _chosen(prepared, settings, picture, budget, below)
+    chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
+    return Task(facts, made, written, plans, chosen, notes)
+
+
+def _chosen(
+    prepared: Prepared, settings: UpscaleSettings, picture: Picture, budget: Budget,
+    below: int | None,
+) -> tuple[list[Plan], Plan]:  # fmt: skip
+    """All candidates, and the one to run; a streamed one is compared with the whole before."""
+    wishes, wanted = settings.wishes, settings.wanted
+    pricing = BandPricing(prepared.costs, prepared.shape, picture, prepared.programs)
+    plans: list[Plan] = []
+    told: set[object] = set()
+    refused: list[Refusal] = []
+    if wishes.strategy != "streamed":
+        plans = candidates(prepared.costs, prepared.shape, picture, wishes)
+    if why := _not_streamed(plans, wishes, budget, wanted):
+        refused.append(Refusal(what="streamed", reason=why))
+    elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
+        try:
+            plans += _streamed(pricing, budget)
+        except ModelError as error:
+            refused.append(Refusal(what="streamed", reason=error.message))
     if below is not None:
         smallest = min(plans, key=lambda plan: plan.upper_bytes)
         plans = [plan for plan in plans if plan.upper_bytes < below] or [smallest]
-    chosen = choose(plans, budget)
-    chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
-    return Task(facts, made, written, plans, chosen, notes)
+    while True:
+        chosen = choose(plans, budget, wanted, refused)
+        if chosen.strategy != "streamed":
+            return plans, chosen
+        try:
+            prepared.programs.certificate(*picture.padded)
+        except ModelError as error:
+            refused.append(Refusal(what="streamed", reason=error.message))
+            plans = [plan for plan in plans if plan.strategy != "streamed"]
+            continue
+        if _draft(chosen) in told:
+            return plans, chosen
+        # Candidates are drafts: what the best takes exactly may make it another's turn.
+        exact = pricing.told(chosen)
+        told.add(_draft(exact))
+        plans = [exact if _draft(plan) == _draft(exact) else plan for plan in plans]
+
+
+def _not_streamed(
+    plans: list[Plan], wishes: Wishes, budget: Budget, wanted: Wanted
+) -> str | None:
+    """Why bands are not worth planning: to capture a network takes seconds."""
+    if wishes.strategy != "auto" or wishes.about_tiles:
+        return None
+    able = [
+        plan.seconds for plan in plans
+        if shortfall(plan, budget) is None and (plan.accuracy == "exact" or wanted == "fast")
+    ]  # fmt: skip
+    if not able or min(able) > _WORTH_PLANNING:
+        return None
+    return (
+        f"not looked at: planning it takes seconds, and {format_seconds(min(able))} are expected"
+        " without it"
+    )
+
+
+def _streamed(pricing: BandPricing, budget: Budget) -> list[Plan]:
+    plans: list[Plan] = []
+    for small in (False, True):
+        plans = pricing.candidates(small=small)
+        if any(shortfall(plan, budget) is None for plan in plans):
+            break
+    return plans
+
+
+def _draft(plan: Plan) -> tuple[object, ...]:
+    return plan.banded, plan.heap
 
 
 def _replayed(

@@ -26,7 +26,8 @@ from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load
-from lowtide.streaming.pricing import Picture, Shape
+from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
 from lowtide.streaming.step import Network
 
@@ -45,6 +46,7 @@ class Prepared:
     shape: Shape
     costs: ModelCosts
     precision: str
+    programs: Programs
     calibration: Calibration | None = None
     thrifty: Calibration | None = None
 
@@ -175,7 +177,10 @@ def _prepare(
     network = _lay_out(network, model, layout.channels_last)
     calibration = tiled_calibration(device)
     thrifty = thrifty_calibration() if device == "cpu" and heap_is_tuned() else None
-    return Prepared(model.descriptor, network, shape, costs, precision, calibration, thrifty)
+    programs = Programs(network)
+    return Prepared(
+        model.descriptor, network, shape, costs, precision, programs, calibration, thrifty
+    )
 
 
 def _network(model: Model, device: str, precision: str) -> Network:

@@ -13,7 +13,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
-from lowtide.streaming.pricing import Wishes
+from lowtide.memory.choice import Wanted
+from lowtide.streaming.pricing.facts import Wishes
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -50,7 +51,8 @@ class UpscaleSettings(BaseModel):
     format: str | None = None
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    strategy: Literal["auto", "whole", "tiled"] = "auto"
+    accuracy: Literal["exact", "bounded", "fast"] | None = None
+    strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
     tile: int | None = Field(None, ge=1)
     tile_overlap: int | None = Field(None, ge=0)
     tile_batch_size: int | None = Field(None, ge=1, le=256)
@@ -83,19 +85,29 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 f"{' and '.join(chosen)} contradict each other", hint=f"keep {chosen[0]} only"
             )
-        numbers = self.tile, self.tile_overlap, self.tile_batch_size
-        tiling = self.hann_blend or any(number is not None for number in numbers)
-        if self.strategy == "whole" and tiling:
+        if self.strategy in ("whole", "streamed") and self._tiling:
             raise UsageError(
-                "--strategy whole has no tiles, but an option for tiles was given",
+                f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
             )
-        fixed = tiling or self.strategy != "auto" or self.precision != "auto"
-        if self.plan_file is not None and fixed:
+        fixed = self.strategy != "auto" or self.precision != "auto" or self.accuracy is not None
+        if self.plan_file is not None and (fixed or self._tiling):
             raise UsageError(
                 "--plan says how to run, and so does another option",
-                hint="drop --strategy, --precision and the tile options, or --plan",
+                hint="drop --strategy, --accuracy, --precision and the tile options, or --plan",
             )
+
+    @property
+    def _tiling(self) -> bool:
+        numbers = self.tile, self.tile_overlap, self.tile_batch_size
+        return bool(self.hann_blend) or any(number is not None for number in numbers)
+
+    @property
+    def wanted(self) -> Wanted:
+        """The accuracy asked for: exact, unless tiles were asked for and nothing said of it."""
+        if self.accuracy is not None:
+            return self.accuracy
+        return "bounded" if self._tiling or self.strategy == "tiled" else "exact"
 
     @property
     def model_name(self) -> str:

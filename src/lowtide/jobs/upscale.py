@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.models import names
 from lowtide.models.foreign import families
+from lowtide.streaming.bands.programs import load_capture
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -74,6 +76,9 @@ def upscale(
                 on_probe=lambda: _begin_probe(meter, progress, chosen.model_name), cancel=cancel,
                 replayed=book.plans[0][1] if book else None,
             )  # fmt: skip
+            prepared.programs.on_capture = functools.partial(
+                _begin_capture, meter, progress, chosen.model_name
+            )
             if journal is not None:
                 if costs is not None:
                     prepared.calibration = _pinned_calibration(journal)
@@ -198,6 +203,14 @@ def _begin_probe(
         from lowtide.streaming.tracing import load_tracing
 
         load_tracing()  # late, since a run whose costs are known traces nothing
+
+
+def _begin_capture(
+    meter: HostMeter | CudaMeter, progress: ProgressCallback | None, model: str
+) -> None:
+    tell(progress, "capture", model)
+    with meter.apart():
+        load_capture()
 
 
 def _pinned_calibration(journal: Journal) -> Calibration | None:

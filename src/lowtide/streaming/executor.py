@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSink, RowSource
 from lowtide.memory.plan import Plan
+from lowtide.streaming.banded import run_banded
+from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.layout import Axis, split_axis
 from lowtide.streaming.merge import StripMerger
 from lowtide.streaming.recovery import ResilientStep
@@ -47,13 +50,22 @@ def run(
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     over_budget: Callable[[], bool] | None = None,
+    programs: Programs | None = None,
+    scratch: Path | None = None,
 ) -> Outcome:
     """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
 
     ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
-    each batch; while it says yes, batches shrink. Raises `Cancelled`, `OutOfMemoryError`, and
-    whatever the source and the sink raise.
+    each batch; while it says yes, batches shrink. A streamed plan needs ``programs`` of the
+    network, and ``scratch`` is the folder of its pages on disk. Raises `Cancelled`,
+    `OutOfMemoryError`, and whatever the source and the sink raise.
     """
+    if plan.strategy == "streamed":
+        run_banded(
+            network, source, sink, plan, programs or Programs(network), scratch=scratch,
+            on_rows=on_rows, cancel=cancel,
+        )  # fmt: skip
+        return Outcome(tiles=1)
     rows, columns = plan_axes(plan)
     step = TileStep(network, source.info)
     resilient = ResilientStep(step, plan, network.scale)

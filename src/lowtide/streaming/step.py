@@ -49,9 +49,23 @@ class TileStep:
     @torch.inference_mode()
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
         """(h, w, bands) sample arrays to float32 (n, bands, h·s, w·s) in 0..1, on the host."""
-        batch = torch.stack([self._to_unit(tile) for tile in tiles])
+        batch = self._units(tiles)
         result = self._run(self.channels.to_network(batch))
         return self.channels.from_network(result, batch)
+
+    def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
+        """Sample arrays to what the network gets, float32 (n·images, channels, h, w)."""
+        return self.channels.to_network(self._units(tiles))
+
+    def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:
+        """The network's result for one tile to float32 (bands, h·s, w·s) in 0..1; of the tile's
+        samples only the opacity counts. ``result`` may be changed."""
+        if tile is None:
+            return self.channels.from_network(result, result[:1])[0]
+        return self.channels.from_network(result, self._units([tile]))[0]
+
+    def _units(self, tiles: Sequence[np.ndarray]) -> Tensor:
+        return torch.stack([self._to_unit(tile) for tile in tiles])
 
     def _to_unit(self, tile: np.ndarray) -> Tensor:
         # uint16 has few kernels in PyTorch; numpy converts it without a detour.

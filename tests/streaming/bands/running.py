@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowtide.streaming.bands.capture import capture
-from lowtide.streaming.bands.choose import Cutter
+from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.program import Whole, track
 from lowtide.streaming.bands.segments import segment

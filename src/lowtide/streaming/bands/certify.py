@@ -14,7 +14,7 @@ from lowtide._version import __version__
 from lowtide.core.errors import ModelError
 from lowtide.memory.store import write_cached
 from lowtide.streaming.bands.capture import capture
-from lowtide.streaming.bands.choose import Cutter
+from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.bands.rules.rule import short

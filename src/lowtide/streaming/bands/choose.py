@@ -1,86 +1,104 @@
-"""Choosing where a program is cut and how high its bands are."""
+"""Choosing where a program is cut, how high its bands are, and where its pages lie."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
+from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
-from lowtide.streaming.bands.segments import Segment, segment
-from lowtide.streaming.bands.weigh import Weight, band_bytes, crossing, weigh
+from lowtide.streaming.bands.segments import Segment, last_reads, segment
+from lowtide.streaming.bands.weigh import glance
 
 Placement = Literal["memory", "disk"]
+Wanted = Placement | Literal["auto"]
 
 # Into how many parts a program may be cut beyond what it needs.
 _PARTS = (1, 3, 8, 16, 36)
 # What the bands of a segment should stay below; the small ones are tried where memory is scarce.
-_CAPS = tuple(mib * MIB for mib in (16, 64, 128, 256, 512))
-_SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
-# Four times the bands have to save so much, or no more are tried: each is planned call by call.
+CAPS = tuple(mib * MIB for mib in (16, 64, 128, 256, 512))
+SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
+# Bands of a single segment fill what they may take but for this part of it.
+_FILLED = 16
+# Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
 # Python between two operators, and what a disk moves in a second: for comparing layouts only.
-_CALL_SECONDS, _DISK_BYTES = 4e-5, 1 << 30
+CALL_SECONDS, DISK_BYTES = 4e-5, 1 << 30
+# What a layout takes may be so many times what was drafted.
+DRAFTED_WITHIN = 1.4
 # Memory has to buy time: so much of a second for each MiB more.
 _SECONDS_PER_MIB = 2e-4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to run a program: its segments, the bands of each, and where pages are kept."""
+    """A way to run a program: where it is cut (before which steps), the bands of each segment,
+    and where pages are kept.
 
+    ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
+    often an operator is run, ``pages_bytes`` the most that pages occupy at once, of which
+    ``written_bytes`` is the sum.
+    """
+
+    cuts: tuple[int, ...]
     segments: list[Segment]
-    bands: list[int]
-    weight: Weight
-    pages: Placement = "memory"
+    bands: tuple[int, ...]
+    pages: Placement
+    bytes: int
+    calls: int
+    written_bytes: int
+    pages_bytes: int
 
     @property
-    def bytes(self) -> int:
-        """The most that rows occupy in memory at once."""
-        return self.weight.rows_bytes if self.pages == "memory" else self.weight.bands_bytes
+    def overhead_seconds(self) -> float:
+        """Seconds beyond those of the operators, roughly."""
+        moved = 2 * self.written_bytes if self.pages == "disk" else 0
+        return self.calls * CALL_SECONDS + moved / DISK_BYTES
 
     @property
     def cost(self) -> float:
-        """Seconds beyond those that every layout takes, roughly."""
-        moved = 2 * self.weight.written_bytes if self.pages == "disk" else 0
-        return (
-            self.weight.calls * _CALL_SECONDS + moved / _DISK_BYTES
-            + self.bytes / MIB * _SECONDS_PER_MIB
-        )  # fmt: skip
+        """What tells layouts apart: time, and memory at its price."""
+        return self.overhead_seconds + self.bytes / MIB * _SECONDS_PER_MIB
 
 
 def choose(
-    program: Program, limit_bytes: int | None, pages: Placement | Literal["auto"] = "auto"
-) -> Layout:
+    program: Program, limit_bytes: int | None, tell: Callable[[Layout], int],
+    pages: Wanted = "auto",
+) -> Layout:  # fmt: skip
     """The layout that costs least within ``limit_bytes`` for rows (None: no limit).
 
+    ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.
     """
-    found: list[Layout] = []
-    for caps in (_CAPS, _SMALL_CAPS):
-        found += layouts(program, pages, caps)
-        fitting = [one for one in found if limit_bytes is None or one.bytes <= limit_bytes]
-        if fitting:
-            break
-    else:
-        least = min(found, key=lambda one: one.bytes)
-        raise BudgetError(
-            f"bands of this model take {format_bytes(least.bytes)} at least,"
-            f" {format_bytes(limit_bytes or 0)} allowed",
-            smallest=least.bytes,
-        )
-    return min(fitting, key=lambda one: one.cost)
+    least: Layout | None = None
+    for caps in (CAPS, SMALL_CAPS):
+        for draft in sorted(drafts(program, pages, caps), key=lambda one: one.cost):
+            if limit_bytes is not None and draft.bytes > limit_bytes * DRAFTED_WITHIN:
+                least = _smaller(least, draft)
+                continue
+            layout = replace(draft, bytes=tell(draft))
+            if limit_bytes is None or layout.bytes <= limit_bytes:
+                return layout
+            least = _smaller(least, layout)
+    assert least is not None
+    size = tell(least)
+    raise BudgetError(
+        f"bands of this model take {format_bytes(size)} at least,"
+        f" {format_bytes(limit_bytes or 0)} allowed",
+        smallest=size,
+    )
 
 
-def layouts(
-    program: Program, pages: Placement | Literal["auto"] = "auto",
-    caps: Sequence[int] = _CAPS,
-) -> Iterator[Layout]:  # fmt: skip
+def _smaller(one: Layout | None, other: Layout) -> Layout:
+    return other if one is None or other.bytes < one.bytes else one
+
+
+def drafts(program: Program, pages: Wanted = "auto", caps: Sequence[int] = CAPS
+           ) -> Iterator[Layout]:  # fmt: skip
     """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
     cutter, seen = Cutter(program), set[tuple[object, ...]]()
     for parts in _PARTS:
@@ -89,35 +107,87 @@ def layouts(
             continue
         seen.add(cuts)
         segments = segment(program, cuts)
-        sizes = [dict[int, int]() for _ in segments]
+        glances = [
+            _Glances(program, part, alone=len(segments) == 1) for part in segments
+        ]
         for cap in caps:
-            bands = [
-                _bands(program, part, cap, known)
-                for part, known in zip(segments, sizes, strict=True)
-            ]
+            bands = tuple(glanced.fewest(cap) for glanced in glances)
             if (cuts, *bands) in seen:
                 continue
             seen.add((cuts, *bands))
-            weight = weigh(program, segments, bands)
+            seen_at = [
+                glanced.at(number) for glanced, number in zip(glances, bands, strict=True)
+            ]  # fmt: skip
+            memory, disk = _both(program, cuts, segments, bands, seen_at)
             if pages != "disk":
-                yield Layout(segments, bands, weight)
-            if pages == "disk" or (pages == "auto" and weight.pages_bytes):
-                yield Layout(segments, bands, weight, "disk")
+                yield memory
+            if pages == "disk" or (pages == "auto" and disk.pages_bytes):
+                yield disk
 
 
-def _bands(program: Program, part: Segment, cap: int, known: dict[int, int]) -> int:
-    """The fewest bands of a segment that stay below ``cap``, or those that take least."""
-    most = max((rows.size // rows.grain for rows in _target_rows(program, part)), default=1)
-    number = 1
-    while True:
-        if number not in known:
-            known[number] = band_bytes(program, part, number)
-        if known[number] <= cap:
-            return number
-        before = known.get(number // 4, 0)
-        if number >= most or (before and known[number] > before * _WORTH):
-            return min(known, key=lambda one: (known[one], one))
-        number = min(2 * number, most)
+def _both(
+    program: Program, cuts: tuple[int, ...], segments: list[Segment], bands: tuple[int, ...],
+    glances: Sequence[tuple[int, int]],
+) -> tuple[Layout, Layout]:  # fmt: skip
+    """The draft with pages in memory, and that with pages on disk.
+
+    Pages count from where they are made until they were read for the last time.
+    """
+    gone = last_reads(segments)
+    now = most = most_pages = written = 0
+    for place, (part, (size, _)) in enumerate(zip(segments, glances, strict=True)):
+        made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
+        going = sum(
+            program.bytes_of(one) for one in gone.get(place, ()) if one not in program.graph.inputs
+        )
+        # What is read for the last time goes as what is written comes.
+        here = max(now, now + made - going)
+        most, most_pages = max(most, here + size), max(most_pages, here)
+        now, written = now + made - going, written + made
+    calls, alone = sum(calls for _, calls in glances), max(size for size, _ in glances)
+    memory = Layout(cuts, segments, bands, "memory", most, calls, written, most_pages)
+    return memory, replace(memory, pages="disk", bytes=alone)
+
+
+class _Glances:
+    """What one segment takes in how many bands, each looked at once."""
+
+    def __init__(self, program: Program, part: Segment, *, alone: bool) -> None:
+        self._program, self._part, self.alone = program, part, alone
+        self._known: dict[int, tuple[int, int]] = {}
+        self._most = max(
+            (rows.size // rows.grain for rows in _target_rows(program, part)), default=1
+        )
+
+    def at(self, number: int) -> tuple[int, int]:
+        """(bytes, calls) in so many bands."""
+        if number not in self._known:
+            self._known[number] = glance(self._program, self._part, number)
+        return self._known[number]
+
+    def _fewer(self, number: int, cap: int) -> int:
+        """Between half of ``number``, which is too few, and ``number``, so that bands fill
+        ``cap``: images of any size then take nearly the same."""
+        low = number // 2
+        while number - low > max(1, number // _FILLED):
+            middle = (low + number) // 2
+            if self.at(middle)[0] <= cap:
+                number = middle
+            else:
+                low = middle
+        return number
+
+    def fewest(self, cap: int) -> int:
+        """The fewest bands that stay below ``cap``, or those that take least."""
+        number = 1
+        while True:
+            size, _ = self.at(number)
+            if size <= cap:
+                return self._fewer(number, cap) if self.alone else number
+            before, _ = self._known.get(number // 4, (0, 0))
+            if number >= self._most or (before and size > before * _WORTH):
+                return min(self._known, key=lambda one: (self._known[one][0], one))
+            number = min(2 * number, self._most)
 
 
 def _target_rows(program: Program, part: Segment) -> Iterator[Rows]:
@@ -125,42 +195,3 @@ def _target_rows(program: Program, part: Segment) -> Iterator[Rows]:
         step = program.steps[index]
         if isinstance(step, (RowOp, Reduction)):
             yield step.rows
-
-
-class Cutter:
-    """Where a program may be cut: before steps at which less has to be kept than around them."""
-
-    def __init__(self, program: Program) -> None:
-        self._bytes = crossing(program)
-        self._work, total = dict[int, int](), 0
-        for index, step in program.steps.items():
-            total += program.bytes_of(index) if isinstance(step, RowOp) and not step.view else 0
-            self._work[index] = total
-        self._total = total
-
-    @cached_property
-    def places(self) -> list[int]:
-        """Steps before which a cut makes sense."""
-        steps = list(self._bytes)
-        return [
-            step for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
-            if self._bytes[before] >= self._bytes[step] < self._bytes[after]
-        ]  # fmt: skip
-
-    def cuts(self, parts: int) -> tuple[int, ...]:
-        """Cuts into about ``parts`` parts of equal work, each where least is kept."""
-        at = [self._work[place] for place in self.places]
-        cuts = set()
-        for part in range(1, parts):
-            middle, reach = self._total * part / parts, self._total / parts / 2
-            near = self.places[
-                bisect.bisect_left(at, middle - reach) : bisect.bisect_right(at, middle + reach)
-            ]
-            if near:
-                cuts.add(self._best(near, middle))
-        return tuple(sorted(cuts))
-
-    def _best(self, places: Sequence[int], middle: float) -> int:
-        return min(places, key=lambda place: (
-            self._bytes[place], abs(self._work[place] - middle)
-        ))  # fmt: skip

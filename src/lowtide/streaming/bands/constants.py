@@ -44,8 +44,11 @@ class Constants:
         for place in range(span[0] // grain, -(-span[1] // grain)):
             key = known[place]
             if key is None:
-                within = place * grain, min(size, (place + 1) * grain)
-                key = known[place] = self._kept(self._part(index, dim, within, {}))
+                part = self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
+                key = known[place] = self._key(part, index, dim, place, grain)
+                if key not in self._distinct:
+                    self._distinct[key] = part.clone(memory_format=torch.contiguous_format)
+                del part
             parts.append(self._distinct[key])
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
         start = span[0] // grain * grain
@@ -55,13 +58,20 @@ class Constants:
         """Let go of whole results, which can be made again."""
         self._wholes = {}
 
-    def _kept(self, part: Tensor) -> bytes:
+    def key(self, index: int, dim: int, place: int, grain: int) -> bytes:
+        """What a grain has in common with all that are equal to it."""
+        known = self._grains.get((index, dim))
+        if known is not None and known[place] is not None:
+            return known[place]  # type: ignore[return-value]
+        size = self._nodes[index].like.shape[dim]
+        part = self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
+        return self._key(part, index, dim, place, grain)
+
+    def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
         plain = part.contiguous()
         content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
         facts = f"{plain.dtype} {tuple(plain.shape)}".encode()
-        key = hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()
-        self._distinct.setdefault(key, plain.clone())
-        return key
+        return hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()
 
     def _made(self, index: int, made: dict[int, Tensor]) -> Tensor:
         """A whole result; ``made`` has what was made on the way, and goes when it does."""

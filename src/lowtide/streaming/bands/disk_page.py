@@ -6,13 +6,16 @@ import errno
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lowtide.core.errors import OutputError
 from lowtide.core.units import format_bytes
+from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
+from lowtide.streaming.bands.sweep import MakePage, memory_pages
 
 
 class DiskPage:
@@ -29,18 +32,27 @@ class DiskPage:
         self._dim, self._dtype, self.device = dim, dtype, device
         self._others = [side for place, side in enumerate(shape) if place != dim]
         self._row_bytes = torch.Size(self._others).numel() * dtype.itemsize
+        self._folder = folder
+        self._open()
+
+    def _open(self) -> None:
         try:
             # Open as long as the page lives; closed when it goes.
-            self._file = tempfile.TemporaryFile(prefix="lowtide-page-", dir=folder)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(  # noqa: SIM115
+                prefix="lowtide-page-", dir=self._folder
+            )
         except OSError as error:
-            raise OutputError(f"no page can be kept in {folder or 'the scratch folder'}: {error}",
-                              hint="--scratch names another folder") from error  # fmt: skip
+            where = self._folder or "the scratch folder"
+            raise OutputError(f"no page can be kept in {where}: {error}",
+                              hint="name another folder for scratch files") from error  # fmt: skip
 
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows from ``first`` on in their place."""
-        plain = rows.movedim(self._dim, 0).contiguous().cpu()
+        self._put(first * self._row_bytes, rows.movedim(self._dim, 0).contiguous().cpu())
+
+    def _put(self, at: int, plain: Tensor) -> None:
         try:
-            self._file.seek(first * self._row_bytes)
+            self._file.seek(at)
             self._file.write(plain.flatten().view(torch.uint8).numpy().data)
             self._file.flush()
         except OSError as error:
@@ -56,15 +68,19 @@ class DiskPage:
     def read(self, spans: Spans) -> Tensor:
         """Rows, in memory of their own."""
         buffer = torch.empty(count(spans) * self._row_bytes, dtype=torch.uint8)
-        target, at = buffer.numpy().data, 0
+        at = 0
         for first, last in spans:
             size = (last - first) * self._row_bytes
-            self._file.seek(first * self._row_bytes)
-            if self._file.readinto(target[at : at + size]) != size:  # type: ignore[attr-defined]
-                raise AssertionError(f"rows {first} to {last} are not all there")
+            self._get(first * self._row_bytes, buffer[at : at + size])
             at += size
         rows = buffer.view(self._dtype).view(count(spans), *self._others)
         return rows.movedim(0, self._dim).contiguous().to(self.device)
+
+    def _get(self, at: int, buffer: Tensor) -> None:
+        self._file.seek(at)
+        size = self._file.readinto(buffer.numpy().data)  # type: ignore[attr-defined]
+        if size != len(buffer):
+            raise AssertionError(f"bytes {at} to {at + len(buffer)} of a page are not all there")
 
     def keep(self, spans: Spans) -> None:
         """The file goes as a whole, when the page does."""
@@ -72,3 +88,19 @@ class DiskPage:
     def close(self) -> None:
         """Give the space back now."""
         self._file.close()
+
+
+def page_maker(
+    program: Program, pages: Literal["memory", "disk"], device: torch.device,
+    folder: Path | None = None,
+) -> MakePage:  # fmt: skip
+    """Makes the pages of a run: in the memory of ``device``, or on disk in ``folder``."""
+    if pages == "memory":
+        return memory_pages(program, device)
+    nodes, rows = program.graph.nodes, program.rows
+
+    def make(index: int) -> DiskPage:
+        like = nodes[index].like
+        return DiskPage(like.shape, like.dtype, rows[index].dim, device, folder)
+
+    return make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class Like:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """What it occupies."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize

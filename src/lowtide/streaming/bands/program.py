@@ -37,6 +37,7 @@ class Program:
     fixed: set[int] = field(default_factory=set)
     unruled: list[int] = field(default_factory=list)
     output: int = -1
+    _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
 
     def bytes_of(self, index: int) -> int:
         """What a result with rows occupies as a whole."""
@@ -44,7 +45,10 @@ class Program:
 
     def row_bytes(self, index: int) -> int:
         """What one place along its rows occupies."""
-        return self.bytes_of(index) // self.rows[index].size
+        known = self._row_bytes.get(index)
+        if known is None:
+            known = self._row_bytes[index] = self.bytes_of(index) // self.rows[index].size
+        return known
 
     def wholes(self, index: int) -> tuple[int, ...]:
         """What a step takes as a whole."""

@@ -32,10 +32,13 @@ class Band:
     reads: dict[int, Spans] = field(default_factory=dict)
 
 
-def schedule(program: Program, segment: Segment, bands: int) -> list[Band]:
-    """The segment's sweep in so many bands, or fewer where rows do not suffice."""
+def schedule(
+    program: Program, segment: Segment, bands: int, *, first: int | None = None
+) -> list[Band]:
+    """The segment's sweep in so many bands, or fewer where rows do not suffice; of ``first``
+    only that many, of which the last do not know what they leave to others."""
     plan = _Planner(program, segment)
-    found = [plan.band(number, bands) for number in range(bands)]
+    found = [plan.band(number, bands) for number in range(min(bands, first or bands))]
     plan.hold(found)
     return [band for band in found if band.makes or band.targets]
 

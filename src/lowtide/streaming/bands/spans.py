@@ -13,6 +13,9 @@ Spans = list[Span]
 def union(spans: Iterable[Span]) -> Spans:
     """All rows that are in any of them; spans that touch become one."""
     found: Spans = []
+    spans = list(spans)
+    if len(spans) == 1:  # nearly always
+        return spans if spans[0][0] < spans[0][1] else found
     for first, last in sorted(spans):
         if first >= last:
             continue

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,17 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify
-from lowtide.streaming.bands.choose import Layout, Placement, choose
-from lowtide.streaming.bands.disk_page import DiskPage
-from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.choose import Layout, Wanted, choose
+from lowtide.streaming.bands.disk_page import page_maker
+from lowtide.streaming.bands.foretell import tell
+from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.program import Program, track
-from lowtide.streaming.bands.sweep import Sweep, memory_pages
+from lowtide.streaming.bands.sweep import Sweep
 
 # Sizes of image whose programs are kept.
 _KEPT = 4
-# Of the budget, for what operators take for themselves and for masks and biases.
-_SHARE, _LEAST = 0.15, 16 * MIB
+# Of the budget, for what the heap keeps and libraries make beside rows.
+_SHARE, _LEAST = 0.1, 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Prepared:
     @property
     def title(self) -> str:
         """For people: how it is run and what its rows take."""
-        segments, weight = self.layout.segments, self.layout.weight
-        pages = format_bytes(weight.pages_bytes) if weight.pages_bytes else "nothing"
+        layout = self.layout
+        pages = format_bytes(layout.pages_bytes) if layout.pages_bytes else "nothing"
         return (
-            f"streamed, segments: {len(segments)}, bands: up to {max(self.layout.bands)},"
-            f" {format_bytes(self.layout.bytes)} for rows with {pages} of pages"
-            f"{' on disk' if self.layout.pages == 'disk' and weight.pages_bytes else ''}"
+            f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
+            f" {format_bytes(layout.bytes)} for rows with {pages} of pages"
+            f"{' on disk' if layout.pages == 'disk' and layout.pages_bytes else ''}"
         )
 
 
@@ -55,8 +55,8 @@ class Streamed(nn.Module):
 
     Takes (batch, channels, height, width) and returns what ``module`` returns for it, equal to
     rounding (accuracy class: exact). Images of a batch are run one after another. Memory, beside
-    weights, input and result: the bands, the pages between them (`explain` tells both), and what
-    single operators take for themselves.
+    weights, input and result: the bands, the pages between them, and what single operators take
+    for themselves (`explain` tells it).
 
     The first image of a size takes seconds longer: the graph is captured, and compared with the
     module itself on a small image; that comparison is remembered on disk.
@@ -68,7 +68,7 @@ class Streamed(nn.Module):
 
     def __init__(
         self, module: nn.Module, *, budget: str | int | Budget = "auto",
-        pages: Placement | Literal["auto"] = "auto", scratch: Path | None = None,
+        pages: Wanted = "auto", scratch: Path | None = None,
         certified: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -76,7 +76,7 @@ class Streamed(nn.Module):
             raise UsageError(f"pages {pages!r} is not known", hint="auto, memory or disk")
         self.module = module
         self._budget, self._scratch = budget, scratch
-        self._place: Placement | Literal["auto"] = pages
+        self._place: Wanted = pages
         self._certified = certified
         self._known: OrderedDict[object, Prepared] = OrderedDict()
 
@@ -115,7 +115,10 @@ class Streamed(nn.Module):
         allowed = Budget.parse(self._budget, device=device).device_bytes
         beside = program.bytes_of(program.output) + max(_LEAST, int(allowed * _SHARE))
         try:
-            layout = choose(program, allowed - beside, self._place)
+            layout = choose(
+                program, allowed - beside,
+                lambda draft: tell(program, draft, held=True).bytes, self._place,
+            )
         except BudgetError as error:
             least = (error.smallest or 0) + beside
             raise BudgetError(
@@ -126,7 +129,7 @@ class Streamed(nn.Module):
         certificate = None
         if self._certified:
             certificate = certify(self.module, image, program, cache_folder())
-        make_page = self._pages(program, layout, image.device)
+        make_page = page_maker(program, layout.pages, image.device, self._scratch)
         sweep = Sweep(program, layout.segments, layout.bands, make_page)
         return Prepared(program, layout, sweep, certificate)
 
@@ -138,23 +141,10 @@ class Streamed(nn.Module):
             result[:, :, first : first + rows.shape[2]] = rows
         return result
 
-    def _pages(
-        self, program: Program, layout: Layout, device: torch.device
-    ) -> Callable[[int], Page]:
-        if layout.pages == "memory":
-            return memory_pages(program, device)
-        nodes, rows = program.graph.nodes, program.rows
-
-        def make(index: int) -> Page:
-            like = nodes[index].like
-            return DiskPage(like.shape, like.dtype, rows[index].dim, device, self._scratch)
-
-        return make
-
 
 def stream(
     module: nn.Module, *, budget: str | int | Budget = "auto",
-    pages: Placement | Literal["auto"] = "auto", scratch: Path | None = None,
+    pages: Wanted = "auto", scratch: Path | None = None,
 ) -> Streamed:  # fmt: skip
     """``module`` with the same call, in the memory of ``budget``: see `Streamed`.
 

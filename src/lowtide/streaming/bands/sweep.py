@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp
 from lowtide.streaming.bands.schedule import Band, later_reads, schedule
 from lowtide.streaming.bands.segments import Segment, last_reads
-from lowtide.streaming.bands.spans import Span, Spans
+from lowtide.streaming.bands.spans import Span, Spans, count
 
 MakePage = Callable[[int], Page]
 
@@ -24,8 +24,9 @@ class Sweep:
     """Runs of a program: each has pages of its own, all share masks and biases."""
 
     def __init__(
-        self, program: Program, segments: list[Segment], bands: list[int], make_page: MakePage
-    ) -> None:
+        self, program: Program, segments: list[Segment], bands: Sequence[int],
+        make_page: MakePage, constants: Constants | None = None,
+    ) -> None:  # fmt: skip
         self._program, self._segments, self._make_page = program, segments, make_page
         plans = (
             schedule(program, part, number) for part, number in zip(segments, bands, strict=True)
@@ -35,12 +36,20 @@ class Sweep:
         self._going = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
-        self._constants = Constants(program)
+        self._constants = constants or Constants(program)
+        self._on_band: Callable[[float], None] | None = None
+        self._work = sum(self._made(band) for plan in self._plans for band, _ in plan)
 
-    def run(self, source: Page) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) of the result, in order. Pages go when it ends, however it does."""
+    def run(
+        self, source: Page, on_band: Callable[[float], None] | None = None
+    ) -> Generator[tuple[int, Tensor], None, None]:
+        """(first row, rows) of the result, in order. Pages go when it ends, however it does.
+
+        ``on_band`` is told after each band which share of the work it was; the run stops at
+        what it raises.
+        """
         one = copy.copy(self)
-        one._pages, one._wholes = {}, {}
+        one._pages, one._wholes, one._on_band = {}, {}, on_band
         try:
             yield from one._run(source)
         finally:
@@ -75,6 +84,8 @@ class Sweep:
             yield from self._band(segment, band, buffers, states)
             for index in going:
                 self._pages[index].keep(needed.get(index, []))
+            if self._on_band is not None:
+                self._on_band(self._made(band) / max(self._work, 1))
         for index in going:
             self._pages.pop(index).close()
         for index, state in states.items():
@@ -118,6 +129,17 @@ class Sweep:
             for one in leaving.get(index, ()):
                 if one in buffers:
                     buffers[one].trim(band.holds.get(one, []))
+
+    def _made(self, band: Band) -> int:
+        """Bytes that a band computes or reduces: what its share of the work is taken to be."""
+        steps, row_bytes = self._program.steps, self._program.row_bytes
+        made = sum(count(spans) * row_bytes(index) for index, spans in band.makes.items())
+        reduced = sum(
+            count(spans) * row_bytes(one)
+            for index, spans in band.targets.items() if isinstance(step := steps[index], Reduction)
+            for one in step.inputs
+        )  # fmt: skip
+        return made + reduced
 
     def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
         dim = self._program.rows[index].dim

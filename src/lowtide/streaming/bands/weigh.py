@@ -1,72 +1,48 @@
-"""How much memory a run by bands takes at once, told without running it."""
+"""Roughly what bands take, from a look at the first few: for comparing layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp
-from lowtide.streaming.bands.schedule import Band, later_reads, schedule
-from lowtide.streaming.bands.segments import Segment, last_reads
-from lowtide.streaming.bands.spans import Span, Spans, common, count
+from lowtide.streaming.bands.schedule import Band, schedule
+from lowtide.streaming.bands.segments import Segment
+from lowtide.streaming.bands.spans import Span, count
+
+# Bands that a glance looks at, and those that have to be planned to know what they leave.
+_SEEN, _BEYOND = 5, 2
 
 
-@dataclass(frozen=True)
-class Weight:
-    """``rows_bytes``: the most that bands and pages occupy at once; ``bands_bytes`` without
-    pages, ``pages_bytes`` pages alone, ``written_bytes`` all pages one after another. ``calls``
-    is how often an operator is run."""
+def glance(program: Program, part: Segment, bands: int) -> tuple[int, int]:
+    """(bytes of its bands, calls of operators) of one segment in so many bands, without pages.
 
-    rows_bytes: int
-    bands_bytes: int
-    pages_bytes: int
-    written_bytes: int
-    calls: int
-
-
-def weigh(program: Program, segments: Sequence[Segment], bands: Sequence[int]) -> Weight:
-    """For this many bands of each segment. What operators take for themselves is not in it, nor
-    are the input and the result."""
+    Told from the first bands, after which they are much alike: a long segment has thousands of
+    operators, and to plan all its bands for every height that could be chosen took a minute.
+    """
     scale = _Scale(program)
-    last = last_reads(segments)
-    for place, (part, number) in enumerate(zip(segments, bands, strict=True)):
-        scale.segment(part, schedule(program, part, number), last.get(place, set()))
-    return Weight(scale.most, scale.most_bands, scale.most_pages, scale.written, scale.calls)
-
-
-def band_bytes(program: Program, part: Segment, bands: int) -> int:
-    """What the bands of one segment take, pages left out."""
-    scale = _Scale(program)
-    scale.segment(part, schedule(program, part, bands), set())
-    return scale.most_bands
+    plan = schedule(program, part, bands, first=_SEEN + _BEYOND)[:_SEEN]
+    scale.segment(part, plan)
+    return scale.most, -(-scale.calls * bands // max(len(plan), 1))
 
 
 class _Scale:
+    """Follows what is held through a segment; what operators take for themselves is a guess."""
+
     def __init__(self, program: Program) -> None:
         self._program = program
         self._held: dict[int, int] = {}
-        self._pages: dict[int, Spans] = {}
-        self._bands_now = self._pages_now = 0
-        self.most = self.most_bands = self.most_pages = self.written = self.calls = 0
+        self._now = self.most = self.calls = 0
 
-    def segment(self, part: Segment, bands: list[Band], going: set[int]) -> None:
-        """A whole sweep; pages that nothing reads after it go as it reads them."""
-        self._held, self._bands_now = {}, 0
+    def segment(self, part: Segment, bands: list[Band]) -> None:
+        """A sweep, or the beginning of one; pages are left out."""
         kept = set(part.pages) - {self._program.output}
-        gathered = sum(
+        # What some operator wants as a whole.
+        self._now = sum(
             self._program.bytes_of(one)
             for index in (*part.steps, *part.before) for one in self._program.wholes(index)
             if one in self._program.rows
         )  # fmt: skip
-        self._bands_now = gathered
-        for band, needed in zip(bands, later_reads(bands), strict=True):
+        for band in bands:
             self._band(part, band, kept)
-            for index in going & self._pages.keys():
-                left = common(self._pages[index], needed.get(index, []))
-                self._page(index, left)
-        for index in going:
-            self._page(index, [])
 
     def _band(self, part: Segment, band: Band, kept: set[int]) -> None:
         ends = self._ends(band)
@@ -77,10 +53,7 @@ class _Scale:
                 self.calls += len(spans)
                 for span in spans:
                     self._run(index, step, span, band)
-                if index in kept:
-                    self.written += count(spans) * self._program.row_bytes(index)
-                    self._page(index, [*self._pages.get(index, []), *spans])
-                elif not step.view:
+                if index not in kept and not step.view:
                     self._add(index, count(spans) * self._program.row_bytes(index))
                 if _base(self._program, index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
@@ -114,25 +87,12 @@ class _Scale:
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
         taken = result + copied + int(step.scratch * (given + result)) + step.scratch_bytes
-        self.most_bands = max(self.most_bands, self._bands_now + taken)
-        self.most = max(self.most, self._bands_now + self._pages_now + taken)
-
-    def _page(self, index: int, spans: Spans) -> None:
-        size = self._program.row_bytes(index) if index in self._program.steps else 0
-        before = count(self._pages.get(index, [])) * size
-        self._pages[index] = spans
-        self._pages_now += count(spans) * size - before
-        self._note()
+        self.most = max(self.most, self._now + taken)
 
     def _add(self, index: int, more: int) -> None:
         self._held[index] = self._held.get(index, 0) + more
-        self._bands_now += more
-        self._note()
-
-    def _note(self) -> None:
-        self.most_bands = max(self.most_bands, self._bands_now)
-        self.most_pages = max(self.most_pages, self._pages_now)
-        self.most = max(self.most, self._bands_now + self._pages_now)
+        self._now += more
+        self.most = max(self.most, self._now)
 
 
 def _base(program: Program, index: int) -> int:

@@ -1,102 +1,35 @@
-"""Pricing the strategies `whole` and `tiled` for one image: candidates with their ledgers."""
+"""Candidates of the strategies `whole` and `tiled`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from lowtide.core.errors import UsageError
-from lowtide.core.rows import ImageInfo
-from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import Calibration
-from lowtide.memory.ledger import LedgerRow, Origin, Place
+from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.streaming.channels import ChannelPlan
 from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis, tightest_tile
-
-StrategyName = Literal["auto", "whole", "tiled"]
+from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
+from lowtide.streaming.pricing.ledger import (
+    ROW_BUFFERS,
+    activations,
+    calibrated,
+    giving_back,
+    ledger,
+)
 
 _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _BATCHES = (1, 2, 4, 8, 16)
 # Context for models whose reach has no bound: more hardly helps them, none shows.
 _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
-# Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
-# so much beside a small one.
-_RUNTIME_UPPER = 40 * MIB
-# Prices of the file formats are bounds; runs at several sizes took 0.3 to 0.6 of them.
-_CODEC_SHARE = 0.45
-_LIVE_UPPER = 1.05
-# The heap's habits in a long run, beyond those of a probe.
-_SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
-# Allowed for a tiled plan at least, whatever past runs say.
-LEAST_MARGIN = 16 * MIB
 _BLOCK_ROWS = 16
 _AMPLE_PIXELS = 240 * 240
 _AS_FAST = 1.03
-# Blocks that are given back come again page by page: eight models took 1.3 to 1.7 times as long.
-_GIVING_BACK_COSTS = 1.5
-_ROW_BUFFERS = "input rows", "output rows"
 # What a tile costs beside the network: slicing, merging, and Python between them.
 _TILE_SECONDS = 1e-3
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What pricing must know of the model: scale, channels, size rule, and if tiles make sense.
-
-    ``align`` is the grid of tiles: that of the size rule, or of what the model pads to inside.
-    ``tileable`` is False for models that cut the image up themselves or need all of it.
-    """
-
-    scale: int
-    in_channels: int
-    out_channels: int
-    align: int = 1
-    minimum: int = 0
-    square: bool = False
-    tileable: bool = True
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What pricing must know of the image and its files.
-
-    ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
-    memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
-    is what the rows held for one row of tiles should stay below where lower tiles allow it,
-    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far runs were from
-    their predictions, where that is known; ``thrifty`` the same of runs whose heap gives freed
-    blocks back, if this process can be run so too.
-    """
-
-    info: ImageInfo
-    padded: tuple[int, int]
-    codec_bytes: int = 0
-    scratch_bytes: int = 0
-    row_bytes: int | None = None
-    easy_bytes: int | None = None
-    calibration: Calibration | None = None
-    thrifty: Calibration | None = None
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user fixed; None leaves it to the plan."""
-
-    strategy: StrategyName = "auto"
-    tile: int | None = None
-    overlap: int | None = None
-    batch: int | None = None
-    hann_blend: bool | None = None
-
-    @property
-    def about_tiles(self) -> bool:
-        """Whether anything was said about tiles, which then there must be."""
-        given = (self.tile, self.overlap, self.batch, self.hann_blend)
-        return any(wish is not None for wish in given)
 
 
 def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes) -> list[Plan]:
@@ -131,7 +64,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
     plans = _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
     if picture.thrifty is None:
         return plans
-    thrifty = [_giving_back(plan, picture.calibration, picture.thrifty) for plan in plans]
+    thrifty = [giving_back(plan, picture.calibration, picture.thrifty) for plan in plans]
     return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
 
 
@@ -142,7 +75,7 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
     lower, wider tiles, so that the rest of the budget serves every image alike.
     """
     rows = {
-        index: sum(row.upper for row in plan.ledger if row.name in _ROW_BUFFERS)
+        index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
         for index, plan in enumerate(plans) if plan.tiles > 1
     }  # fmt: skip
     if limit is None or not rows:
@@ -254,47 +187,10 @@ def _plan(
         run_pixels=at_once,
         seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),
-        ledger=_calibrated(
+        ledger=calibrated(
             tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
             picture.calibration,
         ),
-    )
-
-
-def _giving_back(
-    plan: Plan, calibration: Calibration | None, thrifty: Calibration
-) -> Plan:
-    """``plan`` in a heap that holds what lives and no more, which takes longer."""
-    rows = [
-        row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
-        for row in plan.ledger if calibration is None or row.name != "margin"
-    ]  # fmt: skip
-    return plan.model_copy(update={
-        "heap": "gives back", "seconds": plan.seconds * _GIVING_BACK_COSTS,
-        "ledger": _calibrated(tuple(rows), thrifty),
-    })  # fmt: skip
-
-
-def _calibrated(
-    rows: tuple[LedgerRow, ...], calibration: Calibration | None
-) -> tuple[LedgerRow, ...]:
-    """``rows`` with the bound that past runs call for, in place of general ones.
-
-    Where those were of many models, theirs holds, with a little that always stays, since small
-    runs vary more. Where they were not, others may be less gentle, and half of the general margin
-    stays at least.
-    """
-    if calibration is None:
-        return rows
-    memory = [row for row in rows if row.place != "disk"]
-    expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
-    margin, allowed = calibration.upper(expected) - expected, general - expected
-    margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
-    exact = [row.model_copy(update={"upper": row.value}) for row in memory]
-    return (
-        *exact,
-        LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
-        *(row for row in rows if row.place == "disk"),
     )
 
 
@@ -312,25 +208,6 @@ def _widest(axis: Axis, align: int) -> int:
     )
 
 
-def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
-    """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
-    spare = budget_bytes - plan.upper_bytes
-    pixels = plan.run_pixels
-    used = _run_bytes(costs, pixels)
-    while pixels < 1 << 34:
-        more = pixels * 9 // 8
-        if _run_bytes(costs, more) - used > spare:
-            break
-        pixels = more
-    return pixels // plan.images_per_tile
-
-
-def _run_bytes(costs: ModelCosts, pixels: int) -> float:
-    """Upper bound of a run on so many network pixels: what lives and what the allocator keeps."""
-    live = costs.activation_bytes(pixels)
-    return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
-
-
 def _inner(axis: Axis, overlap: int) -> float:
     """Share of an axis that lies outside every overlap."""
     return max(0.0, 1 - (len(axis.starts) - 1) * overlap / axis.length)
@@ -344,36 +221,18 @@ def _seconds(costs: ModelCosts, rows: Axis, columns: Axis, pixels: int, batch: i
 
 def _ledger(
     costs: ModelCosts, picture: Picture, rows: Axis, columns: Axis, pixels: int, scale: int
-) -> Iterator[LedgerRow]:
+) -> Iterable[LedgerRow]:
     info, blended = picture.info, rows.blended or columns.blended
     sample = info.row_bytes // info.width
     spans = (rows.span(index) for index in range(len(rows.starts)))
     tallest = max(high - low for low, high in spans) * scale
     out_row = info.width * scale * (4 * info.bands if blended else sample)
     row_in = columns.length * sample
-
-    def row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:
-        return LedgerRow(
-            name=name, place=place, value=int(value), upper=int(upper), origin=origin
-        )
-
-    live = costs.activation_bytes(pixels)
-    yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
-    told = "traced" if costs.traced else "probed"
-    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, told)
-    slack = costs.slack_bytes(pixels)
-    yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
-    if costs.device == "cpu":
-        yield row("runtime", "host", 0, _RUNTIME_UPPER, "prior")
-    else:
-        yield row("context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed")
+    return ledger(
+        costs, picture, activations(costs, pixels),
         # A batch in floats on its way there, and its result on its way back.
-        staged = 4 * pixels * (info.bands + info.bands * scale**2)
-        yield row("copy buffers", "host", staged, 2 * staged, "known")
-    buffers = row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
-    for name, count in zip(_ROW_BUFFERS, buffers, strict=True):
-        yield row(name, "host", count, count, "known")
-    codec = picture.codec_bytes
-    yield row("file formats", "host", codec * _CODEC_SHARE, codec, "prior")
-    if picture.scratch_bytes:
-        yield row("scratch file", "disk", picture.scratch_bytes, picture.scratch_bytes, "known")
+        staged_bytes=4 * pixels * (info.bands + info.bands * scale**2),
+        row_bytes=(
+            row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
+        ),
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Choosing a plan: strategies contribute candidates, of which none is known here by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.units import MIB, format_bytes, format_seconds
+from lowtide.memory.budget import Budget
+from lowtide.memory.ledger import Place
+from lowtide.memory.plan import Accuracy, Alternative, Plan, Refusal
+
+# What a user may ask for: only exact plans, exact ones where they fit, or the fastest.
+Wanted = Literal["exact", "bounded", "fast"]
+
+# A doubling of memory has to buy this share of the time.
+_DOUBLING_BUYS = 0.04
+
+
+def choose(
+    candidates: Sequence[Plan], budget: Budget, wanted: Wanted = "bounded",
+    refused: Sequence[Refusal] = (),
+) -> Plan:  # fmt: skip
+    """The candidate that fits and serves best.
+
+    ``wanted`` is ``"exact"`` (no other is considered), ``"bounded"`` (exact where that fits, else
+    that with the fewest seams) or ``"fast"`` (the least time, exact or not). Among those time
+    decides, where a doubling of memory must buy a few percent of it. ``refused`` are strategies
+    that gave no candidate.
+
+    Raises `BudgetError` naming the smallest budget that any candidate would accept, and
+    `UsageError` where an exact one is wanted and there is none.
+    """
+    considered = [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
+    if not considered:
+        raise UsageError(
+            f"no exact plan is possible: {_why(refused) or 'such tiles differ from the whole'}",
+            hint="--accuracy bounded: tiles, and their error is measured",
+        )
+    fitting = [plan for plan in considered if shortfall(plan, budget) is None]
+    if not fitting:
+        raise _nothing_fits(considered, candidates, budget, refused)
+    exact = [plan for plan in fitting if plan.accuracy == "exact"]
+    if wanted == "fast":
+        pool = fitting
+    else:
+        pool = exact or [min(fitting, key=lambda plan: (round(plan.seam_share, 2), plan.seconds))]
+    best = min(pool, key=_score)
+    return best.model_copy(
+        update={
+            "budget_bytes": budget.device_bytes,
+            "host_budget_bytes": budget.host_bytes,
+            "choice": _explain(best, fitting, budget),
+            "refused": (*_refusals(best, candidates, budget), *refused),
+            "front": frontier(candidates, best),
+        }
+    )
+
+
+def frontier(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
+    """The candidates that no other beats in memory without losing in time, smallest first.
+
+    Accuracy counts too: an exact plan is not beaten by one that is only bounded. ``chosen`` is
+    listed even where others are as good.
+    """
+    front: list[Plan] = []
+    for plan in sorted(candidates, key=lambda plan: (plan.upper_bytes, plan.seconds)):
+        beaten = any(
+            other.seconds <= plan.seconds and _RANKS[other.accuracy] >= _RANKS[plan.accuracy]
+            for other in front
+        )
+        if plan is chosen or not beaten:
+            front.append(plan)
+    return tuple(
+        Alternative(
+            what=plan.title, accuracy=plan.accuracy, predicted_bytes=plan.predicted_bytes,
+            upper_bytes=plan.upper_bytes, seconds=plan.seconds, chosen=plan is chosen,
+        )
+        for plan in front
+    )  # fmt: skip
+
+
+_RANKS: dict[Accuracy, int] = {"bounded": 0, "exact": 1}
+
+
+def _score(plan: Plan) -> float:
+    return plan.seconds * (1 + _DOUBLING_BUYS * math.log2(max(plan.upper_bytes / MIB, 1)))
+
+
+def shortfall(plan: Plan, budget: Budget) -> str | None:
+    """Why a plan does not fit, or None if it does."""
+    limits: tuple[tuple[Place, int], ...] = (
+        ("device", budget.device_bytes), ("host", budget.host_bytes), ("disk", budget.disk_bytes),
+    )  # fmt: skip
+    for place, limit in limits:
+        need = plan.bytes_at(place, upper=True)
+        if need > limit:
+            where = "" if place == "device" else f" of {place} memory"
+            return f"needs up to {format_bytes(need)}{where}, {format_bytes(limit)} allowed"
+    return None
+
+
+def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
+    if len(fitting) == 1:
+        why = "the only candidate that fits"
+    elif best.accuracy == "exact":
+        why = f"exact, and the best of {len(fitting)} candidates that fit"
+    else:
+        why = f"fewest seams of {len(fitting)} candidates that fit"
+    return (
+        f"{best.title}: {why} in {format_bytes(budget.device_bytes)}, "
+        f"expects {format_bytes(best.predicted_bytes)} (at most {format_bytes(best.upper_bytes)}) "
+        f"and {format_seconds(best.seconds)} of computing"
+    )
+
+
+def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[Refusal, ...]:
+    """The best of each other strategy, with the reason it lost."""
+    refused = []
+    for strategy in dict.fromkeys(plan.strategy for plan in candidates):
+        if strategy == best.strategy:
+            continue
+        rivals = [plan for plan in candidates if plan.strategy == strategy]
+        able = [plan for plan in rivals if shortfall(plan, budget) is None]
+        rival = min(able, key=lambda p: p.seconds) if able else min(
+            rivals, key=lambda p: p.upper_bytes
+        )
+        reason = shortfall(rival, budget)
+        if reason is None and best.accuracy != rival.accuracy:
+            reason = f"only {rival.accuracy}"
+        if reason is None:
+            reason = (
+                f"{format_seconds(rival.seconds)} and up to {format_bytes(rival.upper_bytes)}"
+                f" against {format_seconds(best.seconds)} and {format_bytes(best.upper_bytes)}"
+            )
+        refused.append(Refusal(what=rival.title, reason=reason))
+    return tuple(refused)
+
+
+def _nothing_fits(
+    considered: Sequence[Plan], candidates: Sequence[Plan], budget: Budget,
+    refused: Sequence[Refusal],
+) -> BudgetError:  # fmt: skip
+    smallest = min(considered, key=lambda plan: plan.upper_bytes)
+    # Rounded up to a whole MiB, so that the hinted command is one that works.
+    need = -(-smallest.upper_bytes // MIB) * MIB
+    if smallest.upper_bytes <= budget.device_bytes:
+        reason = shortfall(smallest, budget)
+        return BudgetError(
+            f"no plan fits: {smallest.title} {reason}",
+            smallest=need,
+            hint="free some host memory or disk, or raise --host-budget or --disk-budget",
+        )
+    kind = "exact plan" if len(considered) < len(candidates) else "plan"
+    others = any(shortfall(one, budget) is None for one in candidates)
+    because = f" ({why})" if (why := _why(refused)) else ""
+    return BudgetError(
+        f"no {kind} fits in {format_bytes(budget.device_bytes)}: the smallest, {smallest.title},"
+        f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of computing{because}",
+        smallest=need,
+        hint=f"--budget {need // MIB}MiB" + (
+            ", or --accuracy bounded for tiles with a measured error" if others else ""
+        ),
+    )  # fmt: skip
+
+
+def _why(refused: Sequence[Refusal]) -> str:
+    return "; ".join(f"{one.what}: {one.reason}" for one in refused)

@@ -1,0 +1,143 @@
+"""Strategy `streamed`: rows of a file through a network band by band, and on to a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.rows import RowSink, RowSource
+from lowtide.memory.plan import BandPlan, Plan
+from lowtide.streaming.bands.disk_page import page_maker
+from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.bands.samples import Samples, SourcePage
+from lowtide.streaming.bands.segments import Segment, segment
+from lowtide.streaming.bands.sweep import Sweep
+from lowtide.streaming.step import Network, TileStep
+
+# Result rows that are converted at once: copies of more would show beside narrow bands.
+_WRITE_ROWS = 32
+
+
+def run_banded(
+    network: Network, source: RowSource, sink: RowSink, plan: Plan, programs: Programs,
+    *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+) -> None:  # fmt: skip
+    """Run the whole image by a plan whose strategy is `streamed`.
+
+    Color and opacity go through the network side by side, each with bands of its own.
+    ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
+    stand for shares of the work. Raises `Cancelled`, `ModelError`, `UsageError` for a plan of
+    another network, and what the source and the sink raise.
+    """
+    height, width = plan.padded_height, plan.padded_width
+    program, segments, banded = programs.of(height, width), *_layout(plan, programs)
+    step = TileStep(network, source.info)
+    samples = Samples(source, height, width)
+    writer = _Writer(step, samples, sink, plan)
+    meter = _Meter(plan, on_rows, cancel)
+    make_page = page_maker(program, banded.pages, torch.device(network.device), scratch)
+    sweep = Sweep(program, segments, banded.bands, make_page)
+    pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
+    runs = [sweep.run(page, meter.band) for page in pages]
+    try:
+        for results in zip(*runs, strict=True):
+            writer.write(results[0][0], [rows for _, rows in results])
+    finally:
+        for run in runs:
+            run.close()
+    meter.finish()
+
+
+def _layout(plan: Plan, programs: Programs) -> tuple[list[Segment], BandPlan]:
+    banded, height, width = plan.banded, plan.padded_height, plan.padded_width
+    assert banded is not None
+    segments = segment(programs.of(height, width), banded.cuts)
+    same = banded.operators == programs.operators(height, width)
+    if not same or len(segments) != len(banded.bands):
+        raise UsageError(
+            "the plan was made for another network, or by another version",
+            hint="make the plan again",
+        )
+    return segments, banded
+
+
+class _Meter:
+    """Shares of the work, told as rows; a place to stop."""
+
+    def __init__(
+        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel
+    ) -> None:
+        self._total = plan.height * plan.scale
+        self._images = plan.images_per_tile
+        self._on_rows, self._cancel = on_rows, cancel
+        self._share, self._told = 0.0, 0
+
+    def band(self, share: float) -> None:
+        """A band is done that was this share of one image's work."""
+        check_cancel(self._cancel)
+        self._share += share / self._images
+        # The last row is told when it is written.
+        self._tell(min(int(self._share * self._total), self._total - 1))
+
+    def finish(self) -> None:
+        """All rows are written."""
+        self._tell(self._total)
+
+    def _tell(self, rows: int) -> None:
+        if self._on_rows is not None and rows > self._told:
+            self._on_rows(rows - self._told)
+            self._told = rows
+
+
+class _Writer:
+    """Result rows to samples of the file's type; padding is cut."""
+
+    def __init__(self, step: TileStep, samples: Samples, sink: RowSink, plan: Plan) -> None:
+        self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
+        self._keep(0)
+
+    def write(self, first: int, images: list[Tensor]) -> None:
+        """Rows from ``first`` on, one (1, channels, rows, width) for each image."""
+        scale, height = self._plan.scale, self._plan.height * self._plan.scale
+        count = min(images[0].shape[2], height - first)
+        # Whole input rows at a time.
+        block = -(-_WRITE_ROWS // scale) * scale
+        start = 0
+        while start < count:
+            stop = min(count, (first + start) // scale * scale + block - first)
+            part = torch.cat([one[:, :, start:stop] for one in images]).float().cpu()
+            self._sink.write(self._converted(first + start, part))
+            start = stop
+        self._keep((first + count) // scale)
+
+    def _converted(self, first: int, part: Tensor) -> np.ndarray:
+        if not torch.isfinite(part.sum()):
+            raise LowtideError(
+                "the model returned values that are not finite (NaN or infinity)",
+                hint="the weights may be damaged; try --precision fp32 or another model",
+            )
+        width = self._plan.width * self._plan.scale
+        part = part[..., :width]
+        if not self._step.channels.alpha:
+            return self._step.to_samples(self._step.from_network(part, None))
+        # The rule for opacity looks at the input's rows above and below.
+        scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
+        low = max(0, first // scale - 1)
+        high = min(self._plan.height, last + 1)
+        rows = self._samples.rows(low, high)[:, : self._plan.width]
+        above, below = first - low * scale, high * scale - first - part.shape[2]
+        framed = torch.nn.functional.pad(part, (0, 0, above, below))
+        unit = self._step.from_network(framed, rows)
+        return self._step.to_samples(unit[:, above : above + part.shape[2]])
+
+    def _keep(self, row: int) -> None:
+        """Of the file's rows, those that opacities below this one still look at."""
+        below = max(0, row - 1), self._plan.height
+        self._samples.keep(self, [below] if self._step.channels.alpha else [])

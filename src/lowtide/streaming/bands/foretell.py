@@ -1,0 +1,163 @@
+"""What a run by bands holds, told by the run itself on tensors without bytes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowtide.core.heap import trim_heap
+from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.pricing_cpu import price_on_cpu
+from lowtide.memory.estimating.scratch import HostScratch
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.store import OperatorStore, cache_folder
+from lowtide.memory.tracing.fake import Faker
+from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.streaming.bands.choose import Layout
+from lowtide.streaming.bands.constants import Constants
+from lowtide.streaming.bands.disk_page import DiskPage
+from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.spans import Spans, count
+from lowtide.streaming.bands.sweep import MakePage, Sweep
+
+_UNSEEN = torch._C._DisableTorchDispatch
+# Bands of a single segment after which all are alike: more than its halos reach over.
+_ALIKE = 48
+_NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
+
+
+@dataclass(frozen=True)
+class Told:
+    """``rows`` are those of a ledger, weights and inputs left out; ``bytes`` what bands, pages in
+    memory and operators take at once by them."""
+
+    rows: tuple[LedgerRow, ...]
+    bytes: int
+
+
+def tell(program: Program, layout: Layout, *, held: bool) -> Told:
+    """What one image's run takes beside weights, input and result, on this machine's CPU.
+
+    Storages are followed exactly, and the scratch of operators is measured, each once. ``held``
+    says whether the image is there as a whole or comes row by row.
+    """
+    trace = foretell(program, layout, held=held)
+    scratch = HostScratch(OperatorStore(cache_folder()))
+    priced = price_on_cpu(trace, scratch, _NO_MARGIN)
+    scratch.store.save()
+    # Thousands of events, and what was measured, would count against the run that follows.
+    del trace
+    trim_heap(collect=True)
+    rows = tuple(row for row in priced.rows if row.name not in ("weights", "inputs", "margin"))
+    own = sum(row.value for row in rows if row.name in ("live activations", "scratch"))
+    return Told(rows, own)
+
+
+def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
+    """The trace of one image's run: weights, bands, pages in memory, masks, and the operators.
+
+    The result is let go of as it is made.
+    """
+    faker = Faker()
+    twin, weights = _twin(program, faker)
+    tracer = Tracer(keep_calls=True, call=faker.calls)
+    (given,) = program.graph.inputs
+    like = program.graph.nodes[given].like
+    sweep = Sweep(
+        twin, layout.segments, layout.bands, _page_maker(twin, layout.pages),
+        _Equal(twin, Constants(program)),
+    )  # fmt: skip
+    with faker.running():
+        tracer.label(weights, "weights")
+        source: Page = _Coming(like.shape, like.dtype)
+        if held:
+            image = torch.empty(like.shape, dtype=like.dtype)
+            tracer.label([image], "inputs")
+            source = MemoryPage.of(image, 2)
+            del image
+        with tracer:
+            tracer.mark("bands")
+            for _ in itertools.islice(sweep.run(source), _bands_told(layout)):
+                pass
+    return tracer.trace
+
+
+def _bands_told(layout: Layout) -> int | None:
+    """How many bands are followed, or None for all: where nothing is kept for a later segment,
+    the bands after the first few take what these do."""
+    return _ALIKE if len(layout.segments) == 1 else None
+
+
+def _twin(program: Program, faker: Faker) -> tuple[Program, list[Tensor]]:
+    """The program with fake weights, and these."""
+    fakes = faker.tree({index: tensor.detach() for index, tensor in program.graph.tensors.items()})
+    twin = copy.copy(program)
+    twin.graph = copy.copy(program.graph)
+    twin.graph.tensors = fakes
+    return twin, list(fakes.values())
+
+
+class _Equal(Constants):
+    """Constants without bytes; which of them are equal is known of the real ones."""
+
+    def __init__(self, program: Program, real: Constants) -> None:
+        super().__init__(program)
+        self._real = real
+
+    def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
+        with _UNSEEN():
+            return self._real.key(index, dim, place, grain)
+
+
+class _Coming:
+    """Rows of a file, made when they are read."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._shape, self._dtype = shape, dtype
+        self.device = torch.device("cpu")
+
+    def read(self, spans: Spans) -> Tensor:
+        """Rows of these spans."""
+        return torch.empty(*self._shape[:2], count(spans), self._shape[3], dtype=self._dtype)
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """A file's rows are not written to."""
+
+    def keep(self, spans: Spans) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Unwritten(DiskPage):
+    """A page on disk without a disk."""
+
+    def _open(self) -> None:
+        pass
+
+    def _put(self, at: int, plain: Tensor) -> None:
+        pass
+
+    def _get(self, at: int, buffer: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+def _page_maker(program: Program, pages: str) -> MakePage:
+    cpu = torch.device("cpu")
+
+    def make(index: int) -> Page:
+        dim, like = program.rows[index].dim, program.graph.nodes[index].like
+        if pages == "memory":
+            return MemoryPage(dim, cpu)
+        return _Unwritten(like.shape, like.dtype, dim, cpu)
+
+    return make

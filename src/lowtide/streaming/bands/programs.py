@@ -1,0 +1,158 @@
+"""The programs of one network, by the size of what it gets."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.core.heap import trim_heap
+from lowtide.memory.store import cache_folder
+from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.bands.certify import Certificate, certify, operators
+from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Layout, Placement, drafts
+from lowtide.streaming.bands.foretell import Told, tell
+from lowtide.streaming.bands.program import Program, track
+from lowtide.streaming.step import Network
+
+# Sizes whose programs are kept: a folder of photographs has upright and lying ones.
+_KEPT = 2
+# Layouts that become candidates, of all that were drafted.
+_FRONT = 8
+
+
+@dataclass
+class _Known:
+    program: Program | None = None
+    refusal: str = ""
+    layouts: dict[bool, list[Layout]] | None = None
+    operators: str = ""
+
+
+class Programs:
+    """Programs of ``network`` for whatever sizes it gets: each is captured once.
+
+    ``on_capture`` is called before each capture, which takes seconds. Methods raise `ModelError`,
+    always with the same reason, for a network that cannot be captured.
+    """
+
+    def __init__(
+        self, network: Network, on_capture: Callable[[], None] | None = None
+    ) -> None:
+        self.network, self.on_capture = network, on_capture
+        self._known: OrderedDict[tuple[int, int], _Known] = OrderedDict()
+
+    def of(self, height: int, width: int) -> Program:
+        """The program for one image of this size."""
+        known = self._find(height, width)
+        if known.program is None:
+            raise ModelError(known.refusal)
+        return known.program
+
+    def operators(self, height: int, width: int) -> str:
+        """A digest of that program's operators."""
+        known = self._find(height, width)
+        if not known.operators:
+            known.operators = operators(self.of(height, width))
+        return known.operators
+
+    def layouts(self, height: int, width: int, *, small: bool = False) -> list[Layout]:
+        """Drafts that none beats in both memory and time, a few of them; ``small`` adds those for
+        scarce memory."""
+        program, known = self.of(height, width), self._find(height, width)
+        known.layouts = known.layouts or {}
+        if small not in known.layouts:
+            drafted = list(drafts(program, caps=(*SMALL_CAPS, *CAPS) if small else CAPS))
+            known.layouts[small] = _front(drafted)
+        return known.layouts[small]
+
+    def drafted(
+        self, height: int, width: int, cuts: tuple[int, ...], bands: tuple[int, ...],
+        pages: Placement,
+    ) -> Layout:  # fmt: skip
+        """The one of `layouts` that has these cuts and bands."""
+        known = self._find(height, width).layouts or {}
+        return next(
+            one for found in known.values() for one in found
+            if (one.cuts, one.bands, one.pages) == (cuts, bands, pages)
+        )  # fmt: skip
+
+    def told(self, height: int, width: int, layout: Layout) -> Told:
+        """What a run takes exactly."""
+        return tell(self.of(height, width), layout, held=False)
+
+    def certificate(self, height: int, width: int) -> Certificate:
+        """Proof that bands give what the network gives, measured on a small image or remembered.
+
+        Raises `ModelError` where they do not.
+        """
+        return certify(
+            self._module(), self._example(height, width), self.of(height, width), cache_folder()
+        )
+
+    def _find(self, height: int, width: int) -> _Known:
+        if (height, width) not in self._known:
+            self._known[height, width] = self._capture(height, width)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end((height, width))
+        return self._known[height, width]
+
+    def _capture(self, height: int, width: int) -> _Known:
+        if self.on_capture is not None:
+            self.on_capture()
+        try:
+            program = track(capture(self._module(), self._example(height, width)))
+        except ModelError as error:
+            return _Known(refusal=error.message)
+        finally:
+            trim_heap(collect=True)  # half of what a capture takes is not kept
+        rows, like = program.rows[program.output], program.graph.nodes[program.output].like
+        wanted = 1, self.network.out_channels, *(
+            side * self.network.scale for side in (height, width)
+        )  # fmt: skip
+        if rows.dim != 2 or like.shape != wanted:
+            shape = "×".join(map(str, like.shape))
+            return _Known(refusal=f"its result for one image is {shape}, not {wanted}")
+        return _Known(program)
+
+    def _module(self) -> nn.Module:
+        if not isinstance(self.network.forward, nn.Module):
+            raise ModelError("a network that is not a torch module has no graph")
+        return self.network.forward
+
+    def _example(self, height: int, width: int) -> Tensor:
+        """An input without memory: only its shape, type and order count."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        network = self.network
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return torch.empty(
+                1, network.in_channels, height, width, dtype=network.dtype, device=network.device,
+                memory_format=order(network),
+            )  # fmt: skip
+
+
+def order(network: Network) -> torch.memory_format:
+    """How the network's inputs lie in memory."""
+    return torch.channels_last if network.channels_last else torch.contiguous_format
+
+
+def load_capture() -> None:
+    """Load the libraries that captures need, which are many, by one of next to nothing."""
+    capture(nn.Conv2d(1, 1, 1).eval(), torch.zeros(1, 1, 2, 2))
+
+
+def _front(drafted: list[Layout]) -> list[Layout]:
+    """Drafts that no other beats in memory without losing in time, thinned to a few."""
+    front: list[Layout] = []
+    for one in sorted(drafted, key=lambda one: (one.bytes, one.overhead_seconds)):
+        if not front or one.overhead_seconds < front[-1].overhead_seconds:
+            front.append(one)
+    step = max(1, len(front) - 1) / max(1, min(_FRONT, len(front)) - 1)
+    places = {round(step * number) for number in range(min(_FRONT, len(front)))}
+    return [front[place] for place in sorted(places)]

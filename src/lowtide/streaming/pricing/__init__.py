@@ -1,0 +1,1 @@
+"""Pricing strategies for one image: candidates, each with its ledger."""

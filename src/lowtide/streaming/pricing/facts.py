@@ -1,0 +1,67 @@
+"""What pricing is told: of the model, of the picture, and of the user's wishes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lowtide.core.rows import ImageInfo
+from lowtide.memory.estimating.calibration import Calibration
+
+StrategyName = Literal["auto", "whole", "streamed", "tiled"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What pricing must know of the model: scale, channels, size rule, and if tiles make sense.
+
+    ``align`` is the grid of tiles: that of the size rule, or of what the model pads to inside.
+    ``tileable`` is False for models that cut the image up themselves or need all of it.
+    """
+
+    scale: int
+    in_channels: int
+    out_channels: int
+    align: int = 1
+    minimum: int = 0
+    square: bool = False
+    tileable: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What pricing must know of the image and its files.
+
+    ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
+    memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
+    is what the rows held for one row of tiles should stay below where lower tiles allow it,
+    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far runs were from
+    their predictions, where that is known; ``thrifty`` the same of runs whose heap gives freed
+    blocks back, if this process can be run so too.
+    """
+
+    info: ImageInfo
+    padded: tuple[int, int]
+    codec_bytes: int = 0
+    scratch_bytes: int = 0
+    row_bytes: int | None = None
+    easy_bytes: int | None = None
+    calibration: Calibration | None = None
+    thrifty: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user fixed; None leaves it to the plan."""
+
+    strategy: StrategyName = "auto"
+    tile: int | None = None
+    overlap: int | None = None
+    batch: int | None = None
+    hann_blend: bool | None = None
+
+    @property
+    def about_tiles(self) -> bool:
+        """Whether anything was said about tiles, which then there must be."""
+        given = (self.tile, self.overlap, self.batch, self.hann_blend)
+        return any(wish is not None for wish in given)

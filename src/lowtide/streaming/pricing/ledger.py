@@ -1,0 +1,122 @@
+"""What a candidate takes, row by row, and the bounds that past runs call for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lowtide.core.units import MIB
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.ledger import LedgerRow, Origin, Place
+from lowtide.memory.plan import Plan
+from lowtide.streaming.pricing.facts import Picture
+
+ROW_BUFFERS = "input rows", "output rows"
+# Allowed for a tiled plan at least, whatever past runs say.
+LEAST_MARGIN = 16 * MIB
+# Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
+# so much beside a small one.
+_RUNTIME_UPPER = 40 * MIB
+# Prices of the file formats are bounds; runs at several sizes took 0.3 to 0.6 of them.
+_CODEC_SHARE = 0.45
+_LIVE_UPPER = 1.05
+# The heap's habits in a long run, beyond those of a probe.
+_SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
+# Blocks that are given back come again page by page: eight models took 1.3 to 1.7 times as long.
+_GIVING_BACK_COSTS = 1.5
+
+
+def calibrated(
+    rows: tuple[LedgerRow, ...], calibration: Calibration | None
+) -> tuple[LedgerRow, ...]:
+    """``rows`` with the bound that past runs call for, in place of general ones.
+
+    Where those were of many models, theirs holds, with a little that always stays, since small
+    runs vary more. Where they were not, others may be less gentle, and half of the general margin
+    stays at least.
+    """
+    if calibration is None:
+        return rows
+    memory = [row for row in rows if row.place != "disk"]
+    expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
+    margin, allowed = calibration.upper(expected) - expected, general - expected
+    margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
+    exact = [row.model_copy(update={"upper": row.value}) for row in memory]
+    return (
+        *exact,
+        LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
+        *(row for row in rows if row.place == "disk"),
+    )
+
+
+def giving_back(
+    plan: Plan, calibration: Calibration | None, thrifty: Calibration
+) -> Plan:
+    """``plan`` in a heap that holds what lives and no more, which takes longer."""
+    rows = [
+        row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
+        for row in plan.ledger if calibration is None or row.name != "margin"
+    ]  # fmt: skip
+    return plan.model_copy(update={
+        "heap": "gives back", "seconds": plan.seconds * _GIVING_BACK_COSTS,
+        "ledger": calibrated(tuple(rows), thrifty),
+    })  # fmt: skip
+
+
+def _run_bytes(costs: ModelCosts, pixels: int) -> float:
+    """Upper bound of a run on so many network pixels: what lives and what the allocator keeps."""
+    live = costs.activation_bytes(pixels)
+    return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
+
+
+def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+    """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
+    spare = budget_bytes - plan.upper_bytes
+    pixels = plan.run_pixels
+    used = _run_bytes(costs, pixels)
+    while pixels < 1 << 34:
+        more = pixels * 9 // 8
+        if _run_bytes(costs, more) - used > spare:
+            break
+        pixels = more
+    return pixels // plan.images_per_tile
+
+
+def row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:
+    """A ledger row, in whole bytes."""
+    return LedgerRow(name=name, place=place, value=int(value), upper=int(upper), origin=origin)
+
+
+def activations(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
+    """What the network takes when it gets ``pixels`` at once."""
+    live, slack = costs.activation_bytes(pixels), costs.slack_bytes(pixels)
+    told = "traced" if costs.traced else "probed"
+    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, told)
+    yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
+
+
+def ledger(
+    costs: ModelCosts, picture: Picture, running: Iterable[LedgerRow], *, staged_bytes: int,
+    row_bytes: tuple[int, int], scratch_bytes: int = 0,
+) -> Iterator[LedgerRow]:  # fmt: skip
+    """All that a run takes: ``running`` is the network's part, ``row_bytes`` the rows of the
+    files (read, made) that are held, ``staged_bytes`` what is on its way to another device and
+    back at once, ``scratch_bytes`` disk beyond that of the formats."""
+    yield row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
+    runtime = 0
+    for one in running:
+        if one.name == "runtime":
+            runtime = one.value
+        else:
+            yield one
+    if costs.device == "cpu":
+        yield row("runtime", "host", runtime, runtime + _RUNTIME_UPPER, "prior")
+    else:
+        yield row("context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed")
+        yield row("copy buffers", "host", staged_bytes, 2 * staged_bytes, "known")
+    for name, count in zip(ROW_BUFFERS, row_bytes, strict=True):
+        yield row(name, "host", count, count, "known")
+    codec = picture.codec_bytes
+    yield row("file formats", "host", codec * _CODEC_SHARE, codec, "prior")
+    if scratch := picture.scratch_bytes + scratch_bytes:
+        yield row("scratch file", "disk", scratch, scratch, "known")

@@ -1,0 +1,97 @@
+"""When bands are planned, and what follows where a network cannot be run by them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.rows import ImageInfo
+from lowtide.jobs.planning import _chosen
+from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
+from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.pricing.facts import Picture, Shape
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "streaming"))
+from toys import GIB, Centered, conv_net, costs, network
+
+MIB = 1 << 20
+
+
+class Drawing(nn.Module):
+    """Draws random numbers, which bands would draw otherwise."""
+
+    def forward(self, x):
+        return x + 0 * torch.rand_like(x).repeat_interleave(1, 0)
+
+
+def chosen(module, mib, *, scale=1, size=600, below=None, **settings):
+    """(candidates, plan) for a square picture, of a network that tiles cannot do exactly."""
+    net = network(module.eval(), scale=scale)
+    prepared = Prepared(
+        None, net, Shape(scale, 3, 3), costs(None), "fp32", Programs(net)
+    )  # pyright: ignore[reportArgumentType]
+    picture = Picture(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
+    budget = Budget(mib * MIB, GIB, 100 * GIB)
+    return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below)
+
+
+def global_net():
+    return nn.Sequential(conv_net(scale=1, features=16), Centered())
+
+
+def test_what_fits_whole_and_takes_little_time_is_run_whole():
+    plans, plan = chosen(global_net(), 1000)
+    assert plan.strategy == "whole"
+    assert not any(one.strategy == "streamed" for one in plans)
+
+
+def test_bands_are_the_way_where_the_whole_does_not_fit():
+    _, plan = chosen(global_net(), 200)
+    assert (plan.strategy, plan.accuracy) == ("streamed", "exact")
+    assert {one.what.split()[0] for one in plan.refused} == {"whole", "tiled"}
+    # Told, not drafted: the ledger has the operators' own rows.
+    assert any(row.name == "live activations" for row in plan.ledger)
+
+
+def test_exact_names_the_least_that_would_do():
+    with pytest.raises(BudgetError) as caught:
+        chosen(global_net(), 50)
+    _, plan = chosen(global_net(), caught.value.smallest // MIB)
+    assert plan.accuracy == "exact"
+
+
+def test_what_cannot_be_streamed_is_refused_or_tiled_as_asked():
+    with pytest.raises(BudgetError, match="random numbers"):
+        chosen(Drawing(), 150)
+    _, plan = chosen(Drawing(), 150, accuracy="bounded")
+    assert (plan.strategy, plan.accuracy) == ("tiled", "bounded")
+    assert any("random numbers" in one.reason for one in plan.refused)
+
+
+def test_streamed_alone_cannot_be_had_of_everything():
+    with pytest.raises(UsageError, match="random numbers"):
+        chosen(Drawing(), 150, strategy="streamed")
+
+
+def test_bands_that_are_not_the_whole_are_not_run(monkeypatch):
+    from lowtide.core.errors import ModelError
+
+    def differ(self, height, width):
+        raise ModelError("bands of this model differ from the whole by 1e-01 of its range")
+
+    monkeypatch.setattr(Programs, "certificate", differ)
+    with pytest.raises(BudgetError, match="differ from the whole"):
+        chosen(global_net(), 200)
+    _, plan = chosen(global_net(), 200, accuracy="bounded")
+    assert plan.strategy == "tiled"
+
+
+def test_after_memory_ran_out_less_is_planned():
+    _, first = chosen(global_net(), 300, strategy="streamed")
+    _, second = chosen(global_net(), 300, strategy="streamed", below=first.upper_bytes)
+    assert second.upper_bytes < first.upper_bytes

@@ -245,3 +245,14 @@ def test_a_result_of_another_size_is_refused():
     programs = Programs(network(conv_net(scale=2), scale=3))
     with pytest.raises(ModelError, match="1×3×32×32"):
         programs.of(16, 16)
+
+
+def test_each_order_in_memory_has_a_certificate_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    for last in (False, True):
+        module = conv_net()
+        if last:
+            module = module.to(memory_format=torch.channels_last)
+        programs = Programs(network(module, channels_last=last))
+        assert programs.certificate(200, 136).error < 1e-5
+    assert len(list(tmp_path.glob("certificate-*"))) == 2

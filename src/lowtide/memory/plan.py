@@ -35,13 +35,18 @@ class Alternative(BaseModel):
 
 
 class BandPlan(BaseModel):
-    """How strategy `streamed` runs: ``cuts`` are operators before which the network is cut into
-    segments, ``bands`` how many bands each segment is run in; ``operators`` is a digest of the
-    network's operators, which the numbers belong to."""
+    """How strategy `streamed` runs.
+
+    ``cuts`` are operators before which the network is cut into segments, ``again`` the work for
+    each number up to which operators are run again rather than their results kept, ``bands`` how
+    many bands each segment is run in; ``operators`` is a digest of the network's operators, which
+    the numbers belong to.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     cuts: tuple[int, ...]
+    again: int = 0
     bands: tuple[int, ...]
     pages: Literal["memory", "disk"]
     pages_bytes: int

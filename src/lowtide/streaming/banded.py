@@ -58,7 +58,7 @@ def run_banded(
 def _layout(plan: Plan, programs: Programs) -> tuple[list[Segment], BandPlan]:
     banded, height, width = plan.banded, plan.padded_height, plan.padded_width
     assert banded is not None
-    segments = segment(programs.of(height, width), banded.cuts)
+    segments = segment(programs.of(height, width), banded.cuts, banded.again)
     same = banded.operators == programs.operators(height, width)
     if not same or len(segments) != len(banded.bands):
         raise UsageError(

@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from running import check_parity
+from running import check_parity, program_of
 from torch import nn
+
+from lowtide.streaming.bands.program import Whole
+from lowtide.streaming.bands.segments import segment
 
 
 class Call(nn.Module):
@@ -210,3 +213,33 @@ def test_any_chain_at_any_size(seed):
     module = Call(Chain()).double()
     image = torch.randn(1, 3, pick(9, 40), pick(9, 30), dtype=torch.float64, generator=draw)
     check_parity(module, image, bands=(pick(1, 4), pick(5, 12)), parts=(1, pick(2, 8)), share=1e-9)
+
+
+@pytest.mark.parametrize("style", ["normalized", "divided left", "times", "temperature"])
+def test_scales_of_sums_wait_for_the_sums(style):
+    """Attention between channels: queries and keys are never kept for their norms."""
+
+    def attention(x):
+        shape = x.shape
+        q, k, v = (part.reshape(1, 2, 2, -1) for part in x.chunk(3, 1))
+        if style == "normalized":
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        elif style == "divided left":
+            q = q / (1 + q.abs().amax(-1, keepdim=True))
+        elif style == "times":
+            k = k.mean(-1, keepdim=True) * k
+        else:
+            q = F.normalize(q, dim=-1) * 3.0
+        scores = (q @ k.transpose(-2, -1)).softmax(-1)
+        return (scores @ v).reshape(1, 4, *shape[2:])
+
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 23, 17, dtype=torch.float64)
+    module = Call(attention, channels=12, made=4).double()
+    check_parity(module, image)
+    if style in ("normalized", "times"):
+        program = program_of(module, image)
+        places = {step.node.name: i for i, step in program.steps.items() if isinstance(step, Whole)}
+        assert any("matmul" in name for name in places)
+        # One sweep makes the sums, another what they weigh.
+        assert len(segment(program)) == 2

@@ -86,7 +86,7 @@ def _small(side: int) -> int:
 def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Certificate:
     generator = torch.Generator().manual_seed(0)
     small = torch.rand(1, image.shape[1], height, width, generator=generator)
-    small = small.to(image.device, image.dtype)
+    small = small.to(image.device, image.dtype).contiguous(memory_format=_order(image))
     program = track(capture(module, small))
     with torch.inference_mode():
         whole = module(small.clone())
@@ -100,6 +100,13 @@ def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Cert
         result = torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim)
         error = max(error, _share(result, whole))
     return Certificate(error, operators(program))
+
+
+def _order(image: Tensor) -> torch.memory_format:
+    """How an image lies in memory: on it depends which copies a model makes."""
+    if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def _share(result: Tensor, whole: Tensor) -> float:
@@ -123,7 +130,7 @@ def _key(module: nn.Module, image: Tensor, height: int, width: int) -> str:
     digest = hashlib.sha256()
     facts = (
         type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        (height, width), str(torch.__version__), __version__,
+        str(_order(image)), (height, width), str(torch.__version__), __version__,
     )  # fmt: skip
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():

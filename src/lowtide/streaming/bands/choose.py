@@ -17,10 +17,12 @@ from lowtide.streaming.bands.weigh import glance
 Placement = Literal["memory", "disk"]
 Wanted = Placement | Literal["auto"]
 
-# Into how many parts a program may be cut beyond what it needs.
-_PARTS = (1, 3, 8, 16, 36)
+# Into how many parts a program may be cut beyond what it needs, and the effort up to which
+# operators are run again rather than their results kept.
+_AGAIN = 128
+_CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
 # What the bands of a segment should stay below; the small ones are tried where memory is scarce.
-CAPS = tuple(mib * MIB for mib in (16, 64, 128, 256, 512))
+CAPS = tuple(mib * MIB for mib in (16, 32, 64, 128, 256, 512))
 SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
 # Bands of a single segment fill what they may take but for this part of it.
 _FILLED = 16
@@ -36,8 +38,8 @@ _SECONDS_PER_MIB = 2e-4
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to run a program: where it is cut (before which steps), the bands of each segment,
-    and where pages are kept.
+    """A way to run a program: where it is cut (before which steps), the work that is done again
+    rather than kept, the bands of each segment, and where pages are kept.
 
     ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
     often an operator is run, ``pages_bytes`` the most that pages occupy at once, of which
@@ -45,6 +47,7 @@ class Layout:
     """
 
     cuts: tuple[int, ...]
+    again: int
     segments: list[Segment]
     bands: tuple[int, ...]
     pages: Placement
@@ -52,6 +55,11 @@ class Layout:
     calls: int
     written_bytes: int
     pages_bytes: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others of its program."""
+        return self.cuts, self.again, self.bands, self.pages
 
     @property
     def overhead_seconds(self) -> float:
@@ -101,35 +109,37 @@ def drafts(program: Program, pages: Wanted = "auto", caps: Sequence[int] = CAPS
            ) -> Iterator[Layout]:  # fmt: skip
     """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
     cutter, seen = Cutter(program), set[tuple[object, ...]]()
-    for parts in _PARTS:
+    for parts, again in _CUT:
         cuts = cutter.cuts(parts)
-        if cuts in seen:
+        segments = segment(program, cuts, again)
+        kept = (cuts, *(tuple(part.pages) for part in segments))
+        if kept in seen:
             continue
-        seen.add(cuts)
-        segments = segment(program, cuts)
+        seen.add(kept)
         glances = [
             _Glances(program, part, alone=len(segments) == 1) for part in segments
         ]
         for cap in caps:
             bands = tuple(glanced.fewest(cap) for glanced in glances)
-            if (cuts, *bands) in seen:
+            if (kept, *bands) in seen:
                 continue
-            seen.add((cuts, *bands))
+            seen.add((kept, *bands))
             seen_at = [
                 glanced.at(number) for glanced, number in zip(glances, bands, strict=True)
             ]  # fmt: skip
-            memory, disk = _both(program, cuts, segments, bands, seen_at)
+            memory = _in_memory(program, segments, seen_at)
+            memory = replace(memory, cuts=cuts, again=again, bands=bands)
+            alone = max(size for size, _ in seen_at)
             if pages != "disk":
                 yield memory
-            if pages == "disk" or (pages == "auto" and disk.pages_bytes):
-                yield disk
+            if pages == "disk" or (pages == "auto" and memory.pages_bytes):
+                yield replace(memory, pages="disk", bytes=alone)
 
 
-def _both(
-    program: Program, cuts: tuple[int, ...], segments: list[Segment], bands: tuple[int, ...],
-    glances: Sequence[tuple[int, int]],
-) -> tuple[Layout, Layout]:  # fmt: skip
-    """The draft with pages in memory, and that with pages on disk.
+def _in_memory(
+    program: Program, segments: list[Segment], glances: Sequence[tuple[int, int]]
+) -> Layout:
+    """The draft with pages in memory, its bands left out.
 
     Pages count from where they are made until they were read for the last time.
     """
@@ -144,9 +154,8 @@ def _both(
         here = max(now, now + made - going)
         most, most_pages = max(most, here + size), max(most_pages, here)
         now, written = now + made - going, written + made
-    calls, alone = sum(calls for _, calls in glances), max(size for size, _ in glances)
-    memory = Layout(cuts, segments, bands, "memory", most, calls, written, most_pages)
-    return memory, replace(memory, pages="disk", bytes=alone)
+    calls = sum(calls for _, calls in glances)
+    return Layout((), 0, segments, (), "memory", most, calls, written, most_pages)
 
 
 class _Glances:

@@ -25,10 +25,15 @@ class Like:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return torch.Size(self.shape).numel()
+
     @cached_property
     def bytes(self) -> int:
         """What it occupies."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return self.count * self.dtype.itemsize
 
 
 @dataclass

@@ -77,7 +77,21 @@ def track(graph: Graph) -> Program:
         raise ModelError(f"there is no rule by which rows go through {names}")
     if program.output not in program.rows:
         raise ModelError("the result of this model has no rows that are those of its input")
+    _forget_unused(program)
     return program
+
+
+def _forget_unused(program: Program) -> None:
+    """Leave out steps whose results nothing takes: models make some, and rules do without some."""
+    wanted, waiting = set[int](), [program.output]
+    while waiting:
+        index = waiting.pop()
+        if index in wanted or index not in program.steps:
+            continue
+        wanted.add(index)
+        waiting += [*program.steps[index].inputs, *program.wholes(index)]
+    program.steps = {index: step for index, step in program.steps.items() if index in wanted}
+    program.unruled = [index for index in program.unruled if index in wanted]
 
 
 def _add(program: Program, tracked: Tracked, node: Node) -> None:
@@ -89,6 +103,9 @@ def _add(program: Program, tracked: Tracked, node: Node) -> None:
         statistics = len(program.graph.nodes) + len(program.steps)
         program.steps[statistics] = reduction
         found = applied(statistics)
+    if isinstance(found, Node):
+        program.graph.nodes[node.index] = node = found
+        found = Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
     if found is None:
         found = Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
         if with_rows:

@@ -14,7 +14,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
-from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Layout, Placement, drafts
+from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Layout, drafts
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.step import Network
@@ -70,16 +70,10 @@ class Programs:
             known.layouts[small] = _front(drafted)
         return known.layouts[small]
 
-    def drafted(
-        self, height: int, width: int, cuts: tuple[int, ...], bands: tuple[int, ...],
-        pages: Placement,
-    ) -> Layout:  # fmt: skip
-        """The one of `layouts` that has these cuts and bands."""
+    def drafted(self, height: int, width: int, key: tuple[object, ...]) -> Layout:
+        """The one of `layouts` with this key."""
         known = self._find(height, width).layouts or {}
-        return next(
-            one for found in known.values() for one in found
-            if (one.cuts, one.bands, one.pages) == (cuts, bands, pages)
-        )  # fmt: skip
+        return next(one for found in known.values() for one in found if one.key == key)
 
     def told(self, height: int, width: int, layout: Layout) -> Told:
         """What a run takes exactly."""

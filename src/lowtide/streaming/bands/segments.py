@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from lowtide.streaming.bands.effort import effort
 from lowtide.streaming.bands.program import Program, Whole
 from lowtide.streaming.bands.rows import Reduction, RowOp
 
@@ -23,92 +24,112 @@ class Segment:
     reads: set[int] = field(default_factory=set)
 
 
-def segment(program: Program, cuts: Iterable[int] = ()) -> list[Segment]:
-    """Segments in order, cut where something is needed as a whole, and before each of ``cuts``."""
+def segment(program: Program, cuts: Iterable[int] = (), again: int = 0) -> list[Segment]:
+    """Segments in order, cut where something is needed as a whole, and before each of ``cuts``.
+
+    Operators of an `effort` up to ``again`` are run again in later segments like cheap ones,
+    where that keeps less.
+    """
     places = _places(program, set(cuts))
     segments = [Segment() for _ in range(max(places.values(), default=0) + 1)]
     for index, place in places.items():
         step = program.steps[index]
         (segments[place].before if isinstance(step, Whole) else segments[place].steps).append(index)
-    _choose_pages(program, segments, places)
+    _Pages(program, places, again).choose(segments)
     return segments
 
 
 def _places(program: Program, cuts: set[int]) -> dict[int, int]:
-    """The segment of each step, as early as the order of the graph allows."""
+    """The segment of each step, as early as the order of the graph allows.
+
+    Steps on whole tensors stand before the segment in which their inputs are there; they do not
+    end a segment, since others may yet be made in it that do not need them.
+    """
     places: dict[int, int] = {}
-    now, not_yet = 0, set[int]()
+
+    def there(index: int) -> int:
+        """The first segment that finds a result there as a whole."""
+        place = places.get(index)
+        if place is None:
+            return 0
+        return place if isinstance(program.steps[index], Whole) else place + 1
+
+    now = 0
     for index, step in program.steps.items():
-        if index in cuts or not_yet.intersection(program.wholes(index)):
-            now, not_yet = now + 1, set()
-        places[index] = now
-        if not isinstance(step, Whole):
-            # Whole at the end of this segment: what is reduced, and rows if they are gathered.
-            not_yet.add(index)
+        now += index in cuts
+        needed = max(map(there, program.wholes(index)), default=0)
+        if isinstance(step, Whole):
+            places[index] = needed
+        else:
+            places[index] = now = max(now, needed)
     return places
 
 
-def _choose_pages(program: Program, segments: list[Segment], places: dict[int, int]) -> None:
+class _Pages:
     """Pages for what later segments need; cheap steps are run again where that keeps less."""
-    pages: set[int] = set()
-    order = {index: at for at, index in enumerate(program.steps)}
-    for place in range(len(segments) - 1, -1, -1):
-        part = segments[place]
-        for index in part.before:
-            for needed in program.wholes(index):
-                if needed in program.rows:
-                    pages.add(needed)
-                    part.reads.add(needed)
-        again = _needed(program, part, place, places, pages)
-        part.steps = sorted({*part.steps, *again}, key=order.__getitem__)
-    for index in sorted(pages):
-        if index in places:
-            segments[places[index]].pages.append(index)
 
+    def __init__(self, program: Program, places: dict[int, int], again: int) -> None:
+        self._program, self._places, self._again = program, places, again
+        self._pages: set[int] = set()
 
-def _needed(
-    program: Program, part: Segment, place: int, places: dict[int, int], pages: set[int]
-) -> set[int]:
-    """Steps to run again in this segment; adds to ``pages`` what is kept instead."""
-    again: set[int] = set()
-    waiting = list(part.steps)
-    while waiting:
-        now = waiting.pop()
-        step = program.steps[now]
-        assert isinstance(step, (RowOp, Reduction))
-        gathered = [one for one in program.wholes(now) if one in program.rows]
-        pages.update(gathered)
-        part.reads.update(gathered)
-        for index in step.inputs:
-            here = places.get(index)
-            if here == place or index in again or index in part.reads:
-                continue
-            kept = _cheapest(program, index, place, places, pages)
-            if index in kept:
-                part.reads.add(index)
-                if here is not None:
-                    pages.add(index)
-            else:
-                again.add(index)
-                waiting.append(index)
-    return again
+    def choose(self, segments: list[Segment]) -> None:
+        """Fill in what each segment keeps, reads, and runs again."""
+        order = {index: at for at, index in enumerate(self._program.steps)}
+        for place in range(len(segments) - 1, -1, -1):
+            part = segments[place]
+            for index in part.before:
+                for needed in self._program.wholes(index):
+                    if needed in self._program.rows:
+                        self._pages.add(needed)
+                        part.reads.add(needed)
+            again = self._needed(part, place)
+            part.steps = sorted({*part.steps, *again}, key=order.__getitem__)
+        for index in sorted(self._pages):
+            if index in self._places:
+                segments[self._places[index]].pages.append(index)
 
+    def _needed(self, part: Segment, place: int) -> set[int]:
+        """Steps to run again in this segment; notes what is kept instead."""
+        program, again = self._program, set[int]()
+        waiting = list(part.steps)
+        while waiting:
+            now = waiting.pop()
+            step = program.steps[now]
+            assert isinstance(step, (RowOp, Reduction))
+            gathered = [one for one in program.wholes(now) if one in program.rows]
+            self._pages.update(gathered)
+            part.reads.update(gathered)
+            for index in step.inputs:
+                here = self._places.get(index)
+                if here == place or index in again or index in part.reads:
+                    continue
+                if index in self._cheapest(index, place):
+                    part.reads.add(index)
+                    if here is not None:
+                        self._pages.add(index)
+                else:
+                    again.add(index)
+                    waiting.append(index)
+        return again
 
-def _cheapest(
-    program: Program, index: int, place: int, places: dict[int, int], pages: set[int]
-) -> set[int]:
-    """What to keep so that a result can be had in a later segment: itself, or what it is
-    cheaply made of, whichever is less to keep beside what is kept anyway."""
-    step = program.steps.get(index)
-    if index in pages or not isinstance(step, RowOp) or not step.cheap:
-        return {index}
-    if any(places.get(one, -1) >= place for one in step.wholes):
-        return {index}
-    sources: set[int] = set()
-    for one in step.inputs:
-        sources |= _cheapest(program, one, place, places, pages)
-    more = sum(program.bytes_of(one) for one in sources if one not in pages and one in places)
-    return sources if more <= program.bytes_of(index) else {index}
+    def _cheapest(self, index: int, place: int) -> set[int]:
+        """What to keep so that a result can be had in a later segment: itself, or what it is
+        cheaply made of, whichever is less to keep beside what is kept anyway."""
+        program, step = self._program, self._program.steps.get(index)
+        if index in self._pages or not isinstance(step, RowOp) or not self._is_cheap(index, step):
+            return {index}
+        if any(self._places.get(one, -1) >= place for one in step.wholes):
+            return {index}
+        sources: set[int] = set()
+        for one in step.inputs:
+            sources |= self._cheapest(one, place)
+        new = (one for one in sources if one not in self._pages and one in self._places)
+        return sources if sum(map(program.bytes_of, new)) <= program.bytes_of(index) else {index}
+
+    def _is_cheap(self, index: int, step: RowOp) -> bool:
+        if step.cheap or not self._again:
+            return step.cheap
+        return effort(self._program, self._program.graph.nodes[index]) <= self._again
 
 
 def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:

@@ -70,7 +70,8 @@ class BandPricing:
         height, width = self.picture.padded
         assert plan.banded is not None
         banded = plan.banded
-        layout = self.programs.drafted(height, width, banded.cuts, banded.bands, banded.pages)
+        key = banded.cuts, banded.again, banded.bands, banded.pages
+        layout = self.programs.drafted(height, width, key)
         rows = self.programs.told(height, width, layout).rows
         return next(one for one in self._plans(layout, rows) if one.heap == plan.heap)
 
@@ -94,7 +95,7 @@ class BandPricing:
             seam_share=0.0, seconds=self._seconds(layout), recovery=("smaller plan",),
             ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.calibration),
             banded=BandPlan(
-                cuts=layout.cuts, bands=layout.bands, pages=layout.pages,
+                cuts=layout.cuts, again=layout.again, bands=layout.bands, pages=layout.pages,
                 pages_bytes=int(layout.pages_bytes * self._share),
                 operators=self.programs.operators(height, width),
             ),

@@ -11,6 +11,7 @@ from torch import Tensor
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows, same
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, alongside, argument, mapped
+from lowtide.streaming.bands.rules.scaled import scaled_sum
 from lowtide.streaming.bands.spans import Span
 
 
@@ -42,7 +43,9 @@ def product(node: Node, tracked: Tracked) -> Found:
         for rows, shape in zip((a, b), shapes, strict=True)
     )
     if at_a == -1 and at_b == -2 and a is not None and b is not None:
-        return _summed(node, a) if a.size == b.size and left.node != right.node else None
+        if a.size != b.size or left.node == right.node:
+            return None
+        return scaled_sum(node, tracked, a) or _summed(node, a)
     if at_a is not None and a is not None and at_a != -1:
         if at_b == at_a and at_a < -2:
             return mapped(node, tracked, Rows(at_a + rank, a.size, a.grain))

@@ -14,7 +14,8 @@ from lowtide.streaming.bands.rows import Needs, Reduction, RowOp, Rows, same
 from lowtide.streaming.bands.spans import Span
 
 # None: no rule fits, and the operator is run on whole tensors.
-Found = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp]] | None
+# With a reduction: what makes the result of it, by its number.
+Found = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | Node]] | None
 
 
 @dataclass

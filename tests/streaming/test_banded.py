@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import ArraySink, ArraySource, Centered, Strided, conv_net, costs, network
+from toys import ArraySink, ArraySource, Centered, Strided, conv_net, costs, network, pictures
 
 from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.plan import Plan
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import Samples
+from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.executor import run
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.pricing.streamed import BandPricing
 
-RNG = np.random.default_rng(0)
+picture = pictures()
 MIB = 1 << 20
 
 
@@ -34,12 +35,6 @@ class Twice(nn.Module):
         return x + self.conv(x - x.mean((2, 3), keepdim=True)).sigmoid() * 0.1
 
 
-def picture(height, width, bands, sample="uint8"):
-    if sample == "float32":
-        return RNG.random((height, width, bands), np.float32)
-    return RNG.integers(0, np.iinfo(sample).max + 1, (height, width, bands)).astype(sample)
-
-
 def pricing(net, array, align=1):
     height, width, bands = array.shape
     padded = -(-height // align) * align, -(-width // align) * align
@@ -54,8 +49,6 @@ def banded(net, array, bands=5, align=1, pages="memory", cut=False):
     plan = priced.candidates()[0]
     program = priced.programs.of(plan.padded_height, plan.padded_width)
     cuts = (list(program.steps)[len(program.steps) // 2],) if cut else ()
-    from lowtide.streaming.bands.segments import segment
-
     number = len(segment(program, cuts))
     how = plan.banded.model_copy(
         update={"cuts": cuts, "bands": (bands,) * number, "pages": pages}

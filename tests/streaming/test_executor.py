@@ -6,17 +6,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from toys import Centered, Strided, conv_net, make_plan, network, run_array
+from toys import Centered, Strided, conv_net, make_plan, network, pictures, run_array
 
 from lowtide.core.errors import Cancelled, LowtideError
 
-RNG = np.random.default_rng(0)
-
-
-def picture(height, width, bands, sample):
-    if sample == "float32":
-        return RNG.random((height, width, bands), np.float32)
-    return RNG.integers(0, np.iinfo(sample).max + 1, (height, width, bands)).astype(sample)
+picture = pictures()
 
 
 def reference(module, array):

@@ -48,6 +48,19 @@ class ArraySink:
         self.parts = []
 
 
+def pictures(seed=0):
+    """A function that draws pictures, each another."""
+    generator = np.random.default_rng(seed)
+
+    def picture(height, width, bands, sample="uint8"):
+        if sample == "float32":
+            return generator.random((height, width, bands), np.float32)
+        high = np.iinfo(sample).max + 1
+        return generator.integers(0, high, (height, width, bands)).astype(sample)
+
+    return picture
+
+
 def conv_net(scale=2, channels=3, features=8, layers=3, seed=0):
     """A plain convolutional upscaler with a reach of ``layers`` + 1 pixels."""
     torch.manual_seed(seed)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
@@ -14,11 +12,10 @@ from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.layout import round_up
-from lowtide.streaming.step import Network
+from lowtide.streaming.step import DTYPES, Network
 from lowtide.streaming.tracing import run_rows, trace_tile
 
 _SIDES = (128, 256, 512, 1024)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prepared:
@@ -30,7 +27,7 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     here = prepare(settings.model_copy(update={"precision": "fp32"}), device="cpu")
     precision = _precision(settings.precision, here.descriptor, profile)
     network = dataclasses.replace(
-        here.network, device=profile.name, dtype=_DTYPES[precision], channels_last=False
+        here.network, device=profile.name, dtype=DTYPES[precision], channels_last=False
     )
     costs = _costs(here, network, profile, precision)
     return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)
@@ -56,7 +53,7 @@ def _costs(
         points.append(ProbePoint(
             pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
         ))  # fmt: skip
-    halved = _DTYPES[precision].itemsize / 4
+    halved = DTYPES[precision].itemsize / 4
     return here.costs.model_copy(update={
         "device": profile.name, "precision": precision, "channels_last": False,
         "weight_bytes": int(weights * halved), "context_bytes": profile.context_bytes,

@@ -15,7 +15,6 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.choice import Wanted, choose, shortfall
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
-from lowtide.streaming.channels import ChannelPlan
 from lowtide.streaming.pricing.facts import Picture, Wishes
 from lowtide.streaming.pricing.streamed import BandPricing
 from lowtide.streaming.pricing.tiles import candidates
@@ -160,6 +159,6 @@ def _replayed(
         "model_sha256": prepared.descriptor.sha256, "device": prepared.network.device,
         "precision": prepared.precision, "scale": shape.scale,
         "padded_height": padded[0], "padded_width": padded[1],
-        "images_per_tile": ChannelPlan(info.bands, shape.in_channels, shape.out_channels).images,
+        "images_per_tile": shape.images(info),
     }  # fmt: skip
     return check_replay(plan, expected, budget)

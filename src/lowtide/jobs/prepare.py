@@ -29,9 +29,7 @@ from lowtide.models import Model, ModelDescriptor, load
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
-from lowtide.streaming.step import Network
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from lowtide.streaming.step import DTYPES, Network
 
 # Of the budget, for rows waiting to be run or written.
 _ROW_SHARE = 0.03
@@ -184,7 +182,7 @@ def _prepare(
 
 
 def _network(model: Model, device: str, precision: str) -> Network:
-    facts, dtype = model.descriptor, _DTYPES[precision]
+    facts, dtype = model.descriptor, DTYPES[precision]
     twin = None
     if dtype != torch.float32:
         twin = _fp32_twin(copy.deepcopy(model), device)

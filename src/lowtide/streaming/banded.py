@@ -21,7 +21,7 @@ from lowtide.streaming.bands.sweep import Sweep
 from lowtide.streaming.step import Network, TileStep
 
 # Result rows that are converted at once: copies of more would show beside narrow bands.
-_WRITE_ROWS = 32
+WRITE_ROWS = 32
 
 
 def run_banded(
@@ -108,7 +108,7 @@ class _Writer:
         scale, height = self._plan.scale, self._plan.height * self._plan.scale
         count = min(images[0].shape[2], height - first)
         # Whole input rows at a time.
-        block = -(-_WRITE_ROWS // scale) * scale
+        block = -(-WRITE_ROWS // scale) * scale
         start = 0
         while start < count:
             stop = min(count, (first + start) // scale * scale + block - first)

@@ -22,12 +22,12 @@ from lowtide.memory.meter import (
 )
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
-from lowtide.streaming.step import Forward, Network, TileStep
+from lowtide.streaming.step import DTYPES, Forward, Network, TileStep
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
 _PATIENCE = 4.0  # seconds that one more probe may be expected to take
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # What must be gained before a model leaves the layout it was written in.
 _LAYOUT_GAIN = 0.92
 

@@ -14,6 +14,7 @@ from lowtide.core.rows import ImageInfo
 from lowtide.streaming.channels import ChannelPlan
 
 Forward = Callable[[Tensor], Tensor]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 
 
@@ -34,6 +35,11 @@ class Network:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     exact_forward: Callable[[], Forward] | None = None
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How its inputs lie in memory."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 class TileStep:
@@ -79,8 +85,8 @@ class TileStep:
 
     def _run(self, images: Tensor) -> Tensor:
         network = self.network
-        layout = torch.channels_last if network.channels_last else torch.contiguous_format
-        given = images.to(network.device, network.dtype).contiguous(memory_format=layout)
+        given = images.to(network.device, network.dtype)
+        given = given.contiguous(memory_format=network.memory_format)
         result = network.forward(given)
         if network.dtype != torch.float32:
             result = result.float()

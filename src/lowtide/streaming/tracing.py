@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowtide.memory.costs import TracedPoint
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.estimate import Estimate, estimate, trace_step
 from lowtide.memory.estimating.priced import traced_rows
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
@@ -25,7 +25,6 @@ from lowtide.streaming.step import Network
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _MEASURED_BYTES = 512 << 20
 _LARGEST_GRAIN = 128
-_NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 # Rows of an estimate that are not the run's own: they have rows of their own in a plan.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
@@ -47,15 +46,14 @@ def trace_tile(
     assert isinstance(network.forward, nn.Module)
     step = _step(network, images, height, width)
     return estimate(
-        network.forward, step, device=device, dtype=network.dtype, calibration=_NO_MARGIN
+        network.forward, step, device=device, dtype=network.dtype, calibration=NO_MARGIN
     )
 
 
 def _step(network: Network, count: int, height: int, width: int) -> InferenceStep:
-    layout = torch.channels_last if network.channels_last else torch.contiguous_format
     images = torch.empty(
         count, network.in_channels, height, width, dtype=network.dtype, device="meta",
-        memory_format=layout,
+        memory_format=network.memory_format,
     )  # fmt: skip
     return InferenceStep((images,))
 
@@ -91,7 +89,7 @@ def trace_points(
             return ()
         live = sum(run_rows(network, traced_rows(trace, None)))
         if trace.peak_bytes <= limit or not points:
-            told = price_on_cpu(trace, scratch, _NO_MARGIN)
+            told = price_on_cpu(trace, scratch, NO_MARGIN)
             per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
         points.append(TracedPoint(pixels=side * side, peak_bytes=peak))

@@ -60,6 +60,10 @@ class Calibration(BaseModel):
         return math.ceil(predicted * (1 + self.share)) + self.fixed_bytes
 
 
+# For predictions that are told as they are.
+NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
+
+
 def calibrate(residuals: Sequence[Residual], coverage: float = _COVERAGE) -> Calibration:
     """Twice the width of the tightest bound, of the form share + fixed part, that would have
     held in ``coverage`` of the runs: models of other kinds will come.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from lowtide.core.errors import BudgetError
@@ -29,7 +30,7 @@ _FILLED = 16
 # Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
 # Python between two operators, and what a disk moves in a second: for comparing layouts only.
-CALL_SECONDS, DISK_BYTES = 4e-5, 1 << 30
+_CALL_SECONDS, _DISK_BYTES = 4e-5, 1 << 30
 # What a layout takes may be so many times what was drafted.
 DRAFTED_WITHIN = 1.4
 # Memory has to buy time: so much of a second for each MiB more.
@@ -65,7 +66,7 @@ class Layout:
     def overhead_seconds(self) -> float:
         """Seconds beyond those of the operators, roughly."""
         moved = 2 * self.written_bytes if self.pages == "disk" else 0
-        return self.calls * CALL_SECONDS + moved / DISK_BYTES
+        return self.calls * _CALL_SECONDS + moved / _DISK_BYTES
 
     @property
     def cost(self) -> float:
@@ -82,18 +83,17 @@ def choose(
     ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.
     """
-    least: Layout | None = None
+    drafter, tried = Drafter(program), list[Layout]()
     for caps in (CAPS, SMALL_CAPS):
-        for draft in sorted(drafts(program, pages, caps), key=lambda one: one.cost):
+        for draft in sorted(drafter.drafts(caps, pages), key=lambda one: one.cost):
             if limit_bytes is not None and draft.bytes > limit_bytes * DRAFTED_WITHIN:
-                least = _smaller(least, draft)
+                tried.append(draft)
                 continue
             layout = replace(draft, bytes=tell(draft))
             if limit_bytes is None or layout.bytes <= limit_bytes:
                 return layout
-            least = _smaller(least, layout)
-    assert least is not None
-    size = tell(least)
+            tried.append(layout)
+    size = tell(min(tried, key=lambda one: one.bytes))
     raise BudgetError(
         f"bands of this model take {format_bytes(size)} at least,"
         f" {format_bytes(limit_bytes or 0)} allowed",
@@ -101,61 +101,73 @@ def choose(
     )
 
 
-def _smaller(one: Layout | None, other: Layout) -> Layout:
-    return other if one is None or other.bytes < one.bytes else one
+class Drafter:
+    """Drafts layouts of one program; what it saw of a segment it does not look at again."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def drafts(self, caps: Sequence[int] = CAPS, pages: Wanted = "auto") -> Iterator[Layout]:
+        """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
+        for way in self._ways:
+            seen = set[tuple[int, ...]]()
+            for cap in caps:
+                bands = tuple(glanced.fewest(cap) for glanced in way.glances)
+                if bands in seen:
+                    continue
+                seen.add(bands)
+                memory, disk = way.layouts(self._program, bands)
+                if pages != "disk":
+                    yield memory
+                if pages == "disk" or (pages == "auto" and disk.pages_bytes):
+                    yield disk
+
+    @cached_property
+    def _ways(self) -> list[_Way]:
+        """Cuts that differ in what they make of the program."""
+        cutter, found = Cutter(self._program), dict[object, _Way]()
+        for parts, again in _CUT:
+            cuts = cutter.cuts(parts)
+            segments = segment(self._program, cuts, again)
+            kept = cuts, *(tuple(part.pages) for part in segments)
+            found.setdefault(kept, _Way(cuts, again, segments, [
+                _Glances(self._program, part, alone=len(segments) == 1) for part in segments
+            ]))  # fmt: skip
+        return list(found.values())
 
 
-def drafts(program: Program, pages: Wanted = "auto", caps: Sequence[int] = CAPS
-           ) -> Iterator[Layout]:  # fmt: skip
-    """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
-    cutter, seen = Cutter(program), set[tuple[object, ...]]()
-    for parts, again in _CUT:
-        cuts = cutter.cuts(parts)
-        segments = segment(program, cuts, again)
-        kept = (cuts, *(tuple(part.pages) for part in segments))
-        if kept in seen:
-            continue
-        seen.add(kept)
-        glances = [
-            _Glances(program, part, alone=len(segments) == 1) for part in segments
-        ]
-        for cap in caps:
-            bands = tuple(glanced.fewest(cap) for glanced in glances)
-            if (kept, *bands) in seen:
-                continue
-            seen.add((kept, *bands))
-            seen_at = [
-                glanced.at(number) for glanced, number in zip(glances, bands, strict=True)
-            ]  # fmt: skip
-            memory = _in_memory(program, segments, seen_at)
-            memory = replace(memory, cuts=cuts, again=again, bands=bands)
-            alone = max(size for size, _ in seen_at)
-            if pages != "disk":
-                yield memory
-            if pages == "disk" or (pages == "auto" and memory.pages_bytes):
-                yield replace(memory, pages="disk", bytes=alone)
+@dataclass(frozen=True)
+class _Way:
+    """A program in segments, whatever their bands."""
 
+    cuts: tuple[int, ...]
+    again: int
+    segments: list[Segment]
+    glances: list[_Glances]
 
-def _in_memory(
-    program: Program, segments: list[Segment], glances: Sequence[tuple[int, int]]
-) -> Layout:
-    """The draft with pages in memory, its bands left out.
+    def layouts(self, program: Program, bands: tuple[int, ...]) -> tuple[Layout, Layout]:
+        """The draft with pages in memory, and that with pages on disk.
 
-    Pages count from where they are made until they were read for the last time.
-    """
-    gone = last_reads(segments)
-    now = most = most_pages = written = 0
-    for place, (part, (size, _)) in enumerate(zip(segments, glances, strict=True)):
-        made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
-        going = sum(
-            program.bytes_of(one) for one in gone.get(place, ()) if one not in program.graph.inputs
-        )
-        # What is read for the last time goes as what is written comes.
-        here = max(now, now + made - going)
-        most, most_pages = max(most, here + size), max(most_pages, here)
-        now, written = now + made - going, written + made
-    calls = sum(calls for _, calls in glances)
-    return Layout((), 0, segments, (), "memory", most, calls, written, most_pages)
+        Pages count from where they are made until they were read for the last time.
+        """
+        seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
+        gone = last_reads(self.segments)
+        now = most = most_pages = written = 0
+        for place, (part, (size, _)) in enumerate(zip(self.segments, seen, strict=True)):
+            made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
+            going = sum(
+                program.bytes_of(one) for one in gone.get(place, ())
+                if one not in program.graph.inputs
+            )  # fmt: skip
+            # What is read for the last time goes as what is written comes.
+            here = max(now, now + made - going)
+            most, most_pages = max(most, here + size), max(most_pages, here)
+            now, written = now + made - going, written + made
+        memory = Layout(
+            self.cuts, self.again, self.segments, bands, "memory", most,
+            calls=sum(calls for _, calls in seen), written_bytes=written, pages_bytes=most_pages,
+        )  # fmt: skip
+        return memory, replace(memory, pages="disk", bytes=max(size for size, _ in seen))
 
 
 class _Glances:

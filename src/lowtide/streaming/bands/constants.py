@@ -44,7 +44,7 @@ class Constants:
         for place in range(span[0] // grain, -(-span[1] // grain)):
             key = known[place]
             if key is None:
-                part = self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
+                part = self._grain(index, dim, place, grain)
                 key = known[place] = self._key(part, index, dim, place, grain)
                 if key not in self._distinct:
                     self._distinct[key] = part.clone(memory_format=torch.contiguous_format)
@@ -60,12 +60,11 @@ class Constants:
 
     def key(self, index: int, dim: int, place: int, grain: int) -> bytes:
         """What a grain has in common with all that are equal to it."""
-        known = self._grains.get((index, dim))
-        if known is not None and known[place] is not None:
-            return known[place]  # type: ignore[return-value]
+        return self._key(self._grain(index, dim, place, grain), index, dim, place, grain)
+
+    def _grain(self, index: int, dim: int, place: int, grain: int) -> Tensor:
         size = self._nodes[index].like.shape[dim]
-        part = self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
-        return self._key(part, index, dim, place, grain)
+        return self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
 
     def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
         plain = part.contiguous()

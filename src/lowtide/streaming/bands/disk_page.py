@@ -92,15 +92,15 @@ class DiskPage:
 
 def page_maker(
     program: Program, pages: Literal["memory", "disk"], device: torch.device,
-    folder: Path | None = None,
+    folder: Path | None = None, on_disk: type[DiskPage] = DiskPage,
 ) -> MakePage:  # fmt: skip
-    """Makes the pages of a run: in the memory of ``device``, or on disk in ``folder``."""
+    """Makes the pages of a run: in the memory of ``device``, or ``on_disk`` in ``folder``."""
     if pages == "memory":
         return memory_pages(program, device)
     nodes, rows = program.graph.nodes, program.rows
 
     def make(index: int) -> DiskPage:
         like = nodes[index].like
-        return DiskPage(like.shape, like.dtype, rows[index].dim, device, folder)
+        return on_disk(like.shape, like.dtype, rows[index].dim, device, folder)
 
     return make

@@ -8,13 +8,13 @@ from lowtide.streaming.bands.rules.rule import short
 
 # The place of the weights, and the dimension of these that belongs to the result.
 _WEIGHTED = {"conv2d": (1, 0), "convolution": (1, 0), "linear": (1, 0), "addmm": (2, 1)}
-UNKNOWN = 1 << 30
+_UNKNOWN = 1 << 30
 
 
 def effort(program: Program, node: Node) -> int:
     """Products that are summed for one number of the result; a lot where that is not known."""
     place, kept = _WEIGHTED.get(short(node.target), (0, 0))
     if not place or not isinstance(weight := node.args[place], Ref):
-        return UNKNOWN
-    shape = program.graph.nodes[weight.node].like.shape
-    return program.graph.nodes[weight.node].like.count // shape[kept]
+        return _UNKNOWN
+    like = program.graph.nodes[weight.node].like
+    return like.count // like.shape[kept]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
 from lowtide.memory.estimating.scratch import HostScratch
 from lowtide.memory.ledger import LedgerRow
@@ -19,16 +19,15 @@ from lowtide.memory.tracing.fake import Faker
 from lowtide.memory.tracing.trace import Trace, Tracer
 from lowtide.streaming.bands.choose import Layout
 from lowtide.streaming.bands.constants import Constants
-from lowtide.streaming.bands.disk_page import DiskPage
+from lowtide.streaming.bands.disk_page import DiskPage, page_maker
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
-from lowtide.streaming.bands.sweep import MakePage, Sweep
+from lowtide.streaming.bands.sweep import Sweep
 
 _UNSEEN = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _ALIKE = 48
-_NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def tell(program: Program, layout: Layout, *, held: bool) -> Told:
     """
     trace = foretell(program, layout, held=held)
     scratch = HostScratch(OperatorStore(cache_folder()))
-    priced = price_on_cpu(trace, scratch, _NO_MARGIN)
+    priced = price_on_cpu(trace, scratch, NO_MARGIN)
     scratch.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
@@ -69,7 +68,8 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
     (given,) = program.graph.inputs
     like = program.graph.nodes[given].like
     sweep = Sweep(
-        twin, layout.segments, layout.bands, _page_maker(twin, layout.pages),
+        twin, layout.segments, layout.bands,
+        page_maker(twin, layout.pages, torch.device("cpu"), on_disk=_Unwritten),
         _Equal(twin, Constants(program)),
     )  # fmt: skip
     with faker.running():
@@ -149,15 +149,3 @@ class _Unwritten(DiskPage):
 
     def close(self) -> None:
         """There is no file."""
-
-
-def _page_maker(program: Program, pages: str) -> MakePage:
-    cpu = torch.device("cpu")
-
-    def make(index: int) -> Page:
-        dim, like = program.rows[index].dim, program.graph.nodes[index].like
-        if pages == "memory":
-            return MemoryPage(dim, cpu)
-        return _Unwritten(like.shape, like.dtype, dim, cpu)
-
-    return make

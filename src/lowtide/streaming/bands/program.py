@@ -104,15 +104,19 @@ def _add(program: Program, tracked: Tracked, node: Node) -> None:
         program.steps[statistics] = reduction
         found = applied(statistics)
     if isinstance(found, Node):
-        program.graph.nodes[node.index] = node = found
-        found = Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
-    if found is None:
-        found = Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
+        program.graph.nodes[node.index] = found
+        found = _whole(program, found)
+    elif found is None:
+        found = _whole(program, node)
         if with_rows:
             program.unruled.append(node.index)
     elif isinstance(found, RowOp):
         program.rows[node.index] = found.rows
     program.steps[node.index] = found
+
+
+def _whole(program: Program, node: Node) -> Whole:
+    return Whole(node, tuple(ref for ref in node.refs if ref not in program.fixed))
 
 
 def _rule(node: Node, tracked: Tracked) -> Found:

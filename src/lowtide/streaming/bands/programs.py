@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
-from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Layout, drafts
+from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Drafter, Layout
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.step import Network
@@ -29,8 +30,10 @@ _FRONT = 8
 class _Known:
     program: Program | None = None
     refusal: str = ""
-    layouts: dict[bool, list[Layout]] | None = None
+    drafter: Drafter | None = None
+    layouts: dict[bool, list[Layout]] = field(default_factory=dict)
     operators: str = ""
+    certificate: Certificate | None = None
 
 
 class Programs:
@@ -64,15 +67,15 @@ class Programs:
         """Drafts that none beats in both memory and time, a few of them; ``small`` adds those for
         scarce memory."""
         program, known = self.of(height, width), self._find(height, width)
-        known.layouts = known.layouts or {}
         if small not in known.layouts:
-            drafted = list(drafts(program, caps=(*SMALL_CAPS, *CAPS) if small else CAPS))
-            known.layouts[small] = _front(drafted)
+            known.drafter = known.drafter or Drafter(program)
+            caps = (*SMALL_CAPS, *CAPS) if small else CAPS
+            known.layouts[small] = _front(list(known.drafter.drafts(caps)))
         return known.layouts[small]
 
     def drafted(self, height: int, width: int, key: tuple[object, ...]) -> Layout:
         """The one of `layouts` with this key."""
-        known = self._find(height, width).layouts or {}
+        known = self._find(height, width).layouts
         return next(one for found in known.values() for one in found if one.key == key)
 
     def told(self, height: int, width: int, layout: Layout) -> Told:
@@ -84,9 +87,11 @@ class Programs:
 
         Raises `ModelError` where they do not.
         """
-        return certify(
-            self._module(), self._example(height, width), self.of(height, width), cache_folder()
-        )
+        program, known = self.of(height, width), self._find(height, width)
+        if known.certificate is None:
+            example = self._example(height, width)
+            known.certificate = certify(self._module(), example, program, cache_folder())
+        return known.certificate
 
     def _find(self, height: int, width: int) -> _Known:
         if (height, width) not in self._known:
@@ -127,15 +132,11 @@ class Programs:
         with FakeTensorMode(allow_non_fake_inputs=True):
             return torch.empty(
                 1, network.in_channels, height, width, dtype=network.dtype, device=network.device,
-                memory_format=order(network),
+                memory_format=network.memory_format,
             )  # fmt: skip
 
 
-def order(network: Network) -> torch.memory_format:
-    """How the network's inputs lie in memory."""
-    return torch.channels_last if network.channels_last else torch.contiguous_format
-
-
+@functools.cache
 def load_capture() -> None:
     """Load the libraries that captures need, which are many, by one of next to nothing."""
     capture(nn.Conv2d(1, 1, 1).eval(), torch.zeros(1, 1, 2, 2))

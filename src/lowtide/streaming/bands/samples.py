@@ -8,12 +8,11 @@ from torch import Tensor
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import RowSource
-from lowtide.streaming.bands.programs import order
 from lowtide.streaming.bands.spans import Spans
 from lowtide.streaming.layout import reflect_index
 from lowtide.streaming.step import TileStep
 
-_READ_ROWS = 16
+READ_ROWS = 16
 
 
 class Samples:
@@ -82,7 +81,7 @@ class Samples:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _take(self) -> None:
-        rows = self._source.read(min(_READ_ROWS, self._info.height - self._read))
+        rows = self._source.read(min(READ_ROWS, self._info.height - self._read))
         if not len(rows):
             raise ImageError(f"the image ended after {self._read} of {self._info.height} rows")
         self._pieces.append((self._read, np.array(rows)))
@@ -104,7 +103,8 @@ class SourcePage:
         network = self._step.network
         images = self._step.to_network([rows])
         one = images[self._image : self._image + 1]
-        return one.to(network.device, network.dtype).contiguous(memory_format=order(network))
+        one = one.to(network.device, network.dtype)
+        return one.contiguous(memory_format=network.memory_format)
 
     def keep(self, spans: Spans) -> None:
         """Only these rows will be read from now on."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.estimating.calibration import Calibration
+from lowtide.streaming.channels import ChannelPlan
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 
@@ -26,6 +27,10 @@ class Shape:
     minimum: int = 0
     square: bool = False
     tileable: bool = True
+
+    def images(self, info: ImageInfo) -> int:
+        """How many the network gets of one tile: color and alpha count apart."""
+        return ChannelPlan(info.bands, self.in_channels, self.out_channels).images
 
 
 @dataclass(frozen=True)

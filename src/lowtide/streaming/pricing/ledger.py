@@ -24,6 +24,8 @@ _LIVE_UPPER = 1.05
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
 # Blocks that are given back come again page by page: eight models took 1.3 to 1.7 times as long.
 _GIVING_BACK_COSTS = 1.5
+# Plans are as fast as others that take so many times as long.
+AS_FAST = 1.03
 
 
 def calibrated(
@@ -49,7 +51,7 @@ def calibrated(
     )
 
 
-def giving_back(
+def _giving_back(
     plan: Plan, calibration: Calibration | None, thrifty: Calibration
 ) -> Plan:
     """``plan`` in a heap that holds what lives and no more, which takes longer."""
@@ -61,6 +63,14 @@ def giving_back(
         "heap": "gives back", "seconds": plan.seconds * _GIVING_BACK_COSTS,
         "ledger": calibrated(tuple(rows), thrifty),
     })  # fmt: skip
+
+
+def in_both_heaps(plans: list[Plan], picture: Picture) -> list[Plan]:
+    """``plans``, and if this process can be run so, each in the heap that gives blocks back."""
+    if picture.thrifty is None:
+        return plans
+    thrifty = [_giving_back(plan, picture.calibration, picture.thrifty) for plan in plans]
+    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
 
 
 def _run_bytes(costs: ModelCosts, pixels: int) -> float:

@@ -9,20 +9,19 @@ from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
+from lowtide.streaming.banded import WRITE_ROWS
 from lowtide.streaming.bands.choose import DRAFTED_WITHIN, Layout
 from lowtide.streaming.bands.programs import Programs
-from lowtide.streaming.channels import ChannelPlan
+from lowtide.streaming.bands.samples import READ_ROWS
 from lowtide.streaming.pricing.facts import Picture, Shape
-from lowtide.streaming.pricing.ledger import calibrated, giving_back, ledger, row
+from lowtide.streaming.pricing.ledger import AS_FAST, calibrated, in_both_heaps, ledger, row
+from lowtide.streaming.step import DTYPES
 
 # A captured graph, and each of its operators; while it is captured it takes more.
 _GRAPH_BYTES, _STEP_BYTES, _GRAPH_UPPER = 2 * MIB, 30 << 10, 2.5
-_AS_FAST = 1.03
 # What the heap keeps between bands, as a share of what they take: blocks of two sizes take turns,
 # and the C library's aligned ones do not fit the gaps that their like left.
 _KEPT, _KEPT_UPPER = 1.1, 1.8
-_ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}
-_WRITE_ROWS, _READ_ROWS = 32, 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class BandPricing:
             drafted = row(
                 "bands and pages", "device", layout.bytes, layout.bytes * DRAFTED_WITHIN, "prior"
             )
-            plans += self._plans(layout, [drafted])
-        return self._ample(plans)
+            plans.append(self._plan(layout, [drafted]))
+        return self._ample(in_both_heaps(plans, self.picture))
 
     def _ample(self, plans: list[Plan]) -> list[Plan]:
         """Leave out small bands where larger ones are as fast in an easy part of the budget:
@@ -62,7 +61,7 @@ class BandPricing:
         fastest = min(plan.seconds for plan in easy if plan.upper_bytes == largest)
         return [
             plan for plan in plans
-            if plan.upper_bytes >= largest or plan.seconds * _AS_FAST < fastest
+            if plan.upper_bytes >= largest or plan.seconds * AS_FAST < fastest
         ]  # fmt: skip
 
     def told(self, plan: Plan) -> Plan:
@@ -73,14 +72,8 @@ class BandPricing:
         key = banded.cuts, banded.again, banded.bands, banded.pages
         layout = self.programs.drafted(height, width, key)
         rows = self.programs.told(height, width, layout).rows
-        return next(one for one in self._plans(layout, rows) if one.heap == plan.heap)
-
-    def _plans(self, layout: Layout, running: Sequence[LedgerRow]) -> list[Plan]:
-        plan = self._plan(layout, running)
-        if self.picture.thrifty is None:
-            return [plan]
-        thrifty = giving_back(plan, self.picture.calibration, self.picture.thrifty)
-        return [plan.model_copy(update={"heap": "keeps"}), thrifty]
+        both = in_both_heaps([self._plan(layout, rows)], self.picture)
+        return next(one for one in both if one.heap == plan.heap)
 
     def _plan(self, layout: Layout, running: Sequence[LedgerRow]) -> Plan:
         costs, shape, info = self.costs, self.shape, self.picture.info
@@ -103,14 +96,14 @@ class BandPricing:
 
     @property
     def _images(self) -> int:
-        shape = self.shape
-        return ChannelPlan(self.picture.info.bands, shape.in_channels, shape.out_channels).images
+        return self.shape.images(self.picture.info)
 
     @property
     def _share(self) -> float:
         """All images of a tile, and for a device elsewhere, the graph being that of fp32 on the
         CPU, its smaller numbers."""
-        return self._images * _ITEM[self.costs.precision] / self.programs.network.dtype.itemsize
+        item = DTYPES[self.costs.precision].itemsize
+        return self._images * item / self.programs.network.dtype.itemsize
 
     def _seconds(self, layout: Layout) -> float:
         """Bands are of the size that was probed, so they are as fast as the last of the probes."""
@@ -136,9 +129,9 @@ class BandPricing:
         # An image that more than one segment reads is held as it is in the file.
         (given,) = program.graph.inputs
         readers = sum(given in part.reads for part in layout.segments)
-        band = -(-info.height // layout.bands[0]) + 2 * _READ_ROWS
+        band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS
         held = info.row_bytes * (info.height if readers > 1 else min(info.height, band))
-        made = info.row_bytes * self.shape.scale * 2 * _WRITE_ROWS
+        made = info.row_bytes * self.shape.scale * 2 * WRITE_ROWS
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
         return ledger(
             self.costs, self.picture, rows, staged_bytes=4 * info.row_bytes * band,

@@ -10,14 +10,14 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
-from lowtide.streaming.channels import ChannelPlan
 from lowtide.streaming.layout import Axis, least_tile, round_up, split_axis, tightest_tile
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
 from lowtide.streaming.pricing.ledger import (
+    AS_FAST,
     ROW_BUFFERS,
     activations,
     calibrated,
-    giving_back,
+    in_both_heaps,
     ledger,
 )
 
@@ -27,7 +27,6 @@ _BATCHES = (1, 2, 4, 8, 16)
 _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
 _BLOCK_ROWS = 16
 _AMPLE_PIXELS = 240 * 240
-_AS_FAST = 1.03
 # What a tile costs beside the network: slicing, merging, and Python between them.
 _TILE_SECONDS = 1e-3
 
@@ -62,10 +61,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
         # An image smaller than any tile is one tile.
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     plans = _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
-    if picture.thrifty is None:
-        return plans
-    thrifty = [giving_back(plan, picture.calibration, picture.thrifty) for plan in plans]
-    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
+    return in_both_heaps(plans, picture)
 
 
 def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
@@ -92,7 +88,7 @@ def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
     ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
     easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
     small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
-    return ample if any(plan.seconds <= small * _AS_FAST for plan in easy) else plans
+    return ample if any(plan.seconds <= small * AS_FAST for plan in easy) else plans
 
 
 def _overlap(costs: ModelCosts, wishes: Wishes) -> tuple[int, int]:
@@ -157,7 +153,7 @@ def _plan(
     context = min(rows.context, columns.context)
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.reach is not None and context >= costs.reach)
-    images = ChannelPlan(info.bands, shape.in_channels, shape.out_channels).images
+    images = shape.images(info)
     pixels = math.prod(round_up(axis.tile, shape.align) for axis in axes) * images
     at_once = pixels * batch
     if not exact:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
-from lowtide.streaming.bands.rows import Reduction, RowOp, Rows, same
+from lowtide.streaming.bands.rows import RowOp, Rows, same
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, alongside, argument, mapped
-from lowtide.streaming.bands.rules.scaled import scaled_sum
+from lowtide.streaming.bands.rules.scaled import scaled_sum, summed
 from lowtide.streaming.bands.spans import Span
 
 
@@ -45,7 +44,7 @@ def product(node: Node, tracked: Tracked) -> Found:
     if at_a == -1 and at_b == -2 and a is not None and b is not None:
         if a.size != b.size or left.node == right.node:
             return None
-        return scaled_sum(node, tracked, a) or _summed(node, a)
+        return scaled_sum(node, tracked, a) or summed(node, a, (left.node, right.node))
     if at_a is not None and a is not None and at_a != -1:
         if at_b == at_a and at_a < -2:
             return mapped(node, tracked, Rows(at_a + rank, a.size, a.grain))
@@ -71,20 +70,6 @@ def _left(node: Node, rows: Rows, left: Any, right: Any, shape: tuple[int, ...])
 
     sliced = {right.node: aligned} if cut else {}
     return RowOp(rows, (left.node,), (right.node,), same(1), run, sliced=sliced)
-
-
-def _summed(node: Node, rows: Rows) -> Reduction:
-    """The products of bands added up in double precision."""
-    left, right = (arg.node for arg in node.args[:2])
-
-    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
-        found = torch.matmul(pieces[0], pieces[1]).double()
-        return found if state is None else state.add_(found)
-
-    def finish(state: Tensor) -> Tensor:
-        return state.to(node.like.dtype)
-
-    return Reduction(Rows(rows.dim, rows.size, rows.grain), (left, right), add, finish)
 
 
 def added(node: Node, tracked: Tracked) -> RowOp | None:

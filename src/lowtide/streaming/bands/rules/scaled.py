@@ -19,6 +19,8 @@ from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import Reduction, Rows
 from lowtide.streaming.bands.rules.rule import Tracked, short
 
+View = Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Scaled:
@@ -34,6 +36,26 @@ class Scaled:
         return tensor.mT if self.transposed else tensor
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def summed(
+    node: Node, rows: Rows, inputs: tuple[int, int], left: View = _as_it_is,
+    right: View = _as_it_is,
+) -> Reduction:  # fmt: skip
+    """The products of bands added up in double precision."""
+
+    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
+        found = torch.matmul(left(pieces[0]), right(pieces[1])).double()
+        return found if state is None else state.add_(found)
+
+    def finish(state: Tensor) -> Tensor:
+        return state.to(node.like.dtype)
+
+    return Reduction(rows, inputs, add, finish)
+
+
 def scaled_sum(
     node: Node, tracked: Tracked, rows: Rows
 ) -> tuple[Reduction, Callable[[int], Node]] | None:
@@ -47,13 +69,6 @@ def scaled_sum(
         return None
     left, right = sides
 
-    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
-        found = torch.matmul(left.plain(pieces[0]), right.plain(pieces[1])).double()
-        return found if state is None else state.add_(found)
-
-    def finish(state: Tensor) -> Tensor:
-        return state.to(node.like.dtype)
-
     def scaled(total: Tensor, *by: Tensor) -> Tensor:
         for one, scale in zip(scales, by, strict=True):
             total = total / one.plain(scale) if one.divided else total * one.plain(scale)
@@ -63,11 +78,8 @@ def scaled_sum(
         refs = tuple(Ref(one.scale) for one in scales if one.scale is not None)
         return replace(node, target=scaled, args=(Ref(total), *refs), kwargs={})
 
-    own = tracked.rows[left.source]
-    reduction = Reduction(
-        Rows(own.dim, rows.size, rows.grain), (left.source, right.source), add, finish
-    )
-    return reduction, applied
+    own = replace(rows, dim=tracked.rows[left.source].dim)
+    return summed(node, own, (left.source, right.source), left.plain, right.plain), applied
 
 
 def _side(arg: Any, tracked: Tracked) -> Scaled:

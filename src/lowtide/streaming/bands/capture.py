@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lowtide.core.errors import ModelError
+from lowtide.streaming.bands.block import Block
+from lowtide.streaming.bands.blocks import Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
@@ -17,31 +20,49 @@ _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default
 def capture(module: nn.Module, image: Tensor) -> Graph:
     """The operators that ``module`` applies to ``image``; only its shape and type count.
 
-    Shapes are those of this image: another size is another graph. Raises `ModelError` where the
-    module computes with values in Python, draws random numbers, or trains.
+    Shapes are those of this image: another size is another graph. A module inside it that computes
+    with values in Python becomes one operator, a `Block`, if a row of its result depends on rows
+    nearby alone. Raises `ModelError` where it does not, and for modules that draw random numbers
+    or train.
     """
     if module.training:
         raise ModelError(
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
+    blocks = Blocks(module)
+    while True:
+        try:
+            with blocks.standing_in():
+                exported = _exported(module, image)
+        except Exception as error:
+            problem = f"the graph of {type(module).__name__} cannot be had: {_first_line(error)}"
+            try:
+                found = blocks.add()
+            except ModelError as refusal:
+                raise ModelError(f"{problem}; and {refusal.message}") from error
+            if not found:
+                raise ModelError(problem) from error
+        else:
+            return _graph(module, exported, blocks.found)
+
+
+def _exported(module: nn.Module, image: Tensor) -> Any:
     kept = {name: tensor.data for name, tensor in _tensors(module)}
     try:
         with torch.no_grad():
             exported = torch.export.export(module, (image,), strict=False)
-            exported = exported.run_decompositions({})
-    except Exception as error:
-        message = str(error).strip().splitlines()
-        raise ModelError(
-            f"the graph of {type(module).__name__} cannot be had: "
-            f"{message[0] if message else type(error).__name__}"
-        ) from error
+            return exported.run_decompositions({})
     finally:
         # Models that set their own weights while they run were given fake ones by the trace.
         for name, tensor in _tensors(module):
             if tensor.data is not kept[name]:
                 tensor.data = kept[name]
-    return _graph(module, exported)
+
+
+def _first_line(error: Exception) -> str:
+    message = str(error).strip().splitlines()
+    return message[0] if message else type(error).__name__
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -52,7 +73,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _graph(module: nn.Module, exported: Any) -> Graph:
+def _graph(module: nn.Module, exported: Any, blocks: Sequence[Block]) -> Graph:
     signature = exported.graph_signature
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
@@ -82,7 +103,7 @@ def _graph(module: nn.Module, exported: Any) -> Graph:
                 name = signature.inputs_to_lifted_tensor_constants[node.name]
                 tensors[place] = exported.constants[name]
         else:
-            place = _call(nodes, node, places)
+            place = _call(nodes, node, places, blocks)
         places[node] = _same(nodes, place, known)
     return Graph(nodes, inputs, output, tensors)
 
@@ -106,7 +127,9 @@ def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
     return first
 
 
-def _call(nodes: list[Node], node: fx.Node, places: dict[fx.Node, int]) -> int:
+def _call(
+    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[Block]
+) -> int:
     target = node.target
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and not _at_rest(node):
         raise ModelError(f"{target} draws random numbers: a streamed run would draw others")
@@ -115,6 +138,8 @@ def _call(nodes: list[Node], node: fx.Node, places: dict[fx.Node, int]) -> int:
     if str(target) == "aten.type_as.default":
         # Of the other tensor just the type counts.
         target, args, kwargs = torch.ops.aten.to.dtype, (args[0], node.meta["val"].dtype), {}
+    if target is torch.ops.lowtide.block.default:
+        target, args = blocks[args[1]], args[:1]
     return _add(nodes, node, "call", target=target, args=args, kwargs=kwargs)
 
 

@@ -6,6 +6,7 @@ from lowtide.streaming.bands.rules import (
     contractions,
     moves,
     norms,
+    opaque,
     pointwise,
     reductions,
     shapes,
@@ -15,7 +16,7 @@ from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
 
 RULES: dict[str, Rule] = {
     **pointwise.RULES, **shapes.RULES, **moves.RULES, **stencils.RULES, **contractions.RULES,
-    **norms.RULES, **reductions.RULES,
+    **norms.RULES, **reductions.RULES, **opaque.RULES,
 }  # fmt: skip
 
 __all__ = ["RULES", "Found", "Rule", "Tracked"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lowtide.core.errors import OutputError
 from lowtide.core.units import format_bytes
+from lowtide.streaming.bands.pages import memory_order
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
 from lowtide.streaming.bands.sweep import MakePage, memory_pages
@@ -32,6 +33,7 @@ class DiskPage:
         self._dim, self._dtype, self.device = dim, dtype, device
         self._others = [side for place, side in enumerate(shape) if place != dim]
         self._row_bytes = torch.Size(self._others).numel() * dtype.itemsize
+        self._order = list(range(len(shape)))
         self._folder = folder
         self._open()
 
@@ -48,6 +50,8 @@ class DiskPage:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows from ``first`` on in their place."""
+        if rows.shape[self._dim] > 1:  # of a single row it says nothing
+            self._order = memory_order(rows)
         self._put(first * self._row_bytes, rows.movedim(self._dim, 0).contiguous().cpu())
 
     def _put(self, at: int, plain: Tensor) -> None:
@@ -74,7 +78,10 @@ class DiskPage:
             self._get(first * self._row_bytes, buffer[at : at + size])
             at += size
         rows = buffer.view(self._dtype).view(count(spans), *self._others)
-        return rows.movedim(0, self._dim).contiguous().to(self.device)
+        # Laid out as what was written, or other kernels would be run on it.
+        laid = rows.movedim(0, self._dim).permute(self._order).contiguous()
+        back = [self._order.index(place) for place in range(laid.dim())]
+        return laid.permute(back).to(self.device)
 
     def _get(self, at: int, buffer: Tensor) -> None:
         self._file.seek(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -70,7 +71,7 @@ class MemoryPage:
                     found.append(rows.narrow(self._dim, low - first, high - low))
         if sum(piece.shape[self._dim] for piece in found) != count(spans):
             raise AssertionError(f"rows {spans} are not all there")
-        return found[0] if len(found) == 1 else torch.cat(found, self._dim)
+        return joined(found, self._dim)
 
     def keep(self, spans: Spans) -> None:
         """Let go of whole pieces that nothing will read."""
@@ -91,6 +92,27 @@ class MemoryPage:
                 part = rows.narrow(self._dim, low - first, high - low)
                 left.append(((low, high), compact(part)))
         self._pieces = left
+
+
+def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """The pieces one after another along ``dim``, in memory in the order in which the first lies:
+    on it depends which kernels are run, and so how they round."""
+    if len(pieces) == 1:
+        return pieces[0]
+    order = memory_order(pieces[0])
+    place = order.index(dim)
+    laid = torch.cat([piece.permute(order) for piece in pieces], place)
+    return laid.permute([order.index(one) for one in range(laid.dim())])
+
+
+def memory_order(rows: Tensor) -> list[int]:
+    """The dimensions by their strides, the largest first.
+
+    One of a single place comes after another with the same stride: PyTorch takes maps for
+    contiguous or for channels last by the stride of a batch of one too.
+    """
+    strides, shape = rows.stride(), rows.shape
+    return sorted(range(rows.dim()), key=lambda place: (-strides[place], shape[place] == 1))
 
 
 def compact(rows: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
 _FILLED = 16
 # Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
-# Python between two operators, and what a disk moves in a second: for comparing layouts only.
-_CALL_SECONDS, _DISK_BYTES = 4e-5, 1 << 30
+# Python between two operators, what a disk moves in a second, and what light operators read and
+# write in one: for comparing layouts only.
+_CALL_SECONDS, _DISK_BYTES, _AGAIN_BYTES = 4e-5, 1 << 30, 5 << 30
 # What a layout takes may be so many times what was drafted.
 DRAFTED_WITHIN = 1.4
 # Memory has to buy time: so much of a second for each MiB more.
@@ -43,8 +44,8 @@ class Layout:
     rather than kept, the bands of each segment, and where pages are kept.
 
     ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
-    often an operator is run, ``pages_bytes`` the most that pages occupy at once, of which
-    ``written_bytes`` is the sum.
+    often an operator is run, ``again_bytes`` what operators that are run again read and write,
+    ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum.
     """
 
     cuts: tuple[int, ...]
@@ -54,6 +55,7 @@ class Layout:
     pages: Placement
     bytes: int
     calls: int
+    again_bytes: int
     written_bytes: int
     pages_bytes: int
 
@@ -66,7 +68,8 @@ class Layout:
     def overhead_seconds(self) -> float:
         """Seconds beyond those of the operators, roughly."""
         moved = 2 * self.written_bytes if self.pages == "disk" else 0
-        return self.calls * _CALL_SECONDS + moved / _DISK_BYTES
+        again = self.again_bytes / _AGAIN_BYTES
+        return self.calls * _CALL_SECONDS + moved / _DISK_BYTES + again
 
     @property
     def cost(self) -> float:
@@ -165,9 +168,22 @@ class _Way:
             now, written = now + made - going, written + made
         memory = Layout(
             self.cuts, self.again, self.segments, bands, "memory", most,
-            calls=sum(calls for _, calls in seen), written_bytes=written, pages_bytes=most_pages,
+            calls=sum(calls for _, calls in seen), again_bytes=self._again_bytes(program),
+            written_bytes=written, pages_bytes=most_pages,
         )  # fmt: skip
         return memory, replace(memory, pages="disk", bytes=max(size for size, _ in seen))
+
+
+    def _again_bytes(self, program: Program) -> int:
+        """What steps read and write in other segments than the first that has them."""
+        seen, moved = set[int](), 0
+        for part in self.segments:
+            for index in part.steps:
+                step = program.steps[index]
+                if index in seen and isinstance(step, RowOp) and not step.view:
+                    moved += sum(map(program.bytes_of, (index, *step.inputs)))
+            seen.update(part.steps)
+        return moved
 
 
 class _Glances:

@@ -23,7 +23,7 @@ from lowtide.streaming.bands.disk_page import DiskPage, page_maker
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
-from lowtide.streaming.bands.sweep import Sweep
+from lowtide.streaming.bands.sweep import Sweep, collect
 
 _UNSEEN = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
@@ -40,10 +40,11 @@ class Told:
 
 
 def tell(program: Program, layout: Layout, *, held: bool) -> Told:
-    """What one image's run takes beside weights, input and result, on this machine's CPU.
+    """What one image's run takes beside weights and input, on this machine's CPU.
 
     Storages are followed exactly, and the scratch of operators is measured, each once. ``held``
-    says whether the image is there as a whole or comes row by row.
+    says whether the image is there as a whole and the result is put together, which then counts,
+    or both are files that are read and written by rows.
     """
     trace = foretell(program, layout, held=held)
     scratch = HostScratch(OperatorStore(cache_folder()))
@@ -58,10 +59,7 @@ def tell(program: Program, layout: Layout, *, held: bool) -> Told:
 
 
 def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
-    """The trace of one image's run: weights, bands, pages in memory, masks, and the operators.
-
-    The result is let go of as it is made.
-    """
+    """The trace of one image's run: weights, bands, pages in memory, masks, and the operators."""
     faker = Faker()
     twin, weights = _twin(program, faker)
     tracer = Tracer(keep_calls=True, call=faker.calls)
@@ -82,7 +80,10 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
             del image
         with tracer:
             tracer.mark("bands")
-            for _ in itertools.islice(sweep.run(source), _bands_told(layout)):
+            made = itertools.islice(sweep.run(source), _bands_told(layout))
+            if held:
+                collect(twin, made)
+            for _ in made:
                 pass
     return tracer.trace
 

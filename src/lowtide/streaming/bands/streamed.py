@@ -14,6 +14,7 @@ from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.store import cache_folder
+from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify
 from lowtide.streaming.bands.choose import Layout, Wanted, choose
@@ -21,7 +22,7 @@ from lowtide.streaming.bands.disk_page import page_maker
 from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.program import Program, track
-from lowtide.streaming.bands.sweep import Sweep
+from lowtide.streaming.bands.sweep import Sweep, collect
 
 # Sizes of image whose programs are kept.
 _KEPT = 4
@@ -45,9 +46,19 @@ class Prepared:
         pages = format_bytes(layout.pages_bytes) if layout.pages_bytes else "nothing"
         return (
             f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
-            f" {format_bytes(layout.bytes)} for rows with {pages} of pages"
+            f" {format_bytes(layout.bytes)} for rows and result with {pages} of pages"
             f"{' on disk' if layout.pages == 'disk' and layout.pages_bytes else ''}"
+            f"{self._blocks}"
         )
+
+    @property
+    def _blocks(self) -> str:
+        """Modules that are run as they are, with the rows around a band that they look at."""
+        found = [
+            f"{node.target.name} ({node.target.halo} rows around a band)"
+            for node in self.program.graph.nodes if isinstance(node.target, Block)
+        ]  # fmt: skip
+        return f"; without a graph, by trial: {', '.join(found)}" if found else ""
 
 
 class Streamed(nn.Module):
@@ -113,7 +124,7 @@ class Streamed(nn.Module):
             raise ModelError("the result of this model is no image: its rows are not its height")
         device = "cpu" if image.device.type == "cpu" else str(image.device)
         allowed = Budget.parse(self._budget, device=device).device_bytes
-        beside = program.bytes_of(program.output) + max(_LEAST, int(allowed * _SHARE))
+        beside = max(_LEAST, int(allowed * _SHARE))
         try:
             layout = choose(
                 program, allowed - beside,
@@ -134,12 +145,7 @@ class Streamed(nn.Module):
         return Prepared(program, layout, sweep, certificate)
 
     def _one(self, image: Tensor) -> Tensor:
-        like = self.prepare(image).program
-        node = like.graph.nodes[like.output]
-        result = torch.empty(node.like.shape, dtype=node.like.dtype, device=image.device)
-        for first, rows in self.rows(image):
-            result[:, :, first : first + rows.shape[2]] = rows
-        return result
+        return collect(self.prepare(image).program, self.rows(image))
 
 
 def stream(

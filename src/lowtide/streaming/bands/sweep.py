@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -175,6 +175,21 @@ class Sweep:
                 if rows is None else self._pages[index].read([(0, rows.size)])
             )
         return self._wholes[index]
+
+
+def collect(program: Program, made: Iterable[tuple[int, Tensor]]) -> Tensor:
+    """The result as a whole, of rows as a sweep makes them.
+
+    Its memory is taken when the first rows come, after the segments that make none.
+    """
+    like, dim = program.graph.nodes[program.output].like, program.rows[program.output].dim
+    result: Tensor | None = None
+    for first, rows in made:
+        if result is None:
+            result = torch.empty(like.shape, dtype=like.dtype, device=rows.device)
+        result.narrow(dim, first, rows.shape[dim]).copy_(rows)
+    assert result is not None
+    return result
 
 
 def memory_pages(program: Program, device: torch.device) -> MakePage:

@@ -100,11 +100,24 @@ class ResultFile:
         if self._elsewhere:
             figures.setdefault("environment", self._elsewhere)
         self.data["rows"].append({"row": row, **figures})
+        self._save()
+        print(row, json.dumps(figures))
+
+    def row(self, row: str) -> dict[str, Any]:
+        """The figures of a row that was measured before."""
+        return next(entry for entry in self.data["rows"] if entry["row"] == row)
+
+    def complete(self, row: str, **figures: Any) -> None:
+        """Add figures to a row, and save."""
+        self.row(row).update(figures)
+        self._save()
+        print(row, json.dumps(figures))
+
+    def _save(self) -> None:
         self.path.parent.mkdir(exist_ok=True)
         draft = self.path.with_suffix(".part")
         draft.write_text(json.dumps(self.data, indent=1) + "\n")
         draft.replace(self.path)
-        print(row, json.dumps(figures))
 
 
 def _differences(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

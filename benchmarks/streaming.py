@@ -2,11 +2,12 @@
 
     LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--fresh]
 
-A row for each model, size and way. Peaks: a fresh process for each row, whose heap gives freed
-memory back, so that its anonymous memory is what lives; pages in memory are in it, pages on disk
-are told apart. Times: all ways of one model and size in one process, one after another and then
-the other way round, by processor seconds, in a heap that keeps what was freed for all of them.
-Capture is not in the times; it is told beside them.
+A row for each model, size and way, written as soon as its peak is known and completed by the
+rest. Peaks: a fresh process for each row, whose heap gives freed memory back, so that its
+anonymous memory is what lives; pages in memory are in it, pages on disk are told apart. Times:
+all ways of one model and size in one process, one after another and then the other way round, by
+processor seconds, in a heap that keeps what was freed for all of them. Capture is not in the
+times; it is told beside them. Errors: against the whole run, and of both against one in fp64.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ from common import ResultFile, spread
 from streaming_models import Part, given, made
 from torch import Tensor
 
-from lowtide.core.units import MIB
 from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.streaming.bands.streamed import Streamed
 
-# Name, height, width, and the budgets with pages in memory and on disk, in MiB.
+# Name, height, width, and the budgets with pages in memory and on disk, as parts of what the
+# whole run takes at its peak. A tenth of a budget is left for what is not rows.
 SIZES = (
-    ("VAE decode", 512, 512, 600, 260), ("VAE encode", 512, 512, 600, 260),
-    ("VAE decode", 768, 768, 1150, 420), ("VAE decode", 1024, 1024, 2000, 700),
-    ("VAE encode", 1024, 1024, 2000, 700),
-    ("CRAFT", 384, 512, 285, 130), ("SwinIR", 384, 512, 800, 400), ("HAT", 384, 512, 1700, 800),
-    ("DRCT", 384, 512, 1500, 900), ("RRDB", 384, 512, 700, 700), ("SPAN", 384, 512, 100, 100),
-    ("Compact", 384, 512, 120, 120), ("PLKSR", 384, 512, 200, 200),
+    ("CRAFT", 384, 512, 0.33, 0.2), ("SwinIR", 384, 512, 0.29, 0.2),
+    ("VAE decode", 512, 512, 0.65, 0.27), ("VAE encode", 512, 512, 0.65, 0.27),
+    ("VAE decode", 768, 768, 0.65, 0.27), ("VAE decode", 1024, 1024, 0.65, 0.27),
+    ("DRCT", 384, 512, 0.19, 0.15), ("HAT", 384, 512, 0.19, 0.15),
+    ("VAE encode", 768, 768, 0.65, 0.27), ("VAE encode", 1024, 1024, 0.65, 0.27),
+    ("RRDB", 384, 512, 0.5, 0.3), ("SPAN", 384, 512, 0.12, 0.12),
+    ("Compact", 384, 512, 0.8, 0.8), ("PLKSR", 384, 512, 0.5, 0.3),
 )  # fmt: skip
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
 TILE = 256
+MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
 
 
-def way_of(name: str, way: str, memory: int, disk: int) -> Callable[[Tensor], Tensor]:
-    """The model as one way runs it."""
+def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
+    """The model as one way runs it, streamed in so many bytes."""
     if way.startswith("diffusers"):
         tiled = Part(name.split()[1], TILE).eval().requires_grad_(False)
         tiled.vae.load_state_dict(made(name).vae.state_dict())
@@ -48,31 +51,30 @@ def way_of(name: str, way: str, memory: int, disk: int) -> Callable[[Tensor], Te
     model = made(name)
     if way == "whole":
         return model
-    pages = "memory" if way.endswith("memory") else "disk"
-    return Streamed(model, budget=(memory if pages == "memory" else disk) * MIB, pages=pages)
+    return Streamed(model, budget=budget, pages="memory" if way == MEMORY else "disk")
 
 
 def ways(name: str) -> tuple[str, ...]:
     """What is compared for a model."""
-    own = ("whole", "streamed, pages in memory", "streamed, pages on disk")
+    own = ("whole", MEMORY, DISK)
     return (*own, f"diffusers tiles of {TILE} px") if name.startswith("VAE") else own
 
 
 _ready: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
 
 
-def run_once(name: str, way: str, height: int, width: int, memory: int, disk: int) -> None:
+def run_once(name: str, way: str, height: int, width: int, budget: int) -> None:
     """One run; the model and its plan are made in the first, which is not measured."""
     torch.set_num_threads(2)
     key = (name, way, height, width)
     if key not in _ready:
-        _ready[key] = way_of(name, way, memory, disk)
+        _ready[key] = way_of(name, way, budget)
     with torch.no_grad():
         _ready[key](given(name, height, width))
 
 
 def run_times(
-    name: str, height: int, width: int, memory: int, disk: int, pairs: int
+    name: str, height: int, width: int, budgets: dict[str, int], pairs: int
 ) -> dict[str, dict[str, Any]]:
     """Processor seconds of each way, and how far its result is from the whole run's."""
     torch.set_num_threads(2)
@@ -82,7 +84,7 @@ def run_times(
     with torch.no_grad():
         for way in order:
             start = time.process_time()
-            runs[way] = way_of(name, way, memory, disk)
+            runs[way] = way_of(name, way, budgets.get(way, 0))
             if isinstance(runs[way], Streamed):
                 figures[way]["plan"] = runs[way].explain(image)
             figures[way]["preparing_cpu_s"] = round(time.process_time() - start, 2)
@@ -97,6 +99,19 @@ def run_times(
                 figures[way]["cpu_s"].append(round(time.process_time() - start, 3))
             order.reverse()
     return figures
+
+
+def run_errors(name: str, height: int, width: int, budget: int) -> dict[str, float]:
+    """The largest difference of the whole and of the streamed run from the whole one in fp64."""
+    torch.set_num_threads(2)
+    image, errors = given(name, height, width), {}
+    with torch.no_grad():
+        exact = made(name).double()(image.double())
+        for way in ("whole", MEMORY):
+            result = way_of(name, way, budget)(image)
+            errors[way] = (result.double() - exact).abs().max().item()
+            del result
+    return errors
 
 
 def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
@@ -121,26 +136,43 @@ def main() -> None:
         "streaming", fresh=options.fresh, packages=("diffusers",),
         about="Models streamed in bands, run whole, and in tiles: processor seconds and memory.",
     )  # fmt: skip
-    for name, *sizes in SIZES:
-        title = f"{name} {sizes[0]}×{sizes[1]}"
-        if options.only not in title or results.has(f"{title}, whole"):
-            continue
-        peaks = {
-            way: measure_fresh("streaming:run_once", name, way, *sizes, warmups=1).peak_bytes
-            for way in ways(name)
-        }  # fmt: skip
-        timed = measure_fresh("streaming:run_times", name, *sizes, options.pairs, env={
+    for name, height, width, *parts in SIZES:
+        if options.only in f"{name} {height}×{width}":
+            measure(results, name, height, width, parts, options.pairs)
+
+
+def measure(
+    results: ResultFile, name: str, height: int, width: int, parts: list[float], pairs: int
+) -> None:
+    """The rows of one model and size that are missing or not complete."""
+    rows = {way: f"{name} {height}×{width}, {way}" for way in ways(name)}
+    budgets: dict[str, int] = {}
+    for way, row in rows.items():
+        if way in (MEMORY, DISK):
+            whole = results.row(rows["whole"])["peak_bytes"]
+            budgets[way] = int(whole * parts[way == DISK])
+        if not results.has(row):
+            budget = budgets.get(way, 0)
+            usage = measure_fresh("streaming:run_once", name, way, height, width, budget, warmups=1)
+            results.add(
+                row, model=name, height=height, width=width, way=way, peak_bytes=usage.peak_bytes,
+                **({"budget_bytes": budget} if budget else {}),
+            )  # fmt: skip
+    if any("cpu_s" not in results.row(row) for row in rows.values()):
+        timed = measure_fresh("streaming:run_times", name, height, width, budgets, pairs, env={
             "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
         }).result  # fmt: skip
         for way, figures in timed.items():
-            ratios = [a / b for a, b in zip(
-                figures["cpu_s"], timed["whole"]["cpu_s"], strict=True
-            )]  # fmt: skip
-            results.add(
-                f"{title}, {way}", model=name, height=sizes[0], width=sizes[1], way=way,
-                peak_bytes=peaks[way], share_of_peak=round(peaks[way] / peaks["whole"], 3),
-                ratio=spread(ratios), **figures,
+            pairs_of = zip(figures["cpu_s"], timed["whole"]["cpu_s"], strict=True)
+            share = results.row(rows[way])["peak_bytes"] / results.row(rows["whole"])["peak_bytes"]
+            results.complete(
+                rows[way], share_of_peak=round(share, 3),
+                ratio=spread([own / whole for own, whole in pairs_of]), **figures,
             )  # fmt: skip
+    if "error_to_fp64" not in results.row(rows["whole"]):
+        errors = measure_fresh("streaming:run_errors", name, height, width, budgets[MEMORY]).result
+        for way, error in errors.items():
+            results.complete(rows[way], error_to_fp64=error)
 
 
 if __name__ == "__main__":

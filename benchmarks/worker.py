@@ -21,6 +21,7 @@ import torch
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import anonymous_bytes, open_meter
+from lowtide.streaming.bands.programs import load_capture
 
 TILE, PAD = 256, 10
 PNG_COMPRESSION = 3
@@ -91,6 +92,8 @@ def main() -> None:
         tune_heap()  # as the command line does
     # Both load what they need before the meter starts; kernels are warmed by neither.
     lowtide.load(model)
+    if options.get("strategy") == "streamed":
+        load_capture()
     extra: dict[str, object] = {}
     high_water = None
     with FineMeter(device) as meter:

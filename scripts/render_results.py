@@ -157,6 +157,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
+    "large_streamed": large_images,
     **render_attention.SHAPES, **render_memory.SHAPES, **render_streaming.SHAPES,
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lowtide.core.heap import heap_setting
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
@@ -122,9 +123,9 @@ class BandPricing:
         if self.costs.device == "cpu":
             bands = sum(one.value for one in rows)
             rows = [one for one in rows if one.name != "allocator"]
-            rows.append(row(
-                "allocator", "device", _KEPT * bands, _KEPT_UPPER * bands, "prior"
-            ))  # fmt: skip
+            if heap_setting() != "gives back":
+                kept, most = _KEPT * bands, _KEPT_UPPER * bands
+                rows.append(row("allocator", "device", kept, most, "prior"))
         rows.append(row("graph", "host", graph, graph * _GRAPH_UPPER, "prior"))
         # An image that more than one segment reads is held as it is in the file.
         (given,) = program.graph.inputs

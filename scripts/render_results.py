@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/results.md from benchmarks/results/*.json.
+"""Write the tables of README.md and of docs from benchmarks/results/*.json.
 
     python scripts/render_results.py [--check]
 
@@ -28,7 +28,7 @@ from lowtide.core.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TARGETS = ("README.md", "docs/results.md")
+TARGETS = ("README.md", "docs/results.md", "docs/concepts/streaming.md")
 NOT_YET = "Not measured yet."
 NONE = "–"
 SUMMARY = ("large_images", "tile_loop", "set5", "startup", "large_images_gpu", "tile_loop_gpu")

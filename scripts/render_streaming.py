@@ -12,18 +12,31 @@ Rows = list[dict[str, Any]]
 
 
 def streaming(rows: Rows) -> str:
-    """A line for each model, size and way."""
-    head = ["model and size", "way", "peak", "of the whole's", "processor s",
-            "of the whole's (range)", "largest difference", "PSNR"]  # fmt: skip
+    """A line for each model, size and way, in the order of names and sizes; what is not complete
+    yet is left out."""
+    head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
+            "of the whole's (range)", "largest difference", "from fp64", "PSNR"]  # fmt: skip
+    done = [row for row in rows if "cpu_s" in row]
+    models = list(dict.fromkeys(row["model"] for row in done))
+    done.sort(key=lambda row: (models.index(row["model"]), row["height"]))
     return table(head, [
         [f"{row['model']}, {row['height']}×{row['width']}", row["way"],
+         format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
          f"{sorted(row['cpu_s'])[len(row['cpu_s']) // 2]:.1f}",
          "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"]),
          f"{row['max_abs_error']:.1e}",
+         f"{row['error_to_fp64']:.1e}" if "error_to_fp64" in row else "–",
          "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
-        for row in rows
+        for row in done
     ])  # fmt: skip
 
 
-SHAPES = {"streaming": streaming}
+def tiling_error(rows: Rows) -> str:
+    """How far each way is from the whole run."""
+    return table(["run", "largest difference", "PSNR against the whole run"], [
+        [row["row"], f"{row['max_abs_error']:.1e}", f"{row['psnr_db']:.1f} dB"] for row in rows
+    ])  # fmt: skip
+
+
+SHAPES = {"streaming": streaming, "tiling_error": tiling_error}

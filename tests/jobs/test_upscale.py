@@ -251,6 +251,12 @@ def test_tile_options_are_in_the_plan(run):
     assert run("b.png", tile=32, tile_overlap=20, hann_blend=False).plan.blend == 0
 
 
+def test_no_blending_is_no_wish_for_tiles(run):
+    image = run(hann_blend=False)
+    assert (image.plan.strategy, image.accuracy.execution) == ("whole", "exact")
+    assert run("b.png", strategy="tiled", hann_blend=False).plan.blend == 0
+
+
 def test_too_little_overlap_is_bounded_and_measured(run, read, crop, expected):
     image = run(tile=32, tile_overlap=2)
     assert image.accuracy.execution == "bounded"

@@ -85,29 +85,24 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 f"{' and '.join(chosen)} contradict each other", hint=f"keep {chosen[0]} only"
             )
-        if self.strategy in ("whole", "streamed") and self._tiling:
+        if self.strategy in ("whole", "streamed") and self.wishes.about_tiles:
             raise UsageError(
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
             )
         fixed = self.strategy != "auto" or self.precision != "auto" or self.accuracy is not None
-        if self.plan_file is not None and (fixed or self._tiling):
+        if self.plan_file is not None and (fixed or self.wishes.about_tiles):
             raise UsageError(
                 "--plan says how to run, and so does another option",
                 hint="drop --strategy, --accuracy, --precision and the tile options, or --plan",
             )
 
     @property
-    def _tiling(self) -> bool:
-        numbers = self.tile, self.tile_overlap, self.tile_batch_size
-        return bool(self.hann_blend) or any(number is not None for number in numbers)
-
-    @property
     def wanted(self) -> Wanted:
         """The accuracy asked for: exact, unless tiles were asked for and nothing said of it."""
         if self.accuracy is not None:
             return self.accuracy
-        return "bounded" if self._tiling or self.strategy == "tiled" else "exact"
+        return "bounded" if self.wishes.about_tiles or self.strategy == "tiled" else "exact"
 
     @property
     def model_name(self) -> str:

@@ -12,6 +12,7 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
+from lowtide.streaming.bands.schedule import units
 from lowtide.streaming.bands.segments import Segment, last_reads, segment
 from lowtide.streaming.bands.weigh import glance
 
@@ -32,8 +33,9 @@ _WORTH = 0.8
 # Python between two operators, what a disk moves in a second, and what light operators read and
 # write in one: for comparing layouts only.
 _CALL_SECONDS, _DISK_BYTES, _AGAIN_BYTES = 4e-5, 1 << 30, 5 << 30
-# What a layout takes may be so many times what was drafted.
-DRAFTED_WITHIN = 1.4
+# What a layout takes is hardly ever more than so many times what was drafted, and may be so many.
+_DRAFTED_LIKELY, DRAFTED_WITHIN = 1.15, 1.4
+_ROUNDS = (CAPS, _DRAFTED_LIKELY), (SMALL_CAPS, _DRAFTED_LIKELY), ((), DRAFTED_WITHIN)
 # Memory has to buy time: so much of a second for each MiB more.
 _SECONDS_PER_MIB = 2e-4
 
@@ -86,17 +88,21 @@ def choose(
     ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.
     """
-    drafter, tried = Drafter(program), list[Layout]()
-    for caps in (CAPS, SMALL_CAPS):
-        for draft in sorted(drafter.drafts(caps, pages), key=lambda one: one.cost):
-            if limit_bytes is not None and draft.bytes > limit_bytes * DRAFTED_WITHIN:
-                tried.append(draft)
+    drafter, told = Drafter(program), list[Layout]()
+    drafts: list[Layout] = []
+    for caps, within in _ROUNDS:
+        drafts = sorted([*drafts, *drafter.drafts(caps, pages)], key=lambda one: one.cost)
+        unlikely = list[Layout]()
+        for draft in drafts:
+            if limit_bytes is not None and draft.bytes > limit_bytes * within:
+                unlikely.append(draft)
                 continue
             layout = replace(draft, bytes=tell(draft))
             if limit_bytes is None or layout.bytes <= limit_bytes:
                 return layout
-            tried.append(layout)
-    size = tell(min(tried, key=lambda one: one.bytes))
+            told.append(layout)
+        drafts = unlikely
+    size = tell(min((*told, *drafts), key=lambda one: one.bytes))
     raise BudgetError(
         f"bands of this model take {format_bytes(size)} at least,"
         f" {format_bytes(limit_bytes or 0)} allowed",
@@ -192,6 +198,7 @@ class _Glances:
     def __init__(self, program: Program, part: Segment, *, alone: bool) -> None:
         self._program, self._part, self.alone = program, part, alone
         self._known: dict[int, tuple[int, int]] = {}
+        self._units = units(program, part)
         self._most = max(
             (rows.size // rows.grain for rows in _target_rows(program, part)), default=1
         )
@@ -199,8 +206,14 @@ class _Glances:
     def at(self, number: int) -> tuple[int, int]:
         """(bytes, calls) in so many bands."""
         if number not in self._known:
-            self._known[number] = glance(self._program, self._part, number)
+            self._known[number] = glance(self._program, self._part, self._even(number))
         return self._known[number]
+
+    def _even(self, number: int) -> int:
+        """As many bands as there are whole windows for, or fewer that are as high at most."""
+        if number > self._units:
+            return -(-number // self._units) * self._units
+        return -(-self._units // -(-self._units // number))
 
     def _fewer(self, number: int, cap: int) -> int:
         """Between half of ``number``, which is too few, and ``number``, so that bands fill
@@ -216,15 +229,18 @@ class _Glances:
 
     def fewest(self, cap: int) -> int:
         """The fewest bands that stay below ``cap``, or those that take least."""
-        number = 1
+        number, seen = 1, list[int]()
         while True:
             size, _ = self.at(number)
             if size <= cap:
-                return self._fewer(number, cap) if self.alone else number
-            before, _ = self._known.get(number // 4, (0, 0))
-            if number >= self._most or (before and size > before * _WORTH):
-                return min(self._known, key=lambda one: (self._known[one][0], one))
-            number = min(2 * number, self._most)
+                return self._even(self._fewer(number, cap) if self.alone else number)
+            seen.append(size)
+            if number >= self._most or (len(seen) > 2 and size > seen[-3] * _WORTH):
+                least = min(self._known, key=lambda one: (self._known[one][0], one))
+                return self._even(least)
+            more = min(2 * number, self._most)
+            # A whole window each, before any is cut.
+            number = self._units if number < self._units < more else more
 
 
 def _target_rows(program: Program, part: Segment) -> Iterator[Rows]:

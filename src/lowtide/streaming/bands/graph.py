@@ -113,7 +113,11 @@ def put(tree: Any, values: Callable[[int], Any]) -> Any:
     if isinstance(tree, Ref):
         return values(tree.node)
     if isinstance(tree, (tuple, list)):
-        return type(tree)(put(item, values) for item in tree)
+        # Most are numbers, and this runs for every operator of every band.
+        return type(tree)([put(item, values) if isinstance(item, _DEEP) else item for item in tree])
     if isinstance(tree, dict):
         return {key: put(item, values) for key, item in tree.items()}
     return tree
+
+
+_DEEP = (Ref, tuple, list, dict)

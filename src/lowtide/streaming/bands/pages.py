@@ -54,8 +54,10 @@ class MemoryPage:
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows from ``first`` on in their place."""
         span = first, first + rows.shape[self._dim]
+        in_order = not self._pieces or self._pieces[-1][0] < span
         self._pieces.append((span, compact(rows)))
-        self._pieces.sort(key=lambda piece: piece[0])
+        if not in_order:
+            self._pieces.sort(key=lambda piece: piece[0])
 
     def read(self, spans: Spans) -> Tensor:
         """Rows; a view where they lie in one piece."""
@@ -72,6 +74,17 @@ class MemoryPage:
         if sum(piece.shape[self._dim] for piece in found) != count(spans):
             raise AssertionError(f"rows {spans} are not all there")
         return joined(found, self._dim)
+
+    def gather(self, spans: Spans) -> Tensor:
+        """`read`, after which rows that were put together stay so for the next operator."""
+        rows = self.read(spans)
+        if len(spans) == 1 and len(self._pieces) > 1:
+            low, high = spans[0]
+            rest = [one for one in self._pieces if one[0][1] <= low or one[0][0] >= high]
+            inside = [one for one in self._pieces if low <= one[0][0] and one[0][1] <= high]
+            if len(inside) > 1 and len(rest) + len(inside) == len(self._pieces):
+                self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
+        return rows
 
     def keep(self, spans: Spans) -> None:
         """Let go of whole pieces that nothing will read."""

@@ -43,10 +43,23 @@ def schedule(
     return [band for band in found if band.makes or band.targets]
 
 
+def units(program: Program, segment: Segment) -> int:
+    """Into how many bands a segment can be cut of which each is whole windows, however large."""
+    steps = (program.steps[index] for index in segment.steps)
+    return min(
+        (
+            -(-step.rows.size // step.rows.grain)
+            for step in steps if isinstance(step, (RowOp, Reduction))
+        ),
+        default=1,
+    )  # fmt: skip
+
+
 class _Planner:
     def __init__(self, program: Program, segment: Segment) -> None:
         self._program, self._segment = program, segment
         self._own = set(segment.steps)
+        self._units = units(program, segment)
         self._made: dict[int, Spans] = {}
         self._wanted: list[dict[int, Spans]] = []
         self._after: dict[int, int] = {}
@@ -119,12 +132,14 @@ class _Planner:
         return step.inputs if isinstance(step, Reduction) else (index,)
 
     def _cut(self, index: int, number: int, bands: int) -> Span | None:
-        """The band's rows of a target: as nearly equal parts as its grain allows."""
+        """The band's rows of a target: as nearly equal parts as its grain allows, cut where the
+        coarsest grain is if there are as many of that."""
         step = self._program.steps[index]
         rows = step.rows if isinstance(step, Reduction) else self._program.rows[index]
         grains = -(-rows.size // rows.grain)
+        parts = self._units if bands <= self._units else grains
         first, last = (
-            min(rows.size, round(grains * part / bands) * rows.grain)
+            min(rows.size, round(grains * round(parts * part / bands) / parts) * rows.grain)
             for part in (number, number + 1)
         )
         return (first, last) if first < last else None

@@ -109,7 +109,9 @@ class Sweep:
                 del pieces
             elif index in band.makes:
                 assert isinstance(step, RowOp)
-                held = buffers.setdefault(index, MemoryPage(step.rows.dim, self._device))
+                held = buffers.get(index)
+                if held is None:
+                    held = buffers[index] = MemoryPage(step.rows.dim, self._device)
                 for span in band.makes[index]:
                     pieces = [
                         self._rows(one, spans, buffers)
@@ -148,7 +150,7 @@ class Sweep:
             shape = *like.shape[:dim], 0, *like.shape[dim + 1 :]
             return torch.empty(shape, dtype=like.dtype, device=self._device)
         if index in buffers:
-            return buffers[index].read(spans)
+            return buffers[index].gather(spans)
         return self._pages[index].read(spans)
 
     def _beside(self, step: RowOp, span: Span) -> list[Tensor]:

@@ -67,6 +67,7 @@ class Wishes:
 
     @property
     def about_tiles(self) -> bool:
-        """Whether anything was said about tiles, which then there must be."""
-        given = (self.tile, self.overlap, self.batch, self.hann_blend)
-        return any(wish is not None for wish in given)
+        """Whether anything was said by which there must be tiles; that they are not to be blended
+        is nothing of the kind."""
+        numbers = self.tile, self.overlap, self.batch
+        return bool(self.hann_blend) or any(number is not None for number in numbers)

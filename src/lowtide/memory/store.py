@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
@@ -26,13 +28,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
 
 
-class OperatorStore:
-    """Bytes that operators need, by signature: one JSON file for a device and set of versions.
+class FactStore:
+    """What was found out about one kind of thing: one JSON file for a device and set of versions.
 
-    With ``folder`` None nothing is kept on disk.
+    Values are what JSON can hold. With ``folder`` None nothing is kept on disk.
     """
 
-    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+    def __init__(self, kind: str, folder: Path | None = None, *, device: str = "cpu") -> None:
         import torch
 
         parts = (
@@ -40,21 +42,21 @@ class OperatorStore:
             str(torch.get_num_threads()),
         )  # fmt: skip
         name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
-        self._path = None if folder is None else folder / f"operators-{name}.json"
-        self._known: dict[str, int] | None = None
+        self._path = None if folder is None else folder / f"{kind}-{name}.json"
+        self._known: dict[str, Any] | None = None
         self._changed = False
 
-    def get(self, key: str) -> int | None:
-        """The bytes stored under ``key``, or None."""
+    def get(self, key: str) -> Any:
+        """What is stored under ``key``, or None."""
         if self._known is None:
             self._known = self._read()
         return self._known.get(key)
 
-    def put(self, key: str, count: int) -> None:
-        """Remember ``count``; `save` writes it."""
+    def put(self, key: str, value: Any) -> None:
+        """Remember ``value``; `save` writes it."""
         if self._known is None:
             self._known = self._read()
-        self._known[key] = count
+        self._known[key] = value
         self._changed = True
 
     def save(self) -> None:
@@ -64,7 +66,7 @@ class OperatorStore:
         write_cached(self._path, json.dumps({**self._read(), **(self._known or {})}))
         self._changed = False
 
-    def _read(self) -> dict[str, int]:
+    def _read(self) -> dict[str, Any]:
         if self._path is None or not self._path.is_file():
             return {}
         try:
@@ -72,6 +74,22 @@ class OperatorStore:
         except (ValueError, OSError):
             return {}  # damaged: it is measured again and replaced
         return found if isinstance(found, dict) else {}
+
+
+class OperatorStore(FactStore):
+    """Bytes that operators need, by signature."""
+
+    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+        super().__init__("operators", folder, device=device)
+
+
+@functools.cache
+def code_digest() -> str:
+    """Tells apart what different versions of this package found out, in development too."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class CostStore:

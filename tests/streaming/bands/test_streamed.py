@@ -161,6 +161,21 @@ def test_a_certificate_is_remembered(model, monkeypatch):
             model.first.bias -= 0.5
 
 
+def test_layouts_are_remembered(model, monkeypatch):
+    image = torch.rand(1, 3, 96, 64)
+    first = lowtide.stream(model, budget="64MiB").prepare(image).layout
+
+    def never(*_, **__):
+        raise AssertionError("looked at again")
+
+    monkeypatch.setattr("lowtide.streaming.bands.drafts.glance", never)
+    monkeypatch.setattr("lowtide.streaming.bands.foretell.foretell", never)
+    again = lowtide.stream(model, budget="64MiB").prepare(image).layout
+    assert (again.key, again.bytes) == (first.key, first.bytes)
+    with pytest.raises(AssertionError, match="looked at again"):
+        lowtide.stream(model, budget="64MiB").prepare(torch.rand(1, 3, 96, 72))
+
+
 def test_a_wrong_rule_is_found_out(monkeypatch):
     """A norm whose statistics are of something else must not pass."""
     from lowtide.streaming.bands.rules import norms

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lowtide._version import __version__
 from lowtide.core.errors import ModelError
-from lowtide.memory.store import write_cached
+from lowtide.memory.store import code_digest, write_cached
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage
@@ -49,8 +48,7 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
     at another size.
     """
     wanted = operators(program)
-    for least in _LEAST:
-        height, width = (_small(side, least) for side in image.shape[2:])
+    for height, width in ([_small(side, least) for side in image.shape[2:]] for least in _LEAST):
         found = _remembered(module, image, height, width, folder)
         if found.error > TOLERANCE[image.dtype]:
             raise ModelError(
@@ -61,7 +59,7 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
             return found
     raise ModelError(
         f"at {image.shape[3]}×{image.shape[2]} this model does other things than at"
-        f" {width}×{height}, where it was compared with itself"
+        " the smaller sizes where it was compared with itself"
     )
 
 
@@ -139,7 +137,7 @@ def _key(module: nn.Module, image: Tensor, height: int, width: int) -> str:
     digest = hashlib.sha256()
     facts = (
         type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        str(_order(image)), (height, width), str(torch.__version__), __version__,
+        str(_order(image)), (height, width), str(torch.__version__), code_digest(),
     )  # fmt: skip
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,9 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.store import OperatorStore, cache_folder
 from lowtide.memory.tracing.fake import Faker
 from lowtide.memory.tracing.trace import Trace, Tracer
-from lowtide.streaming.bands.choose import Layout
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.disk_page import DiskPage, page_maker
+from lowtide.streaming.bands.drafts import Layout, store_of
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
@@ -44,8 +45,21 @@ def tell(program: Program, layout: Layout, *, held: bool) -> Told:
 
     Storages are followed exactly, and the scratch of operators is measured, each once. ``held``
     says whether the image is there as a whole and the result is put together, which then counts,
-    or both are files that are read and written by rows.
+    or both are files that are read and written by rows. Remembered in the cache folder.
     """
+    store = store_of(program)
+    key = f"told {layout.key} {held}"
+    rows = store.get(key)
+    if rows is None:
+        rows = [row.model_dump() for row in _measured(program, layout, held=held)]
+        store.put(key, rows)
+        store.save()
+    known = tuple(LedgerRow.model_validate(row) for row in rows)
+    own = sum(row.value for row in known if row.name in ("live activations", "scratch"))
+    return Told(known, own)
+
+
+def _measured(program: Program, layout: Layout, *, held: bool) -> Iterator[LedgerRow]:
     trace = foretell(program, layout, held=held)
     scratch = HostScratch(OperatorStore(cache_folder()))
     priced = price_on_cpu(trace, scratch, NO_MARGIN)
@@ -53,9 +67,7 @@ def tell(program: Program, layout: Layout, *, held: bool) -> Told:
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
-    rows = tuple(row for row in priced.rows if row.name not in ("weights", "inputs", "margin"))
-    own = sum(row.value for row in rows if row.name in ("live activations", "scratch"))
-    return Told(rows, own)
+    yield from (row for row in priced.rows if row.name not in ("weights", "inputs", "margin"))
 
 
 def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:

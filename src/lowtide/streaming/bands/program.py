@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from lowtide.core.errors import ModelError
 from lowtide.streaming.bands.graph import Graph, Node
@@ -38,6 +40,16 @@ class Program:
     unruled: list[int] = field(default_factory=list)
     output: int = -1
     _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of operators, their arguments and all shapes; weights may be any."""
+        facts = (
+            f"{short(node.target)} {node.args} {node.kwargs} {node.like}"
+            for node in self.graph.nodes
+        )
+        steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
+        return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
 
     def bytes_of(self, index: int) -> int:
         """What a result with rows occupies as a whole."""

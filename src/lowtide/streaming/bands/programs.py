@@ -15,7 +15,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
-from lowtide.streaming.bands.choose import CAPS, SMALL_CAPS, Drafter, Layout
+from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.step import Network

@@ -17,8 +17,9 @@ from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify
-from lowtide.streaming.bands.choose import Layout, Wanted, choose
+from lowtide.streaming.bands.choose import choose
 from lowtide.streaming.bands.disk_page import page_maker
+from lowtide.streaming.bands.drafts import Layout, Wanted
 from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.program import Program, track

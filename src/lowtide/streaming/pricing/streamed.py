@@ -11,7 +11,8 @@ from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
 from lowtide.streaming.banded import WRITE_ROWS
-from lowtide.streaming.bands.choose import DRAFTED_WITHIN, Layout
+from lowtide.streaming.bands.choose import DRAFTED_WITHIN
+from lowtide.streaming.bands.drafts import Layout
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import READ_ROWS
 from lowtide.streaming.pricing.facts import Picture, Shape

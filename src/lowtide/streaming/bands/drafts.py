@@ -1,0 +1,235 @@
+"""Drafts of layouts: where a program is cut, how high its bands are, and where its pages lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from lowtide.core.units import MIB
+from lowtide.memory.store import FactStore, cache_folder, code_digest
+from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
+from lowtide.streaming.bands.schedule import units
+from lowtide.streaming.bands.segments import Segment, last_reads, segment
+from lowtide.streaming.bands.weigh import glance
+
+Placement = Literal["memory", "disk"]
+Wanted = Placement | Literal["auto"]
+
+# Into how many parts a program may be cut beyond what it needs, and the effort up to which
+# operators are run again rather than their results kept.
+_AGAIN = 128
+_CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
+# What the bands of a segment should stay below; the small ones are tried where memory is scarce.
+CAPS = tuple(mib * MIB for mib in (16, 32, 64, 128, 256, 512))
+SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
+# Bands of a single segment fill what they may take but for this part of it.
+_FILLED = 16
+# Four times the bands have to save so much, or no more are tried.
+_WORTH = 0.8
+# Python between two operators, what a disk moves in a second, and what light operators read and
+# write in one: for comparing layouts only.
+_CALL_SECONDS, _DISK_BYTES, _AGAIN_BYTES = 4e-5, 1 << 30, 5 << 30
+# Memory has to buy time: so much of a second for each MiB more.
+_SECONDS_PER_MIB = 2e-4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to run a program: where it is cut (before which steps), the work that is done again
+    rather than kept, the bands of each segment, and where pages are kept.
+
+    ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
+    often an operator is run, ``again_bytes`` what operators that are run again read and write,
+    ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum.
+    """
+
+    cuts: tuple[int, ...]
+    again: int
+    segments: list[Segment]
+    bands: tuple[int, ...]
+    pages: Placement
+    bytes: int
+    calls: int
+    again_bytes: int
+    written_bytes: int
+    pages_bytes: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others of its program."""
+        return self.cuts, self.again, self.bands, self.pages
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds beyond those of the operators, roughly."""
+        moved = 2 * self.written_bytes if self.pages == "disk" else 0
+        again = self.again_bytes / _AGAIN_BYTES
+        return self.calls * _CALL_SECONDS + moved / _DISK_BYTES + again
+
+    @property
+    def cost(self) -> float:
+        """What tells layouts apart: time, and memory at its price."""
+        return self.overhead_seconds + self.bytes / MIB * _SECONDS_PER_MIB
+
+
+def store_of(program: Program) -> FactStore:
+    """What was found out about a program, kept on disk: it takes seconds to minutes."""
+    return FactStore(f"bands-{program.digest}-{code_digest()}", cache_folder())
+
+
+class Drafter:
+    """Drafts layouts of one program; what it saw of a segment it does not look at again."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._store = program, store_of(program)
+
+    def drafts(self, caps: Sequence[int] = CAPS, pages: Wanted = "auto") -> Iterator[Layout]:
+        """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
+        for way in self._ways:
+            seen = set[tuple[int, ...]]()
+            for cap in caps:
+                bands = tuple(glanced.fewest(cap) for glanced in way.glances)
+                if bands in seen:
+                    continue
+                seen.add(bands)
+                memory, disk = way.layouts(self._program, bands)
+                if pages != "disk":
+                    yield memory
+                if pages == "disk" or (pages == "auto" and disk.pages_bytes):
+                    yield disk
+            self._store.save()
+
+    @cached_property
+    def _ways(self) -> list[_Way]:
+        """Cuts that differ in what they make of the program."""
+        cutter, found = Cutter(self._program), dict[object, _Way]()
+        for parts, again in _CUT:
+            cuts = cutter.cuts(parts)
+            segments = segment(self._program, cuts, again)
+            kept = cuts, *(tuple(part.pages) for part in segments)
+            found.setdefault(kept, _Way(cuts, again, segments, [
+                _Glances(
+                    self._program, part, f"{cuts} {again} {place}", self._store,
+                    alone=len(segments) == 1,
+                )
+                for place, part in enumerate(segments)
+            ]))  # fmt: skip
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A program in segments, whatever their bands."""
+
+    cuts: tuple[int, ...]
+    again: int
+    segments: list[Segment]
+    glances: list[_Glances]
+
+    def layouts(self, program: Program, bands: tuple[int, ...]) -> tuple[Layout, Layout]:
+        """The draft with pages in memory, and that with pages on disk.
+
+        Pages count from where they are made until they were read for the last time.
+        """
+        seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
+        gone = last_reads(self.segments)
+        now = most = most_pages = written = 0
+        for place, (part, (size, _)) in enumerate(zip(self.segments, seen, strict=True)):
+            made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
+            going = sum(
+                program.bytes_of(one) for one in gone.get(place, ())
+                if one not in program.graph.inputs
+            )  # fmt: skip
+            # What is read for the last time goes as what is written comes.
+            here = max(now, now + made - going)
+            most, most_pages = max(most, here + size), max(most_pages, here)
+            now, written = now + made - going, written + made
+        memory = Layout(
+            self.cuts, self.again, self.segments, bands, "memory", most,
+            calls=sum(calls for _, calls in seen), again_bytes=self._again_bytes(program),
+            written_bytes=written, pages_bytes=most_pages,
+        )  # fmt: skip
+        return memory, replace(memory, pages="disk", bytes=max(size for size, _ in seen))
+
+
+    def _again_bytes(self, program: Program) -> int:
+        """What steps read and write in other segments than the first that has them."""
+        seen, moved = set[int](), 0
+        for part in self.segments:
+            for index in part.steps:
+                step = program.steps[index]
+                if index in seen and isinstance(step, RowOp) and not step.view:
+                    moved += sum(map(program.bytes_of, (index, *step.inputs)))
+            seen.update(part.steps)
+        return moved
+
+
+class _Glances:
+    """What one segment takes in how many bands, each looked at once."""
+
+    def __init__(
+        self, program: Program, part: Segment, name: str, store: FactStore, *, alone: bool
+    ) -> None:
+        self._program, self._part, self.alone = program, part, alone
+        self._name, self._store = name, store
+        self._known: dict[int, tuple[int, int]] = {}
+        self._units = units(program, part)
+        self._most = max(
+            (rows.size // rows.grain for rows in _target_rows(program, part)), default=1
+        )
+
+    def at(self, number: int) -> tuple[int, int]:
+        """(bytes, calls) in so many bands."""
+        if number not in self._known:
+            even = self._even(number)
+            key = f"glance {self._name} {even}"
+            found = self._store.get(key)
+            if found is None:
+                found = glance(self._program, self._part, even)
+                self._store.put(key, found)
+            self._known[number] = found[0], found[1]
+        return self._known[number]
+
+    def _even(self, number: int) -> int:
+        """As many bands as there are whole windows for, or fewer that are as high at most."""
+        if number > self._units:
+            return -(-number // self._units) * self._units
+        return -(-self._units // -(-self._units // number))
+
+    def _fewer(self, number: int, cap: int) -> int:
+        """Between half of ``number``, which is too few, and ``number``, so that bands fill
+        ``cap``: images of any size then take nearly the same."""
+        low = number // 2
+        while number - low > max(1, number // _FILLED):
+            middle = (low + number) // 2
+            if self.at(middle)[0] <= cap:
+                number = middle
+            else:
+                low = middle
+        return number
+
+    def fewest(self, cap: int) -> int:
+        """The fewest bands that stay below ``cap``, or those that take least."""
+        number, seen = 1, list[int]()
+        while True:
+            size, _ = self.at(number)
+            if size <= cap:
+                return self._even(self._fewer(number, cap) if self.alone else number)
+            seen.append(size)
+            if number >= self._most or (len(seen) > 2 and size > seen[-3] * _WORTH):
+                least = min(self._known, key=lambda one: (self._known[one][0], one))
+                return self._even(least)
+            more = min(2 * number, self._most)
+            # A whole window each, before any is cut.
+            number = self._units if number < self._units < more else more
+
+
+def _target_rows(program: Program, part: Segment) -> Iterator[Rows]:
+    for index in part.steps:
+        step = program.steps[index]
+        if isinstance(step, (RowOp, Reduction)):
+            yield step.rows

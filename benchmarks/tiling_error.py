@@ -112,7 +112,7 @@ def main() -> None:
         largest = F.max_pool2d(apart.amax(1, keepdim=True), SCALE)[0, 0]
         panels.append((f"{name}: {results.row(name)['psnr_db']} dB", colored(largest)))
     TARGET.parent.mkdir(exist_ok=True)
-    sheet(panels).save(TARGET, optimize=True)
+    sheet(panels).quantize(192).save(TARGET, optimize=True)
 
 
 if __name__ == "__main__":

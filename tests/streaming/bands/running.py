@@ -66,9 +66,9 @@ def laid_otherwise(program, image, bands, parts, make_page):
                 values[node.index] = node.call(values.__getitem__)
     found = set()
 
-    def watched(index, step):
+    def watched(index, plain):
         def run(span, pieces, whole):
-            rows = step.run(span, pieces, whole)
+            rows = plain(span, pieces, whole)
             sides = {place for place, side in enumerate(rows.shape) if side > 1}
             orders = [
                 [place for place in memory_order(one) if place in sides]
@@ -82,7 +82,10 @@ def laid_otherwise(program, image, bands, parts, make_page):
 
     watching = copy.copy(program)
     watching.steps = {
-        index: replace(step, run=watched(index, step))
+        index: replace(
+            step, run=watched(index, step.run),
+            over={one: watched(index, run) for one, run in step.over.items()},
+        )
         if isinstance(step, RowOp) and index in values else step
         for index, step in program.steps.items()
     }  # fmt: skip

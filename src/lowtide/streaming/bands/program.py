@@ -8,6 +8,7 @@ from functools import cached_property
 
 from lowtide.core.errors import ModelError
 from lowtide.streaming.bands.graph import Graph, Node
+from lowtide.streaming.bands.reuse import families
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.rules import RULES, Tracked
 from lowtide.streaming.bands.rules.pointwise import is_pointwise, pointwise
@@ -50,6 +51,11 @@ class Program:
         )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
         return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
+
+    @cached_property
+    def families(self) -> dict[int, int]:
+        """By result the first of those that may share its memory."""
+        return families(self.graph, self.steps)
 
     def bytes_of(self, index: int) -> int:
         """What a result with rows occupies as a whole."""

@@ -26,6 +26,8 @@ class Rows:
 
 # Rows of each of the tensors with rows that a band depends on, in the order they are taken in.
 Needs = tuple[Spans, ...]
+# Rows of a span, of those of the inputs and of what has none.
+Run = Callable[[Span, Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,22 @@ class RowOp:
     is what the operator takes while it runs, as a share of its inputs and result, and
     ``scratch_bytes`` whatever the band; ``framed`` says that bands at the image's ends are copied
     with a frame. ``cheap`` operators take less time than their results take to be kept; a
-    ``view`` has the memory of its first input.
+    ``view`` has the memory of its first input. ``over`` has by input a form of ``run`` that may
+    put the result into that input's memory.
     """
 
     rows: Rows
     inputs: tuple[int, ...]
     wholes: tuple[int, ...]
     needed: Callable[[Span], Needs]
-    run: Callable[[Span, Sequence[Tensor], Sequence[Tensor]], Tensor]
+    run: Run
     cheap: bool = False
     view: bool = False
     sliced: Mapping[int, int] = field(default_factory=dict)
     scratch: float = 0.0
     scratch_bytes: int = 0
     framed: bool = False
+    over: Mapping[int, Run] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.reuse import Reuse
 from lowtide.streaming.bands.rows import Reduction, RowOp
 from lowtide.streaming.bands.segments import Segment
 from lowtide.streaming.bands.spans import Span, Spans, common, outward, union, without
@@ -22,7 +23,7 @@ class Band:
     ``makes`` has the rows that are computed now, ``holds`` those that are kept for later bands
     after the last use (``uses``: by result the step that is the last to need it). ``targets`` has
     the rows of reductions and of the output that belong to this band; rows of pages are kept as
-    soon as they are made.
+    soon as they are made. ``over`` names by result the one whose memory it may be put into.
     """
 
     makes: dict[int, Spans] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Band:
     uses: dict[int, int] = field(default_factory=dict)
     targets: dict[int, Spans] = field(default_factory=dict)
     reads: dict[int, Spans] = field(default_factory=dict)
+    over: dict[int, int] = field(default_factory=dict)
 
 
 def schedule(
@@ -60,6 +62,9 @@ class _Planner:
         self._program, self._segment = program, segment
         self._own = set(segment.steps)
         self._units = units(program, segment)
+        self._reuse = Reuse(program.steps, segment.steps, program.families, (
+            *segment.pages, *segment.reads, *program.graph.inputs, program.output,
+        ))  # fmt: skip
         self._made: dict[int, Spans] = {}
         self._wanted: list[dict[int, Spans]] = []
         self._after: dict[int, int] = {}
@@ -116,6 +121,7 @@ class _Planner:
                 if (held := common(spans, later.get(index, [])))
             }  # fmt: skip
             band.uses = self._last_uses(band)
+            band.over = self._reuse.of(band.makes, band.uses, band.holds)
             for index, spans in self._wanted[number].items():
                 later[index] = union([*later.get(index, []), *spans])
 

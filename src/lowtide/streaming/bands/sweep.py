@@ -112,12 +112,13 @@ class Sweep:
                 held = buffers.get(index)
                 if held is None:
                     held = buffers[index] = MemoryPage(step.rows.dim, self._device)
+                run = step.over[band.over[index]] if index in band.over else step.run
                 for span in band.makes[index]:
                     pieces = [
                         self._rows(one, spans, buffers)
                         for one, spans in zip(step.inputs, step.needed(span), strict=True)
                     ]
-                    rows = step.run(span, pieces, self._beside(step, span))
+                    rows = run(span, pieces, self._beside(step, span))
                     del pieces
                     if index in self._pages:
                         self._pages[index].write(span[0], rows)

@@ -54,7 +54,9 @@ class _Scale:
                 for span in spans:
                     self._run(index, step, span, band)
                 if index not in kept and not step.view:
-                    self._add(index, count(spans) * self._program.row_bytes(index))
+                    # What it is put over goes below, as soon as it is there.
+                    size = count(spans) * self._program.row_bytes(index)
+                    self._add(index, size, new=index not in band.over)
                 if _base(self._program, index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
             elif index not in band.targets:
@@ -77,7 +79,8 @@ class _Scale:
 
     def _run(self, index: int, step: RowOp, span: Span, band: Band) -> None:
         """What one call takes beside what is held: its result, scratch, and rows put together."""
-        result = 0 if step.view else (span[1] - span[0]) * self._program.row_bytes(index)
+        own = not step.view and index not in band.over
+        result = (span[1] - span[0]) * self._program.row_bytes(index) if own else 0
         given, copied = 0, 0
         for one, spans in zip(step.inputs, step.needed(span), strict=True):
             size = count(spans) * self._program.row_bytes(one)
@@ -89,10 +92,11 @@ class _Scale:
         taken = result + copied + int(step.scratch * (given + result)) + step.scratch_bytes
         self.most = max(self.most, self._now + taken)
 
-    def _add(self, index: int, more: int) -> None:
+    def _add(self, index: int, more: int, *, new: bool = True) -> None:
         self._held[index] = self._held.get(index, 0) + more
         self._now += more
-        self.most = max(self.most, self._now)
+        if new:
+            self.most = max(self.most, self._now)
 
 
 def _base(program: Program, index: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
+from lowtide.streaming.bands.rules.in_place import over_inputs
 from lowtide.streaming.bands.rules.rule import (
     Rule,
     Tracked,
@@ -54,9 +56,10 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
         dim = alongside(found, rank, tracked.graph.nodes[place].like.shape)
         if place not in tracked.rows and dim is not None:
             slices[place] = dim
-    return mapped(
+    step = mapped(
         node, tracked, found, cheap=True, view=short(node.target) in _VIEWS, slices=slices
     )
+    return replace(step, over=over_inputs(node, step.inputs, step.run, tracked.graph))
 
 
 def by_channel(node: Node, tracked: Tracked) -> RowOp | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,7 +53,11 @@ def reduced(node: Node, tracked: Tracked) -> Found:
     kept = len(node.like.shape) == len(shape)
     if rows.dim not in dims:
         dim = rows.dim if kept else rows.dim - sum(one < rows.dim for one in dims)
-        return mapped(node, tracked, Rows(dim, rows.size, rows.grain), cheap=True)
+        found = Rows(dim, rows.size, rows.grain)
+        if name in ("var", "std"):
+            own = _spread_across(node, dims, kept)
+            return replace(mapped(own, tracked, found, cheap=True), scratch=1.0)
+        return mapped(node, tracked, found, cheap=True)
     if name in ("var", "std"):
         return _spread(node, rows, dims, shape)
     kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
@@ -81,6 +86,24 @@ def _over_rows(
         return state.to(node.like.dtype).reshape(node.like.shape)
 
     return Reduction(rows, (node.args[0].node,), add, finish)
+
+
+def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
+    """Variance and deviation over other dimensions than the rows', in two passes.
+
+    PyTorch updates a mean and a sum with every number, in a quarter of the speed at which it sums.
+    """
+    correction, root = _correction(node), short(node.target) == "std"
+
+    def spread(given: Tensor) -> Tensor:
+        exact = torch.promote_types(given.dtype, torch.float32)
+        numbers = _numbers([given.shape[dim] for dim in dims])
+        centered = given - given.mean(dims, True, dtype=exact)
+        squares = centered.square_().sum(dims, kept)
+        found = squares.div_(max(numbers - correction, 0))
+        return (found.sqrt_() if root else found).to(given.dtype)
+
+    return replace(node, target=spread, args=node.args[:1], kwargs={})
 
 
 def _spread(node: Node, rows: Rows, dims: list[int], shape: tuple[int, ...]) -> Reduction:

@@ -31,9 +31,10 @@ from lowtide.core.units import MIB
 from lowtide.memory.offload.blocks import find_blocks, places
 from lowtide.memory.offload.files import WeightFiles, write_weights
 from lowtide.memory.offload.plan import OffloadPlan, plan_offload
-from lowtide.memory.offload.slots import HostLane, HostSource, Layout, PinnedMemory
+from lowtide.memory.offload.slots import HostLane, HostSource, Layout
 from lowtide.memory.offload.stream import stream_from_file, stream_weights
 from lowtide.memory.offload.turns import BlockTurns
+from lowtide.memory.pinned import PinnedMemory
 
 
 def plan_all(model, *, in_flight=2, split_layers=False, resident=()):

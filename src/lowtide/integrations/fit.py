@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
-from lowtide.streaming.bands.drafts import Wanted
+from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
 
 _PARTS = ("encoder", "decoder")

@@ -48,7 +48,7 @@ class BandPlan(BaseModel):
     cuts: tuple[int, ...]
     again: int = 0
     bands: tuple[int, ...]
-    pages: Literal["memory", "disk"]
+    pages: Literal["memory", "host", "disk"]
     pages_bytes: int
     operators: str
 
@@ -151,4 +151,4 @@ class Plan(BaseModel):
         return f"{bands}, {pages} of pages {_WHERE[self.banded.pages]}"
 
 
-_WHERE = {"memory": "in memory", "disk": "on disk"}
+_WHERE = {"memory": "in memory", "host": "on the host", "disk": "on disk"}

@@ -13,7 +13,7 @@ from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSink, RowSource
 from lowtide.memory.plan import BandPlan, Plan
-from lowtide.streaming.bands.disk_page import page_maker
+from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import Samples, SourcePage
 from lowtide.streaming.bands.segments import Segment, segment

@@ -10,9 +10,9 @@ from lowtide.core.errors import BudgetError
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.choose import choose
 from lowtide.streaming.bands.cuts import Cutter
-from lowtide.streaming.bands.disk_page import page_maker
 from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import track
 from lowtide.streaming.bands.rows import Reduction
 from lowtide.streaming.bands.rules.norms import Moments

@@ -8,7 +8,7 @@ from running import check_parity, laid_otherwise, program_of
 from torch import nn
 
 from lowtide.models.fused import fold
-from lowtide.streaming.bands.disk_page import page_maker
+from lowtide.streaming.bands.placement import page_maker
 
 
 def spandrel(family, arch, name, **options):

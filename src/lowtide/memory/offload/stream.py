@@ -30,9 +30,9 @@ from lowtide.memory.offload.slots import (
     HostSource,
     Lane,
     Layout,
-    PinnedMemory,
 )
 from lowtide.memory.offload.turns import BlockTurns
+from lowtide.memory.pinned import PinnedMemory
 
 Kept = Literal["disk", "host"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout, Wanted
+from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout
+from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 
 # What a layout takes may be so many times what was drafted.
@@ -21,9 +22,10 @@ _ALIKE = 0.97
 
 def choose(
     program: Program, limit_bytes: int | None, tell: Callable[[Layout], int],
-    pages: Wanted = "auto",
+    pages: Sequence[Placement] = ("memory", "disk"),
 ) -> Layout:  # fmt: skip
-    """The layout that costs least within ``limit_bytes`` for rows (None: no limit).
+    """The layout that costs least within ``limit_bytes`` for rows (None: no limit), its pages in
+    one of these places.
 
     ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from lowtide.core.units import MIB
 from lowtide.memory.store import FactStore, cache_folder, code_digest
 from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.schedule import units
 from lowtide.streaming.bands.segments import Segment, last_reads, segment
 from lowtide.streaming.bands.weigh import glance
-
-Placement = Literal["memory", "disk"]
-Wanted = Placement | Literal["auto"]
 
 # Into how many parts a program may be cut beyond what it needs, and the effort up to which
 # operators are run again rather than their results kept.
@@ -30,9 +27,10 @@ SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
 _FILLED = 16
 # Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
-# Python between two operators, what a disk moves in a second, and what light operators read and
-# write in one: for comparing layouts only.
-_CALL_SECONDS, _DISK_BYTES, _AGAIN_BYTES = 4e-5, 1 << 30, 5 << 30
+# Python between two operators, what a disk and a card's bus move in a second, and what light
+# operators read and write in one: for comparing layouts only.
+_CALL_SECONDS, _AGAIN_BYTES = 4e-5, 5 << 30
+_MOVED_BYTES: dict[Placement, int] = {"disk": 1 << 30, "host": 10 << 30}
 # Memory has to buy time: so much of a second for each MiB more.
 _SECONDS_PER_MIB = 2e-4
 
@@ -66,9 +64,9 @@ class Layout:
     @property
     def overhead_seconds(self) -> float:
         """Seconds beyond those of the operators, roughly."""
-        moved = 2 * self.written_bytes if self.pages == "disk" else 0
-        again = self.again_bytes / _AGAIN_BYTES
-        return self.calls * _CALL_SECONDS + moved / _DISK_BYTES + again
+        speed, again = _MOVED_BYTES.get(self.pages), self.again_bytes / _AGAIN_BYTES
+        moving = 2 * self.written_bytes / speed if speed else 0.0
+        return self.calls * _CALL_SECONDS + moving + again
 
     @property
     def cost(self) -> float:
@@ -87,8 +85,10 @@ class Drafter:
     def __init__(self, program: Program) -> None:
         self._program, self._store = program, store_of(program)
 
-    def drafts(self, caps: Sequence[int] = CAPS, pages: Wanted = "auto") -> Iterator[Layout]:
-        """Ways that differ in cuts, in the height of bands, and in where pages are kept."""
+    def drafts(
+        self, caps: Sequence[int] = CAPS, pages: Sequence[Placement] = ("memory", "disk")
+    ) -> Iterator[Layout]:
+        """Ways that differ in cuts, in the height of bands, and in where ``pages`` are kept."""
         for way in self._ways:
             seen = set[tuple[int, ...]]()
             for cap in caps:
@@ -96,11 +96,9 @@ class Drafter:
                 if bands in seen:
                     continue
                 seen.add(bands)
-                memory, disk = way.layouts(self._program, bands)
-                if pages != "disk":
-                    yield memory
-                if pages == "disk" or (pages == "auto" and disk.pages_bytes):
-                    yield disk
+                layout = way.layout(self._program, bands)
+                # Without pages all places are the same.
+                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1])
             self._store.save()
 
     @cached_property
@@ -130,8 +128,8 @@ class _Way:
     segments: list[Segment]
     glances: list[_Glances]
 
-    def layouts(self, program: Program, bands: tuple[int, ...]) -> tuple[Layout, Layout]:
-        """The draft with pages in memory, and that with pages on disk.
+    def layout(self, program: Program, bands: tuple[int, ...]) -> Layout:
+        """The draft with pages in memory.
 
         Pages count from where they are made until they were read for the last time.
         """
@@ -148,13 +146,20 @@ class _Way:
             here = max(now, now + made - going)
             most, most_pages = max(most, here + size), max(most_pages, here)
             now, written = now + made - going, written + made
-        memory = Layout(
+        return Layout(
             self.cuts, self.again, self.segments, bands, "memory", most,
             calls=sum(calls for _, calls in seen), again_bytes=self._again_bytes(program),
             written_bytes=written, pages_bytes=most_pages,
         )  # fmt: skip
-        return memory, replace(memory, pages="disk", bytes=max(size for size, _ in seen))
 
+    def placed(self, layout: Layout, pages: Sequence[Placement]) -> Iterator[Layout]:
+        """``layout``, whose pages are in memory, with pages in each of these places."""
+        for place in pages:
+            bands = max(
+                one.at(number)[0] for one, number in zip(self.glances, layout.bands, strict=True)
+            )
+            size = layout.bytes if place == "memory" else bands
+            yield replace(layout, pages=place, bytes=size)
 
     def _again_bytes(self, program: Program) -> int:
         """What steps read and write in other segments than the first that has them."""

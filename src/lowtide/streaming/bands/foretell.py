@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +13,19 @@ from torch import Tensor
 from lowtide.core.heap import trim_heap
 from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
+from lowtide.memory.estimating.pricing_cuda import price_on_cuda
 from lowtide.memory.estimating.scratch import HostScratch
 from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.store import OperatorStore, cache_folder
 from lowtide.memory.tracing.fake import Faker
 from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.streaming.bands.carrier import Coming, Done, HostCarrier, Leaving, Room
 from lowtide.streaming.bands.constants import Constants
-from lowtide.streaming.bands.disk_page import DiskPage, page_maker
+from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.drafts import Layout, store_of
 from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
 from lowtide.streaming.bands.sweep import Sweep, collect
@@ -29,6 +33,8 @@ from lowtide.streaming.bands.sweep import Sweep, collect
 _UNSEEN = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _ALIKE = 48
+# What of a run is its own, on the CPU and on a card, whose allocator keeps what it rounds up.
+_OWN = ("live activations", "scratch"), ("live activations", "scratch", "allocator")
 
 
 @dataclass(frozen=True)
@@ -40,30 +46,38 @@ class Told:
     bytes: int
 
 
-def tell(program: Program, layout: Layout, *, held: bool) -> Told:
-    """What one image's run takes beside weights and input, on this machine's CPU.
+def tell(
+    program: Program, layout: Layout, *, held: bool, profile: DeviceProfile | None = None
+) -> Told:
+    """What one image's run takes beside weights and input: on this machine's CPU, or on a card
+    with that ``profile``.
 
-    Storages are followed exactly, and the scratch of operators is measured, each once. ``held``
+    Storages are followed exactly. On the CPU the scratch of operators is measured, each once; on
+    a card it is the profile's, and storages pass through the allocator's simulation. ``held``
     says whether the image is there as a whole and the result is put together, which then counts,
     or both are files that are read and written by rows. Remembered in the cache folder.
     """
     store = store_of(program)
-    key = f"told {layout.key} {held}"
+    key = f"told {layout.key} {held}{f' on {profile.name}' if profile else ''}"
     rows = store.get(key)
     if rows is None:
-        rows = [row.model_dump() for row in _measured(program, layout, held=held)]
+        rows = [row.model_dump() for row in _measured(program, layout, held, profile)]
         store.put(key, rows)
         store.save()
     known = tuple(LedgerRow.model_validate(row) for row in rows)
-    own = sum(row.value for row in known if row.name in ("live activations", "scratch"))
-    return Told(known, own)
+    return Told(known, sum(row.value for row in known if row.name in _OWN[profile is not None]))
 
 
-def _measured(program: Program, layout: Layout, *, held: bool) -> Iterator[LedgerRow]:
+def _measured(
+    program: Program, layout: Layout, held: bool, profile: DeviceProfile | None
+) -> Iterator[LedgerRow]:
     trace = foretell(program, layout, held=held)
-    scratch = HostScratch(OperatorStore(cache_folder()))
-    priced = price_on_cpu(trace, scratch, NO_MARGIN)
-    scratch.store.save()
+    if profile is None:
+        scratch = HostScratch(OperatorStore(cache_folder()))
+        priced = price_on_cpu(trace, scratch, NO_MARGIN)
+        scratch.store.save()
+    else:
+        priced = price_on_cuda(trace, profile, NO_MARGIN)
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
@@ -79,7 +93,10 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
     like = program.graph.nodes[given].like
     sweep = Sweep(
         twin, layout.segments, layout.bands,
-        page_maker(twin, layout.pages, torch.device("cpu"), on_disk=_Unwritten),
+        page_maker(
+            twin, layout.pages, torch.device("cpu"), on_disk=_Unwritten,
+            carrier=_Uncarried() if layout.pages == "host" else None,
+        ),
         _Equal(twin, Constants(program)),
     )  # fmt: skip
     with faker.running():
@@ -141,6 +158,9 @@ class _Coming:
     def write(self, first: int, rows: Tensor) -> None:
         """A file's rows are not written to."""
 
+    def expect(self, spans: Spans) -> None:
+        """Nothing is read ahead."""
+
     def keep(self, spans: Spans) -> None:
         """Nothing is held."""
 
@@ -154,7 +174,7 @@ class _Unwritten(DiskPage):
     def _open(self) -> None:
         pass
 
-    def _put(self, at: int, plain: Tensor) -> None:
+    def _put(self, at: int, run: Tensor) -> None:
         pass
 
     def _get(self, at: int, buffer: Tensor) -> None:
@@ -162,3 +182,20 @@ class _Unwritten(DiskPage):
 
     def close(self) -> None:
         """There is no file."""
+
+
+class _Uncarried(HostCarrier):
+    """A card's carrier without a card: only what is on the device counts."""
+
+    def room(self, nbytes: int) -> Room:
+        """The host's memory is not the device's."""
+        return Room(torch.empty(0))
+
+    def out(self, run: Tensor, room: Room, at: int) -> Leaving:
+        """The run stays until it is waited for."""
+        return Done(run)
+
+    def back(self, room: Room, places: Sequence[tuple[int, int]]) -> Coming:
+        """A run on the device."""
+        size = sum(last - first for first, last in places)
+        return Done(torch.empty(size, dtype=torch.uint8))

@@ -24,6 +24,10 @@ class Page(Protocol):
         """Rows of these spans, one after another; not to be changed."""
         ...
 
+    def expect(self, spans: Spans) -> None:
+        """The next band reads these rows: they may be fetched while this one is computed."""
+        ...
+
     def keep(self, spans: Spans) -> None:
         """Only these rows will be read from now on."""
         ...
@@ -85,6 +89,9 @@ class MemoryPage:
             if len(inside) > 1 and len(rest) + len(inside) == len(self._pieces):
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
+
+    def expect(self, spans: Spans) -> None:
+        """They are there."""
 
     def keep(self, spans: Spans) -> None:
         """Let go of whole pieces that nothing will read."""

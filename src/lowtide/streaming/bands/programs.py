@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
+from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
 from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout
 from lowtide.streaming.bands.foretell import Told, tell
+from lowtide.streaming.bands.placement import placements
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.step import Network
 
@@ -70,7 +72,8 @@ class Programs:
         if small not in known.layouts:
             known.drafter = known.drafter or Drafter(program)
             caps = (*SMALL_CAPS, *CAPS) if small else CAPS
-            known.layouts[small] = _front(list(known.drafter.drafts(caps)))
+            pages = placements(torch.device(self.network.device), "auto")
+            known.layouts[small] = _front(list(known.drafter.drafts(caps, pages)))
         return known.layouts[small]
 
     def drafted(self, height: int, width: int, key: tuple[object, ...]) -> Layout:
@@ -80,7 +83,9 @@ class Programs:
 
     def told(self, height: int, width: int, layout: Layout) -> Told:
         """What a run takes exactly."""
-        return tell(self.of(height, width), layout, held=False)
+        device = torch.device(self.network.device)
+        profile = None if device.type == "cpu" else profile_of(str(device))
+        return tell(self.of(height, width), layout, held=False, profile=profile)
 
     def certificate(self, height: int, width: int) -> Certificate:
         """Proof that bands give what the network gives, measured on a small image or remembered.

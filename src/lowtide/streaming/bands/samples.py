@@ -106,6 +106,9 @@ class SourcePage:
         one = one.to(network.device, network.dtype)
         return one.contiguous(memory_format=network.memory_format)
 
+    def expect(self, spans: Spans) -> None:
+        """A file is read when its rows are wanted."""
+
     def keep(self, spans: Spans) -> None:
         """Only these rows will be read from now on."""
         self._samples.keep(self, spans)

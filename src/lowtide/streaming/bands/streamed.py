@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,22 @@ from torch import Tensor, nn
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify
 from lowtide.streaming.bands.choose import choose
-from lowtide.streaming.bands.disk_page import page_maker
-from lowtide.streaming.bands.drafts import Layout, Wanted
+from lowtide.streaming.bands.drafts import Layout
 from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import Placement, Wanted, page_maker, placements
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.bands.sweep import Sweep, collect
 
 # Sizes of image whose programs are kept.
 _KEPT = 4
+_AWAY = {"host": " on the host", "disk": " on disk"}
 # Of the budget, for what the heap keeps and libraries make beside rows.
 _SHARE, _LEAST = 0.1, 16 * MIB
 
@@ -48,7 +51,7 @@ class Prepared:
         return (
             f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
             f" {format_bytes(layout.bytes)} for rows and result with {pages} of pages"
-            f"{' on disk' if layout.pages == 'disk' and layout.pages_bytes else ''}"
+            f"{_AWAY.get(layout.pages, '') if layout.pages_bytes else ''}"
             f"{self._blocks}"
         )
 
@@ -84,8 +87,10 @@ class Streamed(nn.Module):
         certified: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        if pages not in ("auto", "memory", "disk"):
-            raise UsageError(f"pages {pages!r} is not known", hint="auto, memory or disk")
+        if pages not in get_args(Placement) and pages != "auto":
+            raise UsageError(
+                f"pages {pages!r} is not known", hint=f"auto, {', '.join(get_args(Placement))}"
+            )
         self.module = module
         self._budget, self._scratch = budget, scratch
         self._place: Wanted = pages
@@ -123,13 +128,20 @@ class Streamed(nn.Module):
         program = track(capture(self.module, image))
         if program.rows[program.output].dim != 2:
             raise ModelError("the result of this model is no image: its rows are not its height")
-        device = "cpu" if image.device.type == "cpu" else str(image.device)
+        on_cpu = image.device.type == "cpu"
+        if on_cpu and self._place == "host":
+            raise UsageError(
+                "the memory of the host is where a CPU's pages are anyway", hint="pages='memory'"
+            )
+        device = "cpu" if on_cpu else str(image.device)
+        profile = None if on_cpu else profile_of(device)
         allowed = Budget.parse(self._budget, device=device).device_bytes
         beside = max(_LEAST, int(allowed * _SHARE))
         try:
             layout = choose(
                 program, allowed - beside,
-                lambda draft: tell(program, draft, held=True).bytes, self._place,
+                lambda draft: tell(program, draft, held=True, profile=profile).bytes,
+                placements(image.device, self._place),
             )
         except BudgetError as error:
             least = (error.smallest or 0) + beside
@@ -158,9 +170,9 @@ def stream(
         small = lowtide.stream(model.eval(), budget="1GiB")
         result = small(image)            # equal to model(image) but for rounding
 
-    ``pages`` says where maps are kept that no band can do without: in ``"memory"``, on ``"disk"``
-    (in files of the folder ``scratch`` that have no name and vanish with the process), or
-    wherever the budget lets them.
+    ``pages`` says where maps are kept that no band can do without: in ``"memory"`` of the image's
+    device, for a card in that of its ``"host"``, on ``"disk"`` (in files of the folder ``scratch``
+    that have no name and vanish with the process), or wherever the budget lets them.
     """
     return Streamed(module, budget=budget, pages=pages, scratch=scratch)
 

@@ -80,8 +80,10 @@ class Sweep:
                 self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
-        for band, needed in plan:
+        for place, (band, needed) in enumerate(plan):
             yield from self._band(segment, band, buffers, states)
+            if place + 1 < len(plan):
+                self._expect(plan[place + 1][0])
             for index in going:
                 self._pages[index].keep(needed.get(index, []))
             if self._on_band is not None:
@@ -92,6 +94,12 @@ class Sweep:
             step = self._program.steps[index]
             assert isinstance(step, Reduction)
             self._wholes[index] = step.finish(state)
+
+    def _expect(self, band: Band) -> None:
+        """Tell the pages what a band will read of them; not those that this segment makes."""
+        for index, spans in band.reads.items():
+            if index in self._pages:
+                self._pages[index].expect(spans)
 
     def _band(
         self, segment: Segment, band: Band, buffers: dict[int, MemoryPage], states: dict[int, Any]

@@ -119,7 +119,7 @@ class BandPricing:
         graph = _GRAPH_BYTES + _STEP_BYTES * len(program.steps)
         rows = [
             row(one.name, one.place, one.value * self._share, one.upper * self._share, one.origin)
-            for one in running
+            for one in running if one.name != "context"  # told of every device's runs alike
         ]
         if self.costs.device == "cpu":
             bands = sum(one.value for one in rows)
@@ -135,6 +135,9 @@ class BandPricing:
         held = info.row_bytes * (info.height if readers > 1 else min(info.height, band))
         made = info.row_bytes * self.shape.scale * 2 * WRITE_ROWS
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
+        if layout.pages == "host":
+            locked = layout.pages_bytes * self._share
+            rows.append(row("pages", "host", locked, locked, "known"))
         return ledger(
             self.costs, self.picture, rows, staged_bytes=4 * info.row_bytes * band,
             row_bytes=(held, made), scratch_bytes=int(on_disk),

@@ -1,0 +1,56 @@
+"""Host memory whose pages are locked, so that a card copies from and to it while it computes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.platform import current_platform
+
+
+class PinnedMemory:
+    """Page-locked host memory of exact size, up to the share that the platform allows.
+
+    PyTorch's own pinned allocator rounds up to powers of two (pytorch/pytorch#95823). Beyond the
+    share, or where the driver refuses, memory is ordinary: copies from it are slower, not wrong.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes: int | None = None
+        self.pinned_bytes = 0
+        self._registered: list[torch.Tensor] = []
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Uninitialized uint8 memory."""
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        if not torch.cuda.is_available():
+            return memory
+        if self.limit_bytes is None:
+            self.limit_bytes = int(current_platform().pinned_share * total_host_bytes())
+        if nbytes and self.pinned_bytes + nbytes <= self.limit_bytes and _register(memory):
+            self.pinned_bytes += nbytes
+            self._registered.append(memory)
+        return memory
+
+    def close(self) -> None:
+        """Unlock everything; nothing may be copying any more."""
+        for memory in self._registered:
+            _runtime().cudaHostUnregister(memory.data_ptr())
+        self._registered.clear()
+        self.pinned_bytes = 0
+
+
+def _register(memory: torch.Tensor) -> bool:
+    if int(_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    # The runtime reports the refusal again at the next kernel launch, whosever that is.
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(0)
+    return False
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()

@@ -1,0 +1,46 @@
+"""Where pages are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lowtide.streaming.bands.carrier import Carrier, carrier_of
+from lowtide.streaming.bands.disk_page import DiskPage
+from lowtide.streaming.bands.host_page import HostPage
+from lowtide.streaming.bands.pages import Page
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.sweep import MakePage, memory_pages
+
+# In the memory of the device, in that of its host, or in files.
+Placement = Literal["memory", "host", "disk"]
+Wanted = Placement | Literal["auto"]
+
+
+def placements(device: torch.device, wanted: Wanted) -> tuple[Placement, ...]:
+    """Where pages may be kept; the CPU's memory is that of the host."""
+    if wanted != "auto":
+        return (wanted,)
+    return ("memory", "disk") if device.type == "cpu" else ("memory", "host", "disk")
+
+
+def page_maker(
+    program: Program, pages: Placement, device: torch.device, folder: Path | None = None, *,
+    on_disk: type[DiskPage] = DiskPage, carrier: Carrier | None = None,
+) -> MakePage:  # fmt: skip
+    """Makes the pages of a run on ``device``: there, on its host, or ``on_disk`` in ``folder``."""
+    if pages == "memory":
+        return memory_pages(program, device)
+    nodes, rows = program.graph.nodes, program.rows
+    if pages == "host" and carrier is None:
+        carrier = carrier_of(device)
+
+    def make(index: int) -> Page:
+        like, dim = nodes[index].like, rows[index].dim
+        if carrier is not None:
+            return HostPage(like.shape, like.dtype, dim, carrier)
+        return on_disk(like.shape, like.dtype, dim, device, folder)
+
+    return make

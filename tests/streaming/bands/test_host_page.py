@@ -1,0 +1,223 @@
+"""Pages in the memory of a card's host: what is fetched when, and who waits for whom."""
+
+import pytest
+import torch
+from cuda_streams import Streams
+from running import by_bands, program_of
+from torch import nn
+
+import lowtide
+from lowtide.core.errors import UsageError
+from lowtide.core.units import MIB
+from lowtide.memory.profiles import load_profile
+from lowtide.streaming.bands.carrier import CudaCarrier, Done, HostCarrier
+from lowtide.streaming.bands.drafts import Drafter
+from lowtide.streaming.bands.foretell import foretell, tell
+from lowtide.streaming.bands.host_page import HostPage
+from lowtide.streaming.bands.placement import page_maker, placements
+from lowtide.streaming.bands.program import track
+
+CPU = torch.device("cpu")
+on_gpu = pytest.mark.gpu
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1)]
+    for _ in range(3):
+        layers += [nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1)]
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+class Late(HostCarrier):
+    """Copies begin when somebody waits for them, and not before."""
+
+    def __init__(self):
+        self.begun = self.fetched_late = 0
+
+    def out(self, run, room, at):
+        late = self
+
+        class Leaving(Done):
+            def wait(self):
+                if room.written is self:
+                    room.written = None
+                    HostCarrier.out(late, self.run, room, at)
+
+        if room.written is not None:
+            room.written.wait()
+        room.written = Leaving(run)
+        return room.written
+
+    def back(self, room, places):
+        late, found = self, []
+        self.begun += 1
+
+        class Coming(Done):
+            def here(self):
+                if not found:
+                    if room.written is not None:
+                        room.written.wait()
+                    found.append(HostCarrier.back(late, room, places).here())
+                return found[0]
+
+        return Coming(torch.empty(0))
+
+
+@pytest.mark.parametrize("bands", [1, 2, 5, 9])
+@pytest.mark.parametrize("carrier", [HostCarrier, Late])
+def test_pages_on_the_host_give_the_same_rows(bands, carrier):
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    make_page = page_maker(program, "host", CPU, carrier=carrier())
+    found = by_bands(program, image, bands, 4, make_page)
+    assert torch.equal(found, by_bands(program, image, bands, 4))
+
+
+def test_all_but_the_first_band_was_fetched_ahead(monkeypatch):
+    fetched = []
+
+    class Watched(HostPage):
+        def read(self, spans):
+            before = carrier.begun
+            rows = super().read(spans)
+            fetched.append(carrier.begun - before)
+            return rows
+
+    monkeypatch.setattr("lowtide.streaming.bands.placement.HostPage", Watched)
+    image, carrier = torch.rand(1, 3, 61, 40), Late()
+    program = program_of(net(), image)
+    pages = 3  # one before each norm
+    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=carrier))
+    assert sum(fetched) == pages
+    assert len(fetched) >= 6 * pages
+    assert carrier.begun == 6 * pages
+
+
+def test_rows_in_any_order_of_memory_come_back_in_it():
+    rows = torch.rand(1, 8, 12, 5).contiguous(memory_format=torch.channels_last)
+    page = HostPage(rows.shape, rows.dtype, 2, HostCarrier())
+    page.write(0, rows[:, :, :7])
+    page.write(7, rows[:, :, 7:])
+    page.expect([(0, 4), (6, 12)])
+    for spans in ([(1, 3)], [(0, 2), (7, 9)], [(6, 12)], [(3, 6)]):
+        found = page.read(spans)
+        wanted = torch.cat([rows[:, :, first:last] for first, last in spans], 2)
+        assert torch.equal(found, wanted)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+class Noted(CudaCarrier):
+    """A carrier whose runs were just made by the computing stream, and are read by it."""
+
+    def __init__(self, streams):
+        self.streams = streams
+        super().__init__(CPU)
+
+    def out(self, run, room, at):
+        self.streams.access(run, writes=True)
+        return super().out(run, room, at)
+
+    def back(self, room, places):
+        coming, streams = super().back(room, places), self.streams
+        plain = coming.here
+
+        def here():
+            run = plain()
+            streams.access(run, writes=False)
+            return run
+
+        coming.here = here
+        return coming
+
+
+def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    expected = by_bands(program, image, 5, 4)
+    streams = Streams(monkeypatch)
+    carrier = Noted(streams)
+    found = by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+    assert torch.equal(found, expected)
+    assert len(streams.log) > 60
+    assert streams.races == []
+    # The allocator was told of every run that a second stream touches.
+    told = {one.data_ptr() for one, _ in streams.recorded}
+    moved = {one.tensor.data_ptr() for one in streams.log if one.stream == "computing"}
+    assert moved <= told
+
+
+@pytest.mark.parametrize("missing", ["nothing", "out waits", "back waits", "rooms wait"])
+def test_a_missing_wait_is_a_race(monkeypatch, missing):
+    streams = Streams(monkeypatch)
+    carrier = Noted(streams)
+    if missing in ("out waits", "back waits"):
+        stream = carrier._out if missing == "out waits" else carrier._back
+        monkeypatch.setattr(stream, "wait_event", lambda event: None)
+    carrier.room(64)  # so that rooms are kept, and not unlocked
+    for number in range(2):
+        room = carrier.room(64)
+        carrier.out(torch.full((64,), number, dtype=torch.uint8), room, 0)
+        carrier.back(room, [(0, 64)])  # and is not read
+        carrier.release(room)
+        if missing == "rooms wait":
+            room.read = None
+    assert bool(streams.races) == (missing != "nothing")
+
+
+def test_python_is_one_band_ahead_of_a_card_and_no_more(monkeypatch):
+    streams = Streams(monkeypatch)
+    carrier = CudaCarrier(CPU)
+    page = HostPage((1, 1, 64, 8), torch.float32, 2, carrier)
+    for first in range(0, 64, 8):
+        page.write(first, torch.rand(1, 1, 8, 8))
+        # All but the last copy are done.
+        assert streams.host.get("copies 1", 0) >= 2 * (first // 8)
+    page.expect([(0, 8)])
+    marks = []
+    for first in range(8, 64, 8):
+        page.read([(first - 8, first)])
+        marks.append(streams.computing.begin()["computing"])
+        page.expect([(first, first + 8)])
+        if len(marks) > 1:
+            assert streams.host["computing"] >= marks[-2]
+        assert streams.host.get("computing", 0) < marks[-1]
+
+
+def test_what_a_card_takes_is_told_without_one():
+    image = torch.rand(1, 3, 256, 192)
+    program = track(program_of(net(), image).graph)
+    drafts = list(Drafter(program).drafts((MIB,), ("memory", "host", "disk")))
+    by_place = {one.pages: one for one in drafts}
+    assert set(by_place) == {"memory", "host", "disk"}
+    assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
+    assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
+    lives = {
+        place: foretell(program, layout, held=True).peak_bytes
+        for place, layout in by_place.items()
+    }  # fmt: skip
+    assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
+    # Rows on their way, both for this band and for the next one.
+    assert lives["disk"] <= lives["host"]
+    profile = load_profile("rtx3060-12gb")
+    told = {
+        place: tell(program, layout, held=True, profile=profile).bytes
+        for place, layout in by_place.items()
+    }  # fmt: skip
+    assert told["host"] < told["memory"]
+    assert placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
+    assert placements(CPU, "auto") == ("memory", "disk")
+
+
+def test_the_host_of_a_cpu_is_itself():
+    with pytest.raises(UsageError, match="where a CPU's pages are anyway"):
+        lowtide.stream(net(), budget="1GiB", pages="host")(torch.rand(1, 3, 32, 32))
+
+
+@on_gpu
+@pytest.mark.parametrize("pages", ["memory", "host", "disk"])
+def test_a_card_gives_the_same_rows(pages):
+    model, image = net().cuda(), torch.rand(1, 3, 261, 190, device="cuda")
+    small = lowtide.stream(model, budget="1GiB", pages=pages)
+    assert (small(image) - model(image)).abs().max() <= 2e-5
+    assert (small(image) - model(image)).abs().max() <= 2e-5

@@ -8,7 +8,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow check fix bench bench-memory docs test-gpu bench-gpu wheel clean
+.PHONY: demo test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-gpu wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -51,6 +51,13 @@ bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/budgets.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/meter_overhead.py
+	$(BIN)/python scripts/render_results.py
+
+# Hours; each script goes on where it was. Times are only worth something on a quiet machine.
+bench-streaming: $(VENV)/.dev
+	$(BIN)/python benchmarks/streaming.py
+	$(BIN)/python benchmarks/large_streamed.py
+	$(BIN)/python benchmarks/tiling_error.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

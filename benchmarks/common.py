@@ -107,6 +107,14 @@ class ResultFile:
         """The figures of a row that was measured before."""
         return next(entry for entry in self.data["rows"] if entry["row"] == row)
 
+    def add_growth(self, row: str, small: str, large: str) -> None:
+        """A row with how many times the memory of one row another takes."""
+        smaller, larger = self.row(small), self.row(large)
+        self.add(row, **{
+            figure: round(larger[figure] / smaller[figure], 3)
+            for figure in ("peak_bytes", "high_water_bytes") if smaller[figure]
+        })  # fmt: skip
+
     def complete(self, row: str, **figures: Any) -> None:
         """Add figures to a row, and save."""
         self.row(row).update(figures)

@@ -41,12 +41,7 @@ def main() -> None:
             )  # fmt: skip
             results.add(row, width=width, height=height, budget=options.budget, **figures)
     if not results.has("ratio"):
-        rows = {entry["row"]: entry for entry in results.data["rows"]}
-        small_row, large_row = (rows[row] for row in SIZES)
-        results.add("ratio", **{
-            figure: round(large_row[figure] / small_row[figure], 3)
-            for figure in ("peak_bytes", "high_water_bytes") if small_row[figure]
-        })  # fmt: skip
+        results.add_growth("ratio", *SIZES)
 
 
 if __name__ == "__main__":

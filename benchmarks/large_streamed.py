@@ -54,11 +54,7 @@ def main() -> None:
                 )  # fmt: skip
                 results.add(name, width=side, height=side, budget=options.budget, **figures)
     if not results.has("ratio"):
-        smaller, larger = (results.row(name) for name in names)
-        results.add("ratio", **{
-            figure: round(larger[figure] / smaller[figure], 3)
-            for figure in ("peak_bytes", "high_water_bytes") if smaller[figure]
-        })  # fmt: skip
+        results.add_growth("ratio", *names)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from common import ResultFile, spread
-from streaming_models import Part, given, made
+from streaming_models import given, made
 from torch import Tensor
 
 from lowtide.memory.measuring.fresh import measure_fresh
@@ -36,6 +36,7 @@ SIZES = (
     ("VAE encode", 768, 768, 0.65, 0.27), ("VAE encode", 1024, 1024, 0.65, 0.27),
     ("RRDB", 384, 512, 0.5, 0.3), ("SPAN", 384, 512, 0.12, 0.12),
     ("Compact", 384, 512, 0.8, 0.8), ("PLKSR", 384, 512, 0.5, 0.3),
+    ("VAE decode bf16", 512, 512, 0.65, 0.27), ("CRAFT bf16", 384, 512, 0.33, 0.2),
 )  # fmt: skip
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
 TILE = 256
@@ -44,11 +45,11 @@ MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
 
 def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
     """The model as one way runs it, streamed in so many bytes."""
-    if way.startswith("diffusers"):
-        tiled = Part(name.split()[1], TILE).eval().requires_grad_(False)
-        tiled.vae.load_state_dict(made(name).vae.state_dict())
-        return tiled
     model = made(name)
+    if way.startswith("diffusers"):
+        model.vae.enable_tiling()
+        model.vae.tile_sample_min_size, model.vae.tile_latent_min_size = TILE, TILE // 8
+        return model
     if way == "whole":
         return model
     return Streamed(model, budget=budget, pages="memory" if way == MEMORY else "disk")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 
 class Part(nn.Module):
-    """One direction of an autoencoder; ``tile`` px turns its own tiling on."""
+    """One direction of an autoencoder."""
 
-    def __init__(self, direction: str, tile: int | None = None) -> None:
+    def __init__(self, direction: str) -> None:
         super().__init__()
         from diffusers import AutoencoderKL
 
@@ -25,9 +25,6 @@ class Part(nn.Module):
             up_block_types=("UpDecoderBlock2D",) * 4,
         )  # fmt: skip
         self.direction = direction
-        if tile is not None:
-            self.vae.enable_tiling()
-            self.vae.tile_sample_min_size, self.vae.tile_latent_min_size = tile, tile // 8
 
     def forward(self, image: Tensor) -> Tensor:
         """Latents to an image, or an image to the parameters of its latents."""
@@ -85,8 +82,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
+# At the end of a name: the model and its input in that precision.
+HALF = " bf16"
+
+
 def made(name: str) -> nn.Module:
     """A model with the same weights each time; biases and norms are not 0 and 1."""
+    if name.endswith(HALF):
+        return made(name.removesuffix(HALF)).to(torch.bfloat16)
     torch.manual_seed(0)
     model = MODELS[name]().eval().requires_grad_(False)
     if name != "CRAFT":  # which is trained
@@ -98,6 +101,8 @@ def made(name: str) -> nn.Module:
 
 def given(name: str, height: int, width: int) -> Tensor:
     """The input whose result, or which itself for upscalers and encoders, is of this size."""
+    if name.endswith(HALF):
+        return given(name.removesuffix(HALF), height, width).to(torch.bfloat16)
     torch.manual_seed(1)
     if name == "VAE decode":
         return torch.randn(1, 4, height // 8, width // 8)

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import ResultFile
+from padded_tiles import padded_tiles
 from PIL import Image, ImageDraw, ImageFont
 from streaming_models import made
-from torch import Tensor, nn
+from torch import Tensor
 
 import lowtide
 
@@ -32,22 +33,6 @@ LOWEST, HIGHEST = -8, -1
 COLORS = ((0, 0, 0), (40, 40, 120), (190, 60, 60), (250, 200, 80), (255, 255, 255))
 GAP, LABEL, BAR = 8, 26, 16
 BACKGROUND, INK = (255, 255, 255), (40, 40, 40)
-
-
-def in_tiles(model: nn.Module, image: Tensor) -> Tensor:
-    """The usual loop, written from the published description of Real-ESRGAN's tiling."""
-    height, width = image.shape[2:]
-    result = image.new_zeros(1, 3, height * SCALE, width * SCALE)
-    for top in range(0, height, TILE):
-        for left in range(0, width, TILE):
-            bottom, right = min(top + TILE, height), min(left + TILE, width)
-            y, x = max(top - PAD, 0), max(left - PAD, 0)
-            made_of = model(image[..., y : min(bottom + PAD, height), x : min(right + PAD, width)])
-            rows = slice((top - y) * SCALE, (bottom - y) * SCALE)
-            columns = slice((left - x) * SCALE, (right - x) * SCALE)
-            place = slice(top * SCALE, bottom * SCALE), slice(left * SCALE, right * SCALE)
-            result[..., place[0], place[1]] = made_of[..., rows, columns]
-    return result
 
 
 def colored(errors: Tensor) -> Image.Image:
@@ -99,7 +84,8 @@ def main() -> None:
     streamed = lowtide.stream(model, budget=BUDGET)
     with torch.inference_mode():
         whole = model(image)
-        ways = {"in tiles": in_tiles(model, image), "streamed": streamed(image)}
+        tiled = padded_tiles(model, image, SCALE, TILE, PAD)
+        ways = {"in tiles": tiled, "streamed": streamed(image)}
     panels = [("photograph", detail)]
     for name, result in ways.items():
         apart = (result - whole).abs()

@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import pyvips
 import torch
+from padded_tiles import padded_tiles
 
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import anonymous_bytes, open_meter
 from lowtide.streaming.bands.programs import load_capture
 
+# Those that Real-ESRGAN's own documentation has.
 TILE, PAD = 256, 10
 PNG_COMPRESSION = 3
 
@@ -58,26 +60,11 @@ class FineMeter:
 
 @torch.inference_mode()
 def tile_loop(source: Path, target: Path, model_name: str, device: str) -> None:
-    """The usual loop: whole input and output in memory, padded tiles one at a time, hard crop.
-
-    Written from the published description of Real-ESRGAN's tiling (tile 256, tile_pad 10).
-    """
+    """`padded_tiles` with whole input and output in memory."""
     model = lowtide.load(model_name, device=device)
-    scale = model.descriptor.scale
     pixels = pyvips.Image.new_from_file(str(source)).numpy()
     image = torch.from_numpy(pixels.astype(np.float32) / 255).permute(2, 0, 1)[None].to(device)
-    _, bands, height, width = image.shape
-    output = image.new_zeros(1, bands, height * scale, width * scale)
-    for top in range(0, height, TILE):
-        for left in range(0, width, TILE):
-            bottom, right = min(top + TILE, height), min(left + TILE, width)
-            y, x = max(top - PAD, 0), max(left - PAD, 0)
-            part = image[..., y : min(bottom + PAD, height), x : min(right + PAD, width)]
-            result = model.module(part)
-            dy, dx = (top - y) * scale, (left - x) * scale
-            output[..., top * scale : bottom * scale, left * scale : right * scale] = result[
-                ..., dy : dy + (bottom - top) * scale, dx : dx + (right - left) * scale
-            ]
+    output = padded_tiles(model.module, image, model.descriptor.scale, TILE, PAD)
     samples = (output[0].clamp_(0, 1).permute(1, 2, 0).cpu().numpy() * 255).round()
     encoded = pyvips.Image.new_from_array(samples.astype(np.uint8))
     encoded.pngsave(str(target), compression=PNG_COMPRESSION)

@@ -45,7 +45,7 @@ def halved(x):
     return (x[:, ::2] + x[:, 1::2])[:, :, ::2] / 2
 
 
-def net(change, scale=1.0):
+def net(change):
     torch.manual_seed(0)
     inner, outer = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
     return nn.Sequential(inner, InNumpy(change), outer).eval().requires_grad_(False)

@@ -11,8 +11,8 @@ from lowtide.memory.store import FactStore, cache_folder, code_digest
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
-from lowtide.streaming.bands.schedule import units
+from lowtide.streaming.bands.rows import RowOp
+from lowtide.streaming.bands.schedule import rows_of, units
 from lowtide.streaming.bands.segments import Segment, last_reads, segment
 from lowtide.streaming.bands.weigh import glance
 
@@ -184,7 +184,7 @@ class _Glances:
         self._known: dict[int, tuple[int, int]] = {}
         self._units = units(program, part)
         self._most = max(
-            (rows.size // rows.grain for rows in _target_rows(program, part)), default=1
+            (rows.size // rows.grain for rows in rows_of(program, part)), default=1
         )
 
     def at(self, number: int) -> tuple[int, int]:
@@ -231,10 +231,3 @@ class _Glances:
             more = min(2 * number, self._most)
             # A whole window each, before any is cut.
             number = self._units if number < self._units < more else more
-
-
-def _target_rows(program: Program, part: Segment) -> Iterator[Rows]:
-    for index in part.steps:
-        step = program.steps[index]
-        if isinstance(step, (RowOp, Reduction)):
-            yield step.rows

@@ -7,11 +7,12 @@ Each row is made once: where bands overlap, what the next one needs is held unti
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.reuse import Reuse
-from lowtide.streaming.bands.rows import Reduction, RowOp
+from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.segments import Segment
 from lowtide.streaming.bands.spans import Span, Spans, common, outward, union, without
 
@@ -47,14 +48,15 @@ def schedule(
 
 def units(program: Program, segment: Segment) -> int:
     """Into how many bands a segment can be cut of which each is whole windows, however large."""
-    steps = (program.steps[index] for index in segment.steps)
-    return min(
-        (
-            -(-step.rows.size // step.rows.grain)
-            for step in steps if isinstance(step, (RowOp, Reduction))
-        ),
-        default=1,
-    )  # fmt: skip
+    return min((-(-rows.size // rows.grain) for rows in rows_of(program, segment)), default=1)
+
+
+def rows_of(program: Program, segment: Segment) -> Iterator[Rows]:
+    """Of all that a segment makes or reduces."""
+    for index in segment.steps:
+        step = program.steps[index]
+        if isinstance(step, (RowOp, Reduction)):
+            yield step.rows
 
 
 class _Planner:

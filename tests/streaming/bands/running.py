@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage, memory_order
 from lowtide.streaming.bands.program import Whole, track
-from lowtide.streaming.bands.rows import RowOp
 from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.bands.sweep import Sweep, memory_pages
 
@@ -55,39 +54,16 @@ def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11
     assert torch.equal(image, before)
 
 
-def laid_otherwise(program, image, bands, parts, make_page):
-    """Operators whose bands lie in memory in another order than their whole results do."""
-    values = dict(program.graph.tensors)
-    for node in program.graph.nodes:
-        if node.kind == "input":
-            values[node.index] = image
-        elif node.kind == "call" and set(node.refs) <= values.keys():
-            with torch.inference_mode():
-                values[node.index] = node.call(values.__getitem__)
-    found = set()
+def convolved_orders(run):
+    """By weight in which orders of memory ``run`` gives convolutions their input."""
+    seen, plain = {}, F.conv2d
 
-    def watched(index, plain):
-        def run(span, pieces, whole):
-            rows = plain(span, pieces, whole)
-            sides = {place for place, side in enumerate(rows.shape) if side > 1}
-            orders = [
-                [place for place in memory_order(one) if place in sides]
-                for one in (rows, values[index])
-            ]  # fmt: skip
-            if orders[0] != orders[1]:
-                found.add(program.graph.nodes[index].title)
-            return rows
+    def noted(given, weight, *rest, **more):
+        sides = [place for place, side in enumerate(given.shape) if side > 1]
+        order = tuple(place for place in memory_order(given) if place in sides)
+        seen.setdefault(weight.data_ptr(), set()).add(order)
+        return plain(given, weight, *rest, **more)
 
-        return run
-
-    watching = copy.copy(program)
-    watching.steps = {
-        index: replace(
-            step, run=watched(index, step.run),
-            over={one: watched(index, run) for one, run in step.over.items()},
-        )
-        if isinstance(step, RowOp) and index in values else step
-        for index, step in program.steps.items()
-    }  # fmt: skip
-    by_bands(watching, image, bands, parts, make_page)
-    return found
+    with mock.patch.object(F, "conv2d", noted):
+        run()
+    return seen

@@ -10,27 +10,27 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder, refs
 from lowtide.streaming.bands.rows import Run
-from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.rules.laying import is_symmetric
 from lowtide.streaming.bands.spans import Span
 
-# Of two factors, or of two summands, either may be the one that is changed.
-_EITHER = {"add", "mul"}
 
-
-def over_inputs(node: Node, inputs: Sequence[int], run: Run, graph: Graph) -> dict[int, Run]:
+def over_inputs(
+    node: Node, inputs: Sequence[int], run: Run, graph: Graph, *, plain: bool = False
+) -> dict[int, Run]:
     """By input a form of ``run`` that puts the result into that input's memory.
 
     It does what ``run`` does where the memory is not wholly that input's, or where the result
-    would lie in another order than that of ``run``.
+    would lie in another order than that of ``run``: that of the first operand, or if ``plain``
+    that of its dimensions.
     """
     target = _changing(node)
     if target is None or not node.args or any(True for _ in refs(node.kwargs)):
         return {}
     found = {}
-    for place in (0, 1) if _symmetric(node) else (0,):
+    for place in (0, 1) if is_symmetric(node) else (0,):
         ref = node.args[place]
         if isinstance(ref, Ref) and ref.node in inputs and graph.nodes[ref.node].like == node.like:
-            found[ref.node] = _over(node, target, inputs, place, run)
+            found[ref.node] = _over(node, target, inputs, place, run, plain)
     return found
 
 
@@ -55,12 +55,9 @@ def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in target._schema.arguments]
 
 
-def _symmetric(node: Node) -> bool:
-    plain = len(node.args) == 2 and not node.kwargs
-    return short(node.target) in _EITHER and plain and isinstance(node.args[1], Ref)
-
-
-def _over(node: Node, target: Any, inputs: Sequence[int], place: int, run: Run) -> Run:
+def _over(
+    node: Node, target: Any, inputs: Sequence[int], place: int, run: Run, plain: bool
+) -> Run:
     args = node.args if place == 0 else (node.args[1], node.args[0])
     bind, kwargs = binder(args), node.kwargs
     wholes = [one for one in node.refs if one not in inputs]
@@ -69,8 +66,10 @@ def _over(node: Node, target: Any, inputs: Sequence[int], place: int, run: Run) 
         values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
         changed, *rest = bind(values)
         fits = changed.numel() * changed.itemsize == changed.untyped_storage().nbytes()
-        if not fits or (place and changed.stride() != rest[0].stride()):
-            return run(span, pieces, whole)
-        return target(changed, *rest, **kwargs)
+        if plain:
+            fits = fits and changed.is_contiguous()
+        elif place:
+            fits = fits and changed.stride() == rest[0].stride()
+        return target(changed, *rest, **kwargs) if fits else run(span, pieces, whole)
 
     return over

@@ -10,6 +10,7 @@ import torch
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
 from lowtide.streaming.bands.rules.in_place import over_inputs
+from lowtide.streaming.bands.rules.laying import plainly
 from lowtide.streaming.bands.rules.rule import (
     Rule,
     Tracked,
@@ -59,7 +60,11 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
     step = mapped(
         node, tracked, found, cheap=True, view=short(node.target) in _VIEWS, slices=slices
     )
-    return replace(step, over=over_inputs(node, step.inputs, step.run, tracked.graph))
+    plain = node.index in tracked.plain
+    if plain:
+        step = replace(step, run=plainly(node, step.inputs, step.run))
+    over = over_inputs(node, step.inputs, step.run, tracked.graph, plain=plain)
+    return replace(step, over=over)
 
 
 def by_channel(node: Node, tracked: Tracked) -> RowOp | None:

@@ -20,10 +20,14 @@ Found = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | Node]] | No
 
 @dataclass
 class Tracked:
-    """The graph and which of its results carry rows, as far as it has been walked through."""
+    """The graph and which of its results carry rows, as far as it has been walked through.
+
+    ``plain`` are results that lie in the order of their dimensions, even if not in a whole run.
+    """
 
     graph: Graph
     rows: dict[int, Rows]
+    plain: frozenset[int] = frozenset()
 
     def like(self, ref: Any) -> Like:
         """Shape and type of an argument that is a result."""

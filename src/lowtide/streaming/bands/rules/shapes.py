@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,7 +131,9 @@ def viewed(node: Node, tracked: Tracked) -> RowOp | None:
     def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return (args[0], _resized(node, found, span)), {}
 
-    return mapped(node, tracked, found, needed=needed, change=change, cheap=True, view=True)
+    # A band may lie in another order than the whole, in which a view is not always one.
+    plain = replace(node, target=torch.ops.aten.reshape.default)
+    return mapped(plain, tracked, found, needed=needed, change=change, cheap=True, view=True)
 
 
 def _resized(node: Node, rows: Rows, span: Span) -> list[int]:

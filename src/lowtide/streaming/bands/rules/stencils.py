@@ -116,7 +116,10 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
         pad = _pair(given, 0)
     biased = bias is not None
 
+    after_tokens = bool(tracked.plain)
+
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
+        piece = piece.contiguous() if after_tokens else piece
         return F.conv2d(
             piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
         )

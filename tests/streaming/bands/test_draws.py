@@ -46,9 +46,9 @@ def drawn_layout(program, draw):
         limit = int(2 ** draw.uniform(16, 23))
         told = lambda layout: tell(program, layout, held=True).bytes  # noqa: E731
         try:
-            layout = choose(program, limit, told, pages)
+            layout = choose(program, limit, told, (pages,))
         except BudgetError as error:
-            layout = choose(program, error.smallest, told, pages)
+            layout = choose(program, error.smallest, told, (pages,))
         return layout.segments, layout.bands, pages
     segments = segment(program, Cutter(program).cuts(draw.randint(1, 12)), again)
     return segments, [draw.randint(1, 12) for _ in segments], pages

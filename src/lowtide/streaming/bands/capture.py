@@ -16,6 +16,12 @@ from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 
+_FILLED = {
+    "aten.new_zeros.default": torch.ops.aten.zeros.default,
+    "aten.new_ones.default": torch.ops.aten.ones.default,
+    "aten.new_full.default": torch.ops.aten.full.default,
+}
+
 
 def capture(module: nn.Module, image: Tensor) -> Graph:
     """The operators that ``module`` applies to ``image``; only its shape and type count.
@@ -138,6 +144,10 @@ def _call(
     if str(target) == "aten.type_as.default":
         # Of the other tensor just the type counts.
         target, args, kwargs = torch.ops.aten.to.dtype, (args[0], node.meta["val"].dtype), {}
+    if made := _FILLED.get(str(target)):
+        # Of it not even that.
+        target, args = made, tuple(args[1:])
+        kwargs = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
     if target is torch.ops.lowtide.block.default:
         target, args = blocks[args[1]], args[:1]
     return _add(nodes, node, "call", target=target, args=args, kwargs=kwargs)

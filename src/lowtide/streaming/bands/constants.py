@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.rows import Pattern
 from lowtide.streaming.bands.rules.pointwise import is_pointwise
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.spans import Span
@@ -27,6 +28,7 @@ class Constants:
         self._wholes: dict[int, Tensor] = {}
         self._grains: dict[tuple[int, int], list[bytes | None]] = {}
         self._distinct: dict[bytes, Tensor] = {}
+        self._places: dict[tuple[int, int, int], list[bytes | None]] = {}
 
     def whole(self, index: int) -> Tensor:
         """A fixed result; kept until `forget`."""
@@ -54,6 +56,38 @@ class Constants:
         start = span[0] // grain * grain
         return found.narrow(dim, span[0] - start, span[1] - span[0])
 
+    def patterns(self, index: int, dim: int, span: Span, grain: int) -> list[Pattern]:
+        """What a span of a fixed result is along ``dim``, by places in it that are equal."""
+        found: dict[bytes | None, list[int]] = {}
+        for place in range(span[0] // grain, -(-span[1] // grain)):
+            for at, key in enumerate(self._keys(index, dim, place, grain), place * grain):
+                if span[0] <= at < span[1]:
+                    found.setdefault(key, []).append(at - span[0])
+        return [
+            Pattern(tuple(places), None if key is None else self._distinct[key])
+            for key, places in found.items()
+        ]  # fmt: skip
+
+    def _keys(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
+        """For each place of a grain the key of what is there; None where it is 0."""
+        known = self._places.get((index, dim, place))
+        if known is None:
+            part = self._grain(index, dim, place, grain)
+            known = self._places[index, dim, place] = self._told(part, index, dim, place, grain)
+            for one, key in zip(part.unbind(dim), known, strict=True):
+                if key is not None and key not in self._distinct:
+                    self._distinct[key] = one.clone(memory_format=torch.contiguous_format)
+        return known
+
+    def _told(
+        self, part: Tensor, index: int, dim: int, place: int, grain: int
+    ) -> list[bytes | None]:
+        return [_digest(one) if one.any() else None for one in part.unbind(dim)]
+
+    def told(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
+        """For each place of a grain what it has in common with all that are equal to it."""
+        return self._told(self._grain(index, dim, place, grain), index, dim, place, grain)
+
     def forget(self) -> None:
         """Let go of whole results, which can be made again."""
         self._wholes = {}
@@ -67,10 +101,7 @@ class Constants:
         return self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
 
     def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
-        plain = part.contiguous()
-        content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
-        facts = f"{plain.dtype} {tuple(plain.shape)}".encode()
-        return hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()
+        return _digest(part)
 
     def _made(self, index: int, made: dict[int, Tensor]) -> Tensor:
         """A whole result; ``made`` has what was made on the way, and goes when it does."""
@@ -105,3 +136,10 @@ class Constants:
             return self._made(one, made)
 
         return node.call(value)
+
+
+def _digest(part: Tensor) -> bytes:
+    plain = part.contiguous()
+    content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
+    facts = f"{plain.dtype} {tuple(plain.shape)}".encode()
+    return hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()

@@ -143,6 +143,12 @@ class _Equal(Constants):
         with _UNSEEN():
             return self._real.key(index, dim, place, grain)
 
+    def _told(
+        self, part: Tensor, index: int, dim: int, place: int, grain: int
+    ) -> list[bytes | None]:
+        with _UNSEEN():
+            return self._real.told(index, dim, place, grain)
+
 
 class _Coming:
     """Rows of a file, made when they are read."""

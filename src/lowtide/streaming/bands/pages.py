@@ -40,8 +40,8 @@ class Page(Protocol):
 class MemoryPage:
     """A map in memory.
 
-    What is written is kept as it is, without a copy, unless it is a small part of something
-    larger; what is not needed any longer goes piece by piece.
+    What is written is kept without a copy, unless it is a small part of something larger; what
+    is not needed any longer goes piece by piece.
     """
 
     def __init__(self, dim: int, device: torch.device) -> None:
@@ -57,9 +57,13 @@ class MemoryPage:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows from ``first`` on in their place."""
+        self.put(first, compact(rows))
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """`write` of rows that are soon read: they stay as they are."""
         span = first, first + rows.shape[self._dim]
         in_order = not self._pieces or self._pieces[-1][0] < span
-        self._pieces.append((span, compact(rows)))
+        self._pieces.append((span, rows))
         if not in_order:
             self._pieces.sort(key=lambda piece: piece[0])
 

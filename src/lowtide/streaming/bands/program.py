@@ -83,7 +83,7 @@ def track(graph: Graph) -> Program:
     Raises `ModelError` for a graph whose result does not have the rows of its input.
     """
     program = Program(graph, output=graph.output)
-    tracked = Tracked(graph, program.rows, frozenset(plain_sums(graph)))
+    tracked = Tracked(graph, program.rows, program.fixed, frozenset(plain_sums(graph)))
     for node in graph.nodes:
         if node.kind == "input":
             program.rows[node.index] = Rows(2, node.like.shape[2])

@@ -24,24 +24,33 @@ class Rows:
     grain: int = 1
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """Places along a dimension at which a tensor without rows is ``added``; None where it is 0."""
+
+    places: tuple[int, ...]
+    added: Tensor | None
+
+
 # Rows of each of the tensors with rows that a band depends on, in the order they are taken in.
 Needs = tuple[Spans, ...]
-# Rows of a span, of those of the inputs and of what has none.
-Run = Callable[[Span, Sequence[Tensor], Sequence[Tensor]], Tensor]
+# Rows of a span, of those of the inputs and of what has none: tensors, or lists of patterns.
+Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
 
 
 @dataclass(frozen=True)
 class RowOp:
     """One operator on a band.
 
-    ``inputs`` are nodes with rows, ``wholes`` nodes without. ``needed`` tells the inputs' rows
-    for a span of the result's; ``run`` makes the span's rows of those and the whole tensors.
-    Of the wholes in ``sliced`` only the span is given, along the dimension named there. ``scratch``
-    is what the operator takes while it runs, as a share of its inputs and result, and
-    ``scratch_bytes`` whatever the band; ``framed`` says that bands at the image's ends are copied
-    with a frame. ``cheap`` operators take less time than their results take to be kept; a
-    ``view`` has the memory of its first input. ``over`` has by input a form of ``run`` that may
-    put the result into that input's memory.
+    ``inputs`` are nodes with rows, ``wholes`` nodes without. ``needed`` tells the inputs' rows for
+    a span of the result's; ``run`` makes the span's rows of those and the whole tensors. Of the
+    wholes in ``sliced`` only the span is given, along the dimension named there, of those in
+    ``patterned`` the patterns of the span (of fixed results only). ``scratch`` is what the operator
+    takes while it runs, as a share of its inputs and result, and ``scratch_bytes`` whatever the
+    band; ``framed`` says that bands at the image's ends are copied with a frame. ``cheap``
+    operators take less time than their results take to be kept; a ``view`` has the memory of its
+    first input. ``over`` has by input a form of ``run`` that may put the result into that input's
+    memory.
     """
 
     rows: Rows
@@ -52,6 +61,7 @@ class RowOp:
     cheap: bool = False
     view: bool = False
     sliced: Mapping[int, int] = field(default_factory=dict)
+    patterned: Mapping[int, int] = field(default_factory=dict)
     scratch: float = 0.0
     scratch_bytes: int = 0
     framed: bool = False

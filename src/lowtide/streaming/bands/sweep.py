@@ -130,7 +130,7 @@ class Sweep:
                     del pieces
                     if index in self._pages:
                         self._pages[index].write(span[0], rows)
-                    held.write(span[0], rows)
+                    held.put(span[0], rows)
                     del rows
             if index == self._program.output:
                 for span in band.targets.get(index, ()):
@@ -162,15 +162,17 @@ class Sweep:
             return buffers[index].gather(spans)
         return self._pages[index].read(spans)
 
-    def _beside(self, step: RowOp, span: Span) -> list[Tensor]:
+    def _beside(self, step: RowOp, span: Span) -> list[Any]:
         """What a step takes without rows, or the span of it that concerns these rows."""
-        found = []
+        found: list[Any] = []
         for index in step.wholes:
-            dim = step.sliced.get(index)
-            if dim is None:
+            dim, grain = step.sliced.get(index), step.rows.grain
+            if index in step.patterned:
+                found.append(self._constants.patterns(index, step.patterned[index], span, grain))
+            elif dim is None:
                 found.append(self._whole(index))
             elif index in self._program.fixed:
-                found.append(self._constants.rows(index, dim, span, step.rows.grain))
+                found.append(self._constants.rows(index, dim, span, grain))
             else:
                 found.append(self._whole(index).narrow(dim, span[0], span[1] - span[0]))
         return found

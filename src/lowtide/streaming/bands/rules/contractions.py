@@ -11,6 +11,7 @@ from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows, same
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, alongside, argument, mapped
 from lowtide.streaming.bands.rules.scaled import scaled_sum, summed
+from lowtide.streaming.bands.rules.windows import attention
 from lowtide.streaming.bands.spans import Span
 
 
@@ -47,7 +48,8 @@ def product(node: Node, tracked: Tracked) -> Found:
         return scaled_sum(node, tracked, a) or summed(node, a, (left.node, right.node))
     if at_a is not None and a is not None and at_a != -1:
         if at_b == at_a and at_a < -2:
-            return mapped(node, tracked, Rows(at_a + rank, a.size, a.grain))
+            rows = Rows(at_a + rank, a.size, a.grain)
+            return attention(node, tracked) or mapped(node, tracked, rows)
         if b is not None and at_a != -2:
             return None
         return _left(node, Rows(at_a + rank, a.size, a.grain), left, right, shapes[1])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
@@ -20,6 +22,7 @@ from lowtide.streaming.bands.rules.rule import (
     mapped,
     short,
 )
+from lowtide.streaming.bands.spans import Span
 
 # Not tagged as pointwise by PyTorch, or so only for some of their arguments.
 ALSO = {
@@ -60,11 +63,19 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
     step = mapped(
         node, tracked, found, cheap=True, view=short(node.target) in _VIEWS, slices=slices
     )
+    order = node.kwargs.get("memory_format")
+    if short(node.target) == "clone" and order is torch.contiguous_format:
+        step = replace(step, run=_in_order)
     plain = node.index in tracked.plain
     if plain:
         step = replace(step, run=plainly(node, step.inputs, step.run))
     over = over_inputs(node, step.inputs, step.run, tracked.graph, plain=plain)
     return replace(step, over=over)
+
+
+def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+    """A copy is made for its order alone: nothing changes what a segment still reads."""
+    return pieces[0].contiguous()
 
 
 def by_channel(node: Node, tracked: Tracked) -> RowOp | None:

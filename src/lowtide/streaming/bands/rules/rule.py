@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,12 +25,21 @@ Found = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | Node]] | No
 class Tracked:
     """The graph and which of its results carry rows, as far as it has been walked through.
 
-    ``plain`` are results that lie in the order of their dimensions, even if not in a whole run.
+    ``fixed`` are results that no input changes, ``plain`` those that lie in the order of their
+    dimensions, even if not in a whole run.
     """
 
     graph: Graph
     rows: dict[int, Rows]
+    fixed: AbstractSet[int] = frozenset()
     plain: frozenset[int] = frozenset()
+
+    @cached_property
+    def users(self) -> Counter[int]:
+        """How many operators take a result, the model's own result once more."""
+        found = Counter(one for node in self.graph.nodes for one in node.refs)
+        found[self.graph.output] += 1
+        return found
 
     def like(self, ref: Any) -> Like:
         """Shape and type of an argument that is a result."""

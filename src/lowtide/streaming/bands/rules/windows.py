@@ -1,0 +1,178 @@
+"""Attention of windows written out as products, sums and a softmax, run as one operator.
+
+Models add a bias to the scores and, where windows are shifted over the border, a mask that is as
+large as the scores. Most windows are masked by nothing and the others in two or three ways, so
+the mask is given as the few patterns that there are and where they stand, and scores are never
+kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node, Ref
+from lowtide.streaming.bands.rows import Pattern, RowOp, same
+from lowtide.streaming.bands.rules.rule import Tracked, argument, short
+from lowtide.streaming.bands.spans import Span
+
+# Heads with fewer channels are faster written out: on a CPU a block of them is too little work.
+_LEAST_CHANNELS = 16
+
+
+@dataclass
+class _Scores:
+    """Where the scores of a softmax come from: ``addends`` are the same for all windows."""
+
+    query: Ref
+    key: Ref
+    scale: float
+    addends: list[int] = field(default_factory=list)
+    mask: int | None = None
+
+
+def attention(node: Node, tracked: Tracked) -> RowOp | None:
+    """The product of a softmax and values of (windows, heads, places, channels), as a whole
+    attention; None if that is not what it is, or if rows are not the windows."""
+    weights, value = node.args[:2]
+    if not isinstance(value, Ref) or len(node.like.shape) != 4:
+        return None
+    scores = _scores(tracked, weights)
+    if scores is None:
+        return None
+    inputs = scores.query.node, scores.key.node, value.node
+    rows = tracked.of(value)
+    if rows is None or rows.dim != 0 or any(tracked.rows.get(one) != rows for one in inputs):
+        return None
+    if len(set(inputs)) < len(inputs):
+        return None
+    if tracked.like(scores.query).shape[-1] < _LEAST_CHANNELS:
+        return None
+    wholes, patterned = tuple(scores.addends), {}
+    if scores.mask is not None:
+        wholes = *wholes, scores.mask
+        patterned[scores.mask] = len(tracked.graph.nodes[scores.mask].like.shape) - 4
+    scale, masked = scores.scale, scores.mask is not None
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        patterns: Sequence[Pattern] = whole[-1] if masked else ()
+        bias = None
+        for one in whole[:-1] if masked else whole:
+            bias = one if bias is None else bias + one
+        query, key, found = pieces
+        return attended(query, key, found, bias, patterns, scale)
+
+    return RowOp(rows, inputs, wholes, same(len(inputs)), run, patterned=patterned)
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
+    patterns: Sequence[Pattern], scale: float,
+) -> Tensor:  # fmt: skip
+    """Attention of (windows, heads, places, channels) with ``bias`` (1, heads, places, places).
+
+    ``patterns`` tell for all windows, or for none, what is added beside: the most frequent one is
+    taken for all of them, and those that have another are done again.
+    """
+    ordered = sorted(patterns, key=lambda one: -len(one.places))
+    usual = bias if not ordered else _sum(bias, ordered[0].added)
+    result = F.scaled_dot_product_attention(query, key, value, usual, scale=scale)
+    for one in ordered[1:]:
+        places = torch.tensor(one.places, device=query.device)
+        q, k, v = (each.index_select(0, places) for each in (query, key, value))
+        added = _sum(bias, one.added)
+        part = F.scaled_dot_product_attention(q, k, v, added, scale=scale)
+        result.index_copy_(0, places, part)
+    return result
+
+
+def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
+    if added is None:
+        return bias
+    # As many dimensions as scores have.
+    added = added.flatten(0, -3)[None]
+    return added if bias is None else bias + added
+
+
+def _scores(tracked: Tracked, weights: Any) -> _Scores | None:
+    """Follow a softmax back to the product that it is of."""
+    softmax = _only(tracked, weights)
+    if softmax is None or short(softmax.target) not in ("softmax", "_softmax"):
+        return None
+    shape = softmax.like.shape
+    if argument(softmax, 1, "dim") not in (-1, len(shape) - 1) or len(shape) != 4:
+        return None
+    addends: list[int] = []
+    mask: int | None = None
+    node = _only(tracked, softmax.args[0])
+    while node is not None and short(node.target) in ("add", "view"):
+        first, *rest = node.args
+        # Windows may be a dimension of images and one of windows: of one image, or it has no rows.
+        if node.like.shape[-4:] != shape or node.like.count != softmax.like.count or node.kwargs:
+            return None
+        if short(node.target) == "add":
+            if not isinstance(rest[0], Ref) or rest[0].node not in tracked.fixed:
+                return None
+            added = tracked.like(rest[0]).shape
+            windows, heads = (added[place] if len(added) >= -place else 1 for place in (-4, -3))
+            if windows == 1:
+                addends.append(rest[0].node)
+            elif heads == 1 and mask is None and windows == shape[0]:
+                mask = rest[0].node
+            else:
+                return None
+        node = _only(tracked, first)
+    found = None if node is None else _product(tracked, node)
+    if found is not None:
+        found.addends, found.mask = addends, mask
+    return found
+
+
+def _product(tracked: Tracked, node: Node) -> _Scores | None:
+    """The scaled product of queries and keys."""
+    scale = 1.0
+    if short(node.target) in ("mul", "div") and _number(node) is not None:
+        scale = _number(node) or 0.0
+        inside = _only(tracked, node.args[0])
+        if inside is None:
+            return None
+        node = inside
+    if short(node.target) != "matmul":
+        return None
+    query, turned = node.args
+    key = _only(tracked, turned)
+    if key is None or not _is_turned(key):
+        return None
+    scaled = _only(tracked, query)
+    if scaled is not None and short(scaled.target) in ("mul", "div"):
+        factor = _number(scaled)
+        if factor is not None:
+            query, scale = scaled.args[0], scale * factor
+    return _Scores(query, key.args[0], scale)
+
+
+def _number(node: Node) -> float | None:
+    """By which number a node multiplies its first argument."""
+    if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], (int, float)):
+        return None
+    return node.args[1] if short(node.target) == "mul" else 1 / node.args[1]
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether it swaps the last two of four dimensions."""
+    if short(node.target) == "transpose":
+        return sorted(dim % 4 for dim in node.args[1:3]) == [2, 3]
+    return short(node.target) == "permute" and [dim % 4 for dim in node.args[1]] == [0, 1, 3, 2]
+
+
+def _only(tracked: Tracked, arg: Any) -> Node | None:
+    """The node of an argument, if nothing else takes its result."""
+    if not isinstance(arg, Ref) or tracked.users[arg.node] != 1:
+        return None
+    node = tracked.graph.nodes[arg.node]
+    return node if node.kind == "call" else None

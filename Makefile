@@ -44,6 +44,7 @@ bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/memory_grid.py --jobs 2
 	$(BIN)/python benchmarks/memory_grid.py --repredict
 	$(BIN)/python benchmarks/memory_tiled.py
+	$(BIN)/python benchmarks/memory_streamed.py
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/memory_summary.py
 	$(BIN)/python benchmarks/orderings.py

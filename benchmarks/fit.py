@@ -17,7 +17,7 @@ import numpy as np
 from common import result_rows
 
 from lowtide.core.heap import HeapSetting
-from lowtide.memory.estimating.calibration import Calibration, Residual, calibrate
+from lowtide.memory.estimating.calibration import Calibration, Residual, RunKind, calibrate
 from lowtide.memory.estimating.runtime import Objects, RuntimeCosts
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
@@ -69,8 +69,8 @@ def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:
     return costs, calibrate(residuals)
 
 
-def fit_tiled(entries: Sequence[dict], heap: str) -> Calibration:
-    """The bound of tiled runs with one setting of the C heap."""
+def fit_runs(entries: Sequence[dict], heap: str) -> Calibration:
+    """The bound of runs of one kind with one setting of the C heap."""
     residuals = [
         Residual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
         for entry in entries if entry["heap"] == heap
@@ -85,14 +85,17 @@ def measured(name: str) -> list[dict]:
 
 def main() -> None:
     """Fit all rows and write what ships."""
-    whole, tiled = measured("memory_grid"), measured("memory_tiled")
+    whole = measured("memory_grid")
     costs, bound = fit(whole)
     shipped = json.loads(SHIPPED.read_text())
     shipped["cpu"], shipped["runtime"] = bound.model_dump(), costs.model_dump()
-    shipped["tiled"] = {heap: fit_tiled(tiled, heap).model_dump() for heap in HEAPS}
+    for kind in get_args(RunKind):
+        rows = measured(f"memory_{kind}")
+        shipped[kind] = {heap: fit_runs(rows, heap).model_dump() for heap in HEAPS}
+        print(f"{len(rows)} {kind} rows: {shipped[kind]}")
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in shipped.items()]
     SHIPPED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"{len(whole)} rows: {costs}, {bound}; {len(tiled)} tiled rows: {shipped['tiled']}")
+    print(f"{len(whole)} rows: {costs}, {bound}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/memory_summary.py
 
 What is judged for a row was fitted to the other families alone: the few bytes allowed for each
-compiled kernel and each object, and the upper bound. Rows in tiles (``memory_tiled.py``) count
-beside those of the grid.
+compiled kernel and each object, and the upper bound. Rows in tiles (``memory_tiled.py``) and in
+bands (``memory_streamed.py``) count beside those of the grid.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 from common import ResultFile, result_rows
-from fit import HEAPS, fit, fit_tiled, measured, predicted_with
+from fit import HEAPS, fit, fit_runs, measured, predicted_with
 
 from lowtide.streaming.pricing.ledger import LEAST_MARGIN
 
 ABOUT = "Predicted against measured peak memory, each family of models judged by the others."
+# Whole runs by how they were run, and the files of their rows.
+RUNS = {"in tiles": "memory_tiled", "in bands": "memory_streamed"}
 _WORST = 10
 
 
@@ -86,11 +88,12 @@ def bounds(entries: list[dict], uppers: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def tiled_held_out(entries: list[dict]) -> dict[str, int]:
-    """Upper bounds of tiled rows by name, from the other families' rows with the same heap."""
+def runs_held_out(entries: list[dict]) -> dict[str, int]:
+    """Upper bounds of tiled or streamed rows by name, from the other families' rows of the same
+    kind with the same heap."""
     uppers = {}
     for family, heap in {(entry["family"], entry["heap"]) for entry in entries}:
-        bound = fit_tiled([entry for entry in entries if entry["family"] != family], heap)
+        bound = fit_runs([entry for entry in entries if entry["family"] != family], heap)
         for entry in entries:
             if (entry["family"], entry["heap"]) == (family, heap):
                 predicted = entry["predicted_bytes"]
@@ -98,14 +101,20 @@ def tiled_held_out(entries: list[dict]) -> dict[str, int]:
     return uppers
 
 
-def summarize(entries: list[dict], tiled: list[dict]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(row name, figures) of the summary."""
+def summarize(
+    entries: list[dict], runs: dict[str, list[dict]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(row name, figures) of the summary; ``runs`` are those of other kinds."""
     whole, uppers = held_out(entries)
-    uppers |= tiled_held_out(tiled)
-    yield "all", {**errors(whole + tiled), **bounds(whole + tiled, uppers)}
-    for heap in HEAPS:
-        part = [entry for entry in tiled if entry["heap"] == heap]
-        yield f"in tiles, heap {heap}", {**errors(part), **bounds(part, uppers)}
+    every = [*whole]
+    for rows in runs.values():
+        uppers |= runs_held_out(rows)
+        every += rows
+    yield "all", {**errors(every), **bounds(every, uppers)}
+    for kind, rows in runs.items():
+        for heap in HEAPS:
+            part = [entry for entry in rows if entry["heap"] == heap]
+            yield f"{kind}, heap {heap}", {**errors(part), **bounds(part, uppers)}
     for name, part in groups(whole):
         yield name, {**errors(part), **bounds(part, uppers)}
     allocated = [
@@ -126,7 +135,7 @@ def summarize(entries: list[dict], tiled: list[dict]) -> Iterator[tuple[str, dic
     yield "worst", {
         "rows": {
             entry["row"]: round(entry["predicted_bytes"] / entry["measured_bytes"], 3)
-            for entry in sorted(whole + tiled, key=_error)[-_WORST:]
+            for entry in sorted(every, key=_error)[-_WORST:]
         }
     }  # fmt: skip
 
@@ -145,9 +154,10 @@ def failures(*names: str) -> dict[str, Any]:
 def main() -> None:
     """Write the summary."""
     summary = ResultFile("memory_grid_summary", about=ABOUT, fresh=True, packages=("diffusers",))
-    for name, figures in summarize(measured("memory_grid"), measured("memory_tiled")):
+    runs = {title: measured(name) for title, name in RUNS.items()}
+    for name, figures in summarize(measured("memory_grid"), runs):
         summary.add(name, **figures)
-    summary.add("failed", **failures("memory_grid", "memory_tiled"))
+    summary.add("failed", **failures("memory_grid", *RUNS.values()))
 
 
 if __name__ == "__main__":

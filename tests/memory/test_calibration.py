@@ -9,9 +9,10 @@ from lowtide.memory.estimating.calibration import (
     Calibration,
     Residual,
     ResidualStore,
+    RunBounds,
     calibrate,
+    run_bounds,
     shipped_calibration,
-    tiled_calibration,
 )
 
 MIB = 1 << 20
@@ -66,7 +67,7 @@ def test_a_calibration_ships(kind: str) -> None:
 
 
 def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
-    store = ResidualStore("cpu", tmp_path, keep=50)
+    store = ResidualStore("cpu", "tiled", tmp_path, keep=50)
     for run in runs(70):
         store.add(run)
     assert store.read() == runs(70)[-50:]
@@ -77,7 +78,7 @@ def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
 
 
 def test_few_runs_say_nothing(tmp_path) -> None:
-    store = ResidualStore("cpu", tmp_path)
+    store = ResidualStore("cpu", "tiled", tmp_path)
     assert store.read() == []
     for run in runs(5):
         store.add(run)
@@ -85,34 +86,44 @@ def test_few_runs_say_nothing(tmp_path) -> None:
 
 
 def test_devices_are_kept_apart(tmp_path) -> None:
-    ResidualStore("cpu", tmp_path).add(runs(1)[0])
-    assert ResidualStore("cuda:0", tmp_path).read() == []
+    ResidualStore("cpu", "tiled", tmp_path).add(runs(1)[0])
+    assert ResidualStore("cuda:0", "tiled", tmp_path).read() == []
+
+
+def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setattr(heap, "_tuned", False)
+    for run in runs(60):
+        ResidualStore("cpu", "streamed").add(run)
+    assert run_bounds("streamed", "cpu").usual == calibrate(runs(60))
+    assert run_bounds("tiled", "cpu").usual is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    ResidualStore("cpu", tmp_path / "file" / "below").add(runs(1)[0])
+    ResidualStore("cpu", "tiled", tmp_path / "file" / "below").add(runs(1)[0])
 
 
 def test_runs_of_this_machine_only_widen_what_ships_for_tiles(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setattr(heap, "_tuned", False)  # another test may have run the command line
-    shipped = tiled_calibration("cpu")
+    shipped = run_bounds("tiled", "cpu").usual
     assert shipped is not None
     assert shipped.families
-    store = ResidualStore("cpu")
+    store = ResidualStore("cpu", "tiled")
     for run in runs(60, fixed=0, spread=0.001):
         store.add(run)
-    assert tiled_calibration("cpu") == shipped
+    assert run_bounds("tiled", "cpu").usual == shipped
     for run in runs(60, fixed=0, spread=0.9):
         store.add(run)
-    assert tiled_calibration("cpu") == store.calibration()
+    assert run_bounds("tiled", "cpu").usual == store.calibration()
 
 
 def test_an_unsettled_heap_has_only_its_own_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     monkeypatch.setattr(heap, "_tuned", False)
-    assert tiled_calibration("cpu") is None
-    assert tiled_calibration("cuda:0") is None
+    assert run_bounds("tiled", "cpu").usual is None
+    assert run_bounds("tiled", "cuda:0") == RunBounds()

@@ -10,7 +10,7 @@ from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose
 from lowtide.memory.costs import ProbePoint
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import Calibration, RunBounds
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
 from lowtide.streaming.pricing.ledger import affordable_pixels
 from lowtide.streaming.pricing.tiles import candidates
@@ -186,7 +186,7 @@ def test_a_budget_below_the_smallest_plan_names_it():
 def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     def bytes_with(calibration):
         size = (PHOTO.height, PHOTO.width)
-        picture = Picture(PHOTO, size, calibration=calibration)
+        picture = Picture(PHOTO, size, tiled=RunBounds(usual=calibration))
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
 
@@ -204,7 +204,8 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
 def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
-    picture = Picture(PHOTO, (PHOTO.height, PHOTO.width), calibration=kept, thrifty=thrifty)
+    bounds = RunBounds(usual=kept, thrifty=thrifty, can_give_back=True)
+    picture = Picture(PHOTO, (PHOTO.height, PHOTO.width), tiled=bounds)
     both = plans(picture=picture)
     by_heap = {
         heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}

@@ -123,10 +123,11 @@ def _attempt(
         notes = [*task.notes, *sink.notes]
         # Some formats are encoded only now, and all at once.
         used = running.with_more(context.meter.lap())
-    if not outcome.events and plan.heap != "gives back" and plan.strategy != "streamed":
-        # A run that had to shrink says nothing of its plan, and one in the other heap, or by
-        # bands, nothing of others.
-        ResidualStore(plan.device).add(
+    if not outcome.events and plan.heap != "gives back":
+        # A run that had to shrink says nothing of its plan, and one in the other heap nothing of
+        # others.
+        kind = "streamed" if plan.strategy == "streamed" else "tiled"
+        ResidualStore(plan.device, kind).add(
             Residual(predicted=plan.predicted_bytes, measured=used.peak_bytes)
         )
     return ImageReport(

@@ -6,22 +6,17 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
-from lowtide.core.heap import heap_is_tuned
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import (
-    Calibration,
-    thrifty_calibration,
-    tiled_calibration,
-)
+from lowtide.memory.estimating.calibration import RunBounds, run_bounds
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
@@ -45,8 +40,8 @@ class Prepared:
     costs: ModelCosts
     precision: str
     programs: Programs
-    calibration: Calibration | None = None
-    thrifty: Calibration | None = None
+    tiled: RunBounds = field(default_factory=RunBounds)
+    streamed: RunBounds = field(default_factory=RunBounds)
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -61,7 +56,7 @@ class Prepared:
         easy_bytes = budget.device_bytes // 4
         return Picture(
             info, self.padded(info), codec_bytes, scratch_bytes, row_bytes, easy_bytes,
-            self.calibration, self.thrifty,
+            self.tiled, self.streamed,
         )  # fmt: skip
 
 
@@ -173,12 +168,10 @@ def _prepare(
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
     network = _lay_out(network, model, layout.channels_last)
-    calibration = tiled_calibration(device)
-    thrifty = thrifty_calibration() if device == "cpu" and heap_is_tuned() else None
-    programs = Programs(network)
     return Prepared(
-        model.descriptor, network, shape, costs, precision, programs, calibration, thrifty
-    )
+        model.descriptor, network, shape, costs, precision, Programs(network),
+        run_bounds("tiled", device), run_bounds("streamed", device),
+    )  # fmt: skip
 
 
 def _network(model: Model, device: str, precision: str) -> Network:

@@ -21,7 +21,7 @@ from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKind
 from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.models import names
@@ -81,7 +81,8 @@ def upscale(
             )
             if journal is not None:
                 if costs is not None:
-                    prepared.calibration = _pinned_calibration(journal)
+                    prepared.tiled = _pinned_bounds(journal, "tiled", prepared.tiled)
+                    prepared.streamed = _pinned_bounds(journal, "streamed", prepared.streamed)
                 journal.set_pin(_pin(parsed, prepared))
             context = Context(
                 prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book
@@ -213,18 +214,24 @@ def _begin_capture(
         load_capture()
 
 
-def _pinned_calibration(journal: Journal) -> Calibration | None:
-    kept = journal.pin.get("calibration")
-    return None if kept is None else Calibration.model_validate(kept)
+def _pinned_bounds(journal: Journal, kind: RunKind, now: RunBounds) -> RunBounds:
+    """``now`` with the usual bound that the folder began with; its journal may be older."""
+    kept = journal.pin.get("bounds", {})
+    if kind not in kept:
+        return now
+    usual = None if kept[kind] is None else Calibration.model_validate(kept[kind])
+    return now.model_copy(update={"usual": usual})
 
 
 def _pin(budget: Budget, prepared: Prepared) -> dict[str, Any]:
-    bound = prepared.calibration
+    bounds = {
+        kind: known.usual and known.usual.model_dump()
+        for kind, known in (("tiled", prepared.tiled), ("streamed", prepared.streamed))
+    }  # fmt: skip
     return {
         "device": budget.device, "device_bytes": budget.device_bytes,
         "host_bytes": budget.host_bytes, "versions": versions(),
-        "costs": prepared.costs.model_dump(),
-        "calibration": None if bound is None else bound.model_dump(),
+        "costs": prepared.costs.model_dump(), "bounds": bounds,
     }  # fmt: skip
 
 

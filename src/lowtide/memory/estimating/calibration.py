@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +30,10 @@ _UNSEEN = 2.0
 _TYPICAL = 256 * MIB
 # Fewer runs than this say nothing of a hundredth.
 _ENOUGH = 40
+
+
+# In tiles or whole, and in bands: they differ in what is exact about their predictions.
+RunKind = Literal["tiled", "streamed"]
 
 
 class Residual(BaseModel):
@@ -99,29 +103,42 @@ def shipped_calibration(kind: str) -> Calibration:
     return Calibration.model_validate(_shipped()[kind])
 
 
-def tiled_calibration(device: str) -> Calibration | None:
-    """What runs in tiles say of their upper bounds; None where too few are known.
+class RunBounds(BaseModel):
+    """What past runs of one kind say of the upper bounds of further ones, where they are known.
+
+    ``usual`` is of runs in this process's heap as it is set; ``thrifty`` of those in one that gives
+    freed blocks back, where ``can_give_back`` says that this process can be run so too.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    usual: Calibration | None = None
+    thrifty: Calibration | None = None
+    can_give_back: bool = False
+
+
+def run_bounds(kind: RunKind, device: str) -> RunBounds:
+    """The bounds of runs of one kind on one device.
 
     Those that the package ships are of the C heap's two settled ways (`heap_setting`). This
     machine's own take their place only where they ask for more, since they may be of gentler
     models.
     """
-    own = ResidualStore(device).calibration()
-    heap = heap_setting() if device == "cpu" else None
-    if heap is None:
-        return own
-    shipped = thrifty_calibration() if heap == "gives back" else _tiled("keeps")
-    wider = own is not None and own.upper(_TYPICAL) > shipped.upper(_TYPICAL)
-    return own if wider else shipped
+    own = ResidualStore(device, kind).calibration()
+    if device != "cpu":
+        return RunBounds(usual=own)
+    heap = heap_setting()
+    shipped = None if heap is None else _shipped_run(kind, heap)
+    wider = own is not None and (shipped is None or own.upper(_TYPICAL) > shipped.upper(_TYPICAL))
+    return RunBounds(
+        usual=own if wider else shipped, thrifty=_shipped_run(kind, "gives back"),
+        can_give_back=heap_is_tuned(),
+    )  # fmt: skip
 
 
-def thrifty_calibration() -> Calibration:
-    """What the package ships of runs in tiles whose heap gives freed blocks back."""
-    return _tiled("gives back")
-
-
-def _tiled(heap: HeapSetting) -> Calibration:
-    return Calibration.model_validate(_shipped()["tiled"][heap])
+def _shipped_run(kind: RunKind, heap: HeapSetting) -> Calibration | None:
+    known = _shipped().get(kind, {}).get(heap)
+    return None if known is None else Calibration.model_validate(known)
 
 
 def shipped_runtime() -> RuntimeCosts:
@@ -136,16 +153,20 @@ def _shipped() -> dict[str, Any]:
 
 
 class ResidualStore:
-    """Runs of one device of this machine, one JSON line each, newest last.
+    """Runs of one kind on one device of this machine, one JSON line each, newest last.
 
     Runs of other versions or another setting of the C heap are kept apart, since they take
     other memory.
     """
 
-    def __init__(self, device: str, folder: Path | None = None, keep: int = 400) -> None:
+    def __init__(
+        self, device: str, kind: RunKind, folder: Path | None = None, keep: int = 400
+    ) -> None:
         import torch
 
-        parts = device, torch.__version__, __version__, heap_is_tuned(), torch.get_num_threads()
+        parts = (
+            device, kind, torch.__version__, __version__, heap_is_tuned(), torch.get_num_threads()
+        )  # fmt: skip
         name = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
         self._path = (folder or cache_folder()) / f"residuals-{name}.jsonl"
         self._keep = keep

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lowtide.core.rows import ImageInfo
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import RunBounds
 from lowtide.streaming.channels import ChannelPlan
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
@@ -40,9 +40,8 @@ class Picture:
     ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
     memory that reading and writing the formats take; ``scratch_bytes`` is disk. ``row_bytes``
     is what the rows held for one row of tiles should stay below where lower tiles allow it,
-    and up to ``easy_bytes`` memory need not be saved. ``calibration`` is how far runs were from
-    their predictions, where that is known; ``thrifty`` the same of runs whose heap gives freed
-    blocks back, if this process can be run so too.
+    and up to ``easy_bytes`` memory need not be saved. ``tiled`` and ``streamed`` are how far runs
+    of each kind were from their predictions.
     """
 
     info: ImageInfo
@@ -51,8 +50,8 @@ class Picture:
     scratch_bytes: int = 0
     row_bytes: int | None = None
     easy_bytes: int | None = None
-    calibration: Calibration | None = None
-    thrifty: Calibration | None = None
+    tiled: RunBounds = field(default_factory=RunBounds)
+    streamed: RunBounds = field(default_factory=RunBounds)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calibration import Calibration, RunBounds
 from lowtide.memory.ledger import LedgerRow, Origin, Place
 from lowtide.memory.plan import Plan
 from lowtide.streaming.pricing.facts import Picture
@@ -51,26 +51,24 @@ def calibrated(
     )
 
 
-def _giving_back(
-    plan: Plan, calibration: Calibration | None, thrifty: Calibration
-) -> Plan:
+def in_both_heaps(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
+    """``plans``, and if this process can be run so, each in the heap that gives blocks back."""
+    if not bounds.can_give_back:
+        return plans
+    thrifty = [_giving_back(plan, bounds) for plan in plans]
+    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
+
+
+def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
     """``plan`` in a heap that holds what lives and no more, which takes longer."""
     rows = [
         row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
-        for row in plan.ledger if calibration is None or row.name != "margin"
+        for row in plan.ledger if bounds.usual is None or row.name != "margin"
     ]  # fmt: skip
     return plan.model_copy(update={
         "heap": "gives back", "seconds": plan.seconds * _GIVING_BACK_COSTS,
-        "ledger": calibrated(tuple(rows), thrifty),
+        "ledger": calibrated(tuple(rows), bounds.thrifty),
     })  # fmt: skip
-
-
-def in_both_heaps(plans: list[Plan], picture: Picture) -> list[Plan]:
-    """``plans``, and if this process can be run so, each in the heap that gives blocks back."""
-    if picture.thrifty is None:
-        return plans
-    thrifty = [_giving_back(plan, picture.calibration, picture.thrifty) for plan in plans]
-    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
 
 
 def _run_bytes(costs: ModelCosts, pixels: int) -> float:

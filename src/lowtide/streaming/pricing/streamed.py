@@ -46,7 +46,7 @@ class BandPricing:
                 "bands and pages", "device", layout.bytes, layout.bytes * DRAFTED_WITHIN, "prior"
             )
             plans.append(self._plan(layout, [drafted]))
-        return self._ample(in_both_heaps(plans, self.picture))
+        return self._ample(in_both_heaps(plans, self.picture.streamed))
 
     def _ample(self, plans: list[Plan]) -> list[Plan]:
         """Leave out small bands where larger ones are as fast in an easy part of the budget:
@@ -74,7 +74,7 @@ class BandPricing:
         key = banded.cuts, banded.again, banded.bands, banded.pages
         layout = self.programs.drafted(height, width, key)
         rows = self.programs.told(height, width, layout).rows
-        both = in_both_heaps([self._plan(layout, rows)], self.picture)
+        both = in_both_heaps([self._plan(layout, rows)], self.picture.streamed)
         return next(one for one in both if one.heap == plan.heap)
 
     def _plan(self, layout: Layout, running: Sequence[LedgerRow]) -> Plan:
@@ -88,7 +88,7 @@ class BandPricing:
             tile_width=width, tile_height=height, overlap=0, blend=0, batch=1, tiles=1,
             images_per_tile=self._images, run_pixels=height * width * self._images,
             seam_share=0.0, seconds=self._seconds(layout), recovery=("smaller plan",),
-            ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.calibration),
+            ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.streamed.usual),
             banded=BandPlan(
                 cuts=layout.cuts, again=layout.again, bands=layout.bands, pages=layout.pages,
                 pages_bytes=int(layout.pages_bytes * self._share),

@@ -61,7 +61,7 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
         # An image smaller than any tile is one tile.
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     plans = _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
-    return in_both_heaps(plans, picture)
+    return in_both_heaps(plans, picture.tiled)
 
 
 def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
@@ -185,7 +185,7 @@ def _plan(
         seconds=_seconds(costs, rows, columns, pixels, batch),
         ledger=calibrated(
             tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
-            picture.calibration,
+            picture.tiled.usual,
         ),
     )
 

@@ -65,6 +65,7 @@ bench-gpu: $(VENV)/.dev
 	$(BIN)/python benchmarks/tile_loop.py --device cuda:0 --fresh
 	$(BIN)/python benchmarks/large_images.py --device cuda:0 --fresh
 	$(BIN)/python benchmarks/attention_gpu.py --fresh
+	$(BIN)/python benchmarks/streaming_gpu.py --fresh
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build/html

@@ -154,12 +154,11 @@ class _Way:
 
     def placed(self, layout: Layout, pages: Sequence[Placement]) -> Iterator[Layout]:
         """``layout``, whose pages are in memory, with pages in each of these places."""
+        bands = max(
+            one.at(number)[0] for one, number in zip(self.glances, layout.bands, strict=True)
+        )
         for place in pages:
-            bands = max(
-                one.at(number)[0] for one, number in zip(self.glances, layout.bands, strict=True)
-            )
-            size = layout.bytes if place == "memory" else bands
-            yield replace(layout, pages=place, bytes=size)
+            yield replace(layout, pages=place, bytes=layout.bytes if place == "memory" else bands)
 
     def _again_bytes(self, program: Program) -> int:
         """What steps read and write in other segments than the first that has them."""

@@ -30,17 +30,17 @@ def page_maker(
     program: Program, pages: Placement, device: torch.device, folder: Path | None = None, *,
     on_disk: type[DiskPage] = DiskPage, carrier: Carrier | None = None,
 ) -> MakePage:  # fmt: skip
-    """Makes the pages of a run on ``device``: there, on its host, or ``on_disk`` in ``folder``."""
+    """Makes the pages of a run on ``device``: there, on its host (moved by ``carrier``), or
+    ``on_disk`` in ``folder``."""
     if pages == "memory":
         return memory_pages(program, device)
     nodes, rows = program.graph.nodes, program.rows
-    if pages == "host" and carrier is None:
-        carrier = carrier_of(device)
+    carried = (carrier or carrier_of(device)) if pages == "host" else None
 
     def make(index: int) -> Page:
         like, dim = nodes[index].like, rows[index].dim
-        if carrier is not None:
-            return HostPage(like.shape, like.dtype, dim, carrier)
+        if carried is not None:
+            return HostPage(like.shape, like.dtype, dim, carried)
         return on_disk(like.shape, like.dtype, dim, device, folder)
 
     return make

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.fast.adapt import adapt
 from lowtide.models.files import is_zip
 from lowtide.models.fused import fold
 
@@ -156,6 +157,7 @@ def _module(found: spandrel.ModelDescriptor) -> nn.Module:
     call = found._call_fn
     plain = call.__module__ == type(found).__module__
     model = fold(found.model.eval())
+    adapt(model)
     return model if plain else Called(model, call)
 
 

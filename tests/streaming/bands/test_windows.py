@@ -8,9 +8,8 @@ from torch import nn
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.drafts import Drafter
 from lowtide.streaming.bands.foretell import foretell
-from lowtide.streaming.bands.rows import Pattern, RowOp
+from lowtide.streaming.bands.rows import RowOp
 from lowtide.streaming.bands.rules.rule import short
-from lowtide.streaming.bands.rules.windows import attended
 
 SIDE = 4
 
@@ -127,20 +126,6 @@ def test_masks_are_kept_as_their_few_patterns():
                     seen.add(id(pattern.added))
         assert torch.equal(rebuilt, dense.narrow(dim, span[0], span[1] - span[0]))
     assert len(seen) == 3
-
-
-def test_windows_with_other_masks_are_done_for_themselves():
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 7, 2, 9, 16, dtype=torch.float64)
-    bias, masks = torch.randn(1, 2, 9, 9).double(), torch.randn(2, 1, 9, 9).double()
-    patterns = [Pattern((0, 2), masks[0]), Pattern((1, 4, 5, 6), None), Pattern((3,), masks[1])]
-    dense = torch.zeros(7, 1, 9, 9, dtype=torch.float64)
-    dense[[0, 2]], dense[3] = masks[0], masks[1]
-    scores = query @ key.mT * 0.3 + bias + dense
-    expected = scores.softmax(-1) @ value
-    torch.testing.assert_close(attended(query, key, value, bias, patterns, 0.3), expected)
-    alone = (query @ key.mT * 0.3 + dense).softmax(-1) @ value
-    torch.testing.assert_close(attended(query, key, value, None, patterns, 0.3), alone)
 
 
 def test_foretold_runs_keep_no_scores():

@@ -11,9 +11,9 @@ import hashlib
 import torch
 from torch import Tensor
 
+from lowtide.attention.windowed import Pattern
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.rows import Pattern
 from lowtide.streaming.bands.rules.pointwise import is_pointwise
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.spans import Span

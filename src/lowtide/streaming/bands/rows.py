@@ -24,14 +24,6 @@ class Rows:
     grain: int = 1
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Places along a dimension at which a tensor without rows is ``added``; None where it is 0."""
-
-    places: tuple[int, ...]
-    added: Tensor | None
-
-
 # Rows of each of the tensors with rows that a band depends on, in the order they are taken in.
 Needs = tuple[Spans, ...]
 # Rows of a span, of those of the inputs and of what has none: tensors, or lists of patterns.

@@ -12,17 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.attention.windowed import LEAST_CHANNELS, Pattern, attend_windows
 from lowtide.streaming.bands.graph import Node, Ref
-from lowtide.streaming.bands.rows import Pattern, RowOp, same
+from lowtide.streaming.bands.rows import RowOp, same
 from lowtide.streaming.bands.rules.rule import Tracked, argument, short
 from lowtide.streaming.bands.spans import Span
-
-# Heads with fewer channels are faster written out: on a CPU a block of them is too little work.
-_LEAST_CHANNELS = 16
 
 
 @dataclass
@@ -51,7 +47,7 @@ def attention(node: Node, tracked: Tracked) -> RowOp | None:
         return None
     if len(set(inputs)) < len(inputs):
         return None
-    if tracked.like(scores.query).shape[-1] < _LEAST_CHANNELS:
+    if tracked.like(scores.query).shape[-1] < LEAST_CHANNELS:
         return None
     wholes, patterned = tuple(scores.addends), {}
     if scores.mask is not None:
@@ -65,38 +61,9 @@ def attention(node: Node, tracked: Tracked) -> RowOp | None:
         for one in whole[:-1] if masked else whole:
             bias = one if bias is None else bias + one
         query, key, found = pieces
-        return attended(query, key, found, bias, patterns, scale)
+        return attend_windows(query, key, found, bias, patterns, scale)
 
     return RowOp(rows, inputs, wholes, same(len(inputs)), run, patterned=patterned)
-
-
-def attended(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
-    patterns: Sequence[Pattern], scale: float,
-) -> Tensor:  # fmt: skip
-    """Attention of (windows, heads, places, channels) with ``bias`` (1, heads, places, places).
-
-    ``patterns`` tell for all windows, or for none, what is added beside: the most frequent one is
-    taken for all of them, and those that have another are done again.
-    """
-    ordered = sorted(patterns, key=lambda one: -len(one.places))
-    usual = bias if not ordered else _sum(bias, ordered[0].added)
-    result = F.scaled_dot_product_attention(query, key, value, usual, scale=scale)
-    for one in ordered[1:]:
-        places = torch.tensor(one.places, device=query.device)
-        q, k, v = (each.index_select(0, places) for each in (query, key, value))
-        added = _sum(bias, one.added)
-        part = F.scaled_dot_product_attention(q, k, v, added, scale=scale)
-        result.index_copy_(0, places, part)
-    return result
-
-
-def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
-    if added is None:
-        return bias
-    # As many dimensions as scores have.
-    added = added.flatten(0, -3)[None]
-    return added if bias is None else bias + added
 
 
 def _scores(tracked: Tracked, weights: Any) -> _Scores | None:

@@ -1,0 +1,93 @@
+"""Attention within many windows that share a bias, and of which few are masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Heads with fewer channels are faster written out: a block of them is too little work for PyTorch's
+# kernel on a CPU.
+LEAST_CHANNELS = 16
+# Scores that are held at once where they are written out: they stay in a processor's cache.
+_SCORE_BYTES = 4 << 20
+# Part of the windows that is done as if it were all: less is copied together first.
+_NEARLY = 0.75
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Windows (``places``) to whose scores something is ``added`` beside the bias; None where
+    nothing is."""
+
+    places: tuple[int, ...]
+    added: Tensor | None
+
+
+def attend_windows(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
+    patterns: Sequence[Pattern], scale: float,
+) -> Tensor:  # fmt: skip
+    """softmax(scale · Q Kᵀ + bias + pattern) V in every window.
+
+    ``query`` is (windows, heads, places, channels), ``key`` and ``value`` may have other places;
+    ``bias`` is (1, heads, places, places), what a pattern adds (1, 1, places, places) or broadcast
+    to that. ``patterns`` tell of all windows or of none. Exact to rounding; no scores are kept.
+
+    Where nearly all windows have one pattern, as of a mask of windows that are shifted round an
+    image, it is taken for all, and the others are done again.
+    """
+    if not patterns:
+        return _attend(query, key, value, bias, scale)
+    usual, *others = sorted(patterns, key=lambda one: -len(one.places))
+    if len(usual.places) >= _NEARLY * len(query):
+        result = _attend(query, key, value, _sum(bias, usual.added), scale)
+    else:
+        result = _empty(query, value)
+        others = [usual, *others]
+    for one in others:
+        places = torch.tensor(one.places, device=query.device)
+        q, k, v = (each.index_select(0, places) for each in (query, key, value))
+        result.index_copy_(0, places, _attend(q, k, v, _sum(bias, one.added), scale))
+    return result
+
+
+def _empty(query: Tensor, value: Tensor) -> Tensor:
+    """A result, in memory as PyTorch's kernels leave it: heads beside one another."""
+    windows, heads, places = query.shape[:3]
+    return query.new_empty(windows, places, heads, value.shape[-1]).transpose(1, 2)
+
+
+def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
+    if added is None:
+        return bias
+    # As many dimensions as scores have: PyTorch's kernels take no others.
+    added = added.reshape(1, *(1,) * max(0, 3 - added.dim()), *added.shape[-3:])
+    return added if bias is None else bias + added
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
+) -> Tensor:
+    if query.device.type == "cpu" and query.shape[-1] < LEAST_CHANNELS:
+        return _written_out(query, key, value, added, scale)
+    return F.scaled_dot_product_attention(query, key, value, added, scale=scale)
+
+
+def _written_out(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
+) -> Tensor:
+    """By products and a softmax, some windows at a time."""
+    windows, heads, places = query.shape[:3]
+    at_once = max(1, _SCORE_BYTES // (heads * places * key.shape[2] * query.itemsize))
+    result = _empty(query, value)
+    for first in range(0, windows, at_once):
+        part = slice(first, first + at_once)
+        scores = (query[part] * scale) @ key[part].transpose(-2, -1)
+        if added is not None:
+            scores += added
+        result[part] = scores.softmax(-1) @ value[part]
+    return result

@@ -1,0 +1,124 @@
+"""Putting faster parts into a model, each compared with what it stands for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.part import FastPart
+from lowtide.models.fast.rectangles import FastRectangles
+from lowtide.models.fast.swin import FastOverlap, FastWindows
+
+# Of the largest number; rounding of fp32 leaves a tenth of it.
+_TOLERANCE = 1e-5
+_HOME = "spandrel.architectures."
+
+
+def adapt(network: nn.Module) -> Counter[str]:
+    """Replace window attention in ``network``, a model of spandrel's, and count by kind what was.
+
+    Known are SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first of them
+    gives what it gave before on random windows, and masks of shifted windows only if they are the
+    model's own.
+    """
+    found: Counter[str] = Counter()
+    agreed: dict[object, bool] = {}
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if (title := _name(child)) not in _KINDS:
+                continue
+            kind, example = _KINDS[title]
+            fast, form = kind(child), (title, repr(child))
+            if form not in agreed:
+                agreed[form] = _agrees(child, fast, example)
+            if agreed[form]:
+                setattr(parent, name, fast)
+                found[title] += 1
+    for part in network.modules() if found else ():
+        all_fast = all(_name(one) not in _KINDS for one in part.modules())
+        if callable(getattr(part, "calculate_mask", None)) and all_fast:
+            _mask_in_few_forms(part)
+    return found
+
+
+def _name(part: nn.Module) -> str:
+    """Family and class of a part of spandrel's models."""
+    kind = type(part)
+    if not kind.__module__.startswith(_HOME):
+        return ""
+    return f"{kind.__module__.removeprefix(_HOME).split('.')[0]} {kind.__name__}"
+
+
+@torch.inference_mode()
+def _agrees(plain: nn.Module, fast: FastPart, example: Callable[[Any], dict[str, Any]]) -> bool:
+    given = example(plain)
+    expected, result = plain(**given), fast(**given)
+    apart = (result - expected).abs().max()
+    # Written so that what is not a number agrees with nothing.
+    return result.shape == expected.shape and bool(apart <= _TOLERANCE * expected.abs().max())
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _swin(plain: Any) -> dict[str, Any]:
+    return {"x": _random(3, plain.window_size[0] * plain.window_size[1], plain.dim)}
+
+
+def _hat(plain: Any) -> dict[str, Any]:
+    given = _swin(plain)
+    places, table = given["x"].shape[1], len(plain.relative_position_bias_table)
+    return {**given, "rpi": torch.arange(places**2).view(places, places) % table}
+
+
+def _overlap(plain: Any) -> dict[str, Any]:
+    side, table = plain.window_size, len(plain.relative_position_bias_table)
+    seen = plain.overlap_win_size**2
+    index = torch.arange(side**2 * seen).view(side**2, seen) % table
+    size = 2 * side, 3 * side
+    return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size, "rpi": index}
+
+
+def _rectangles(plain: Any) -> dict[str, Any]:
+    down, across = plain.H_sp, plain.W_sp
+    places = down * across
+    size = 2 * down, 3 * across
+    return {
+        "qkv": _random(3, 1, size[0] * size[1], plain.dim), "H": size[0], "W": size[1],
+        "rpi": torch.arange(places**2).view(places, places) % 7, "rpe_biases": _random(7, 2),
+    }  # fmt: skip
+
+
+_KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
+    "SwinIR WindowAttention": (FastWindows, _swin),
+    "DRCT WindowAttention": (FastWindows, _swin),
+    "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
+    "CRAFT Attention_regular": (FastRectangles, _rectangles),
+}  # fmt: skip
+
+
+def _mask_in_few_forms(part: Any) -> None:
+    """Let ``part`` make `ShiftMask`s in place of tensors, if those are the same."""
+    plain, window, shift = part.calculate_mask, part.window_size, part.shift_size
+    if not shift:
+        return
+
+    def few(x_size: tuple[int, int], *more: Any, **named: Any) -> ShiftMask | Tensor:
+        if torch.compiler.is_exporting():
+            return plain(x_size, *more, **named)
+        return ShiftMask(*x_size, window, shift)
+
+    more = (torch.float32,) if "dtype" in plain.__code__.co_varnames else ()
+    for size in ((window, window), (3 * window, 2 * window), (window, 2 * window)):
+        expected = plain(size, *more)
+        if not torch.equal(ShiftMask(*size, window, shift).dense(expected), expected):
+            return
+    part.calculate_mask = few
+    # A mask that was made for one size would be as large as all others.
+    part.input_resolution = None

@@ -1,0 +1,72 @@
+"""Masks of windows that are shifted round an image, as the few forms that they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.windowed import Pattern
+
+# What Swin's descendants add to scores of places that were not neighbors before the shift.
+_APART = -100.0
+
+
+@dataclass(frozen=True)
+class ShiftMask:
+    """The mask of an image of ``height``×``width`` in windows of ``window``, shifted up and to the
+    left by ``shift``, without its numbers: nothing is masked but along the lower and right edge.
+
+    Stands where models put a tensor (windows, places, places), which for a photograph takes
+    hundreds of megabytes.
+    """
+
+    height: int
+    width: int
+    window: int
+    shift: int
+
+    def to(self, *_: object, **__: object) -> ShiftMask:
+        """As a tensor's: this has no device and no type."""
+        return self
+
+    @cached_property
+    def _places(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
+        """Windows by whether they lie at the lower and at the right edge."""
+        rows, columns = self.height // self.window, self.width // self.window
+        found: dict[tuple[bool, bool], list[int]] = {}
+        for place in range(rows * columns):
+            row, column = divmod(place, columns)
+            found.setdefault((row == rows - 1, column == columns - 1), []).append(place)
+        return {edges: tuple(places) for edges, places in found.items()}
+
+    def patterns(self, like: Tensor) -> list[Pattern]:
+        """Which windows have which mask (1, 1, places, places), in ``like``'s type on its
+        device. For a batch, windows of one image after those of another."""
+        each = self.height // self.window * (self.width // self.window)
+        images = range(len(like) // each)
+        return [
+            Pattern(
+                tuple(image * each + place for image in images for place in places),
+                self._mask(edges, like) if any(edges) else None,
+            )
+            for edges, places in self._places.items()
+        ]  # fmt: skip
+
+    def _mask(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
+        along = torch.arange(self.window, device=like.device) >= self.window - self.shift
+        down, across = along * edges[0], along * edges[1]
+        region = (2 * down[:, None] + across[None]).flatten()
+        apart = region[:, None] != region[None]
+        return like.new_zeros(apart.shape).masked_fill_(apart, _APART)[None, None]
+
+    def dense(self, like: Tensor) -> Tensor:
+        """As models have it: (windows, places, places)."""
+        count = self.height // self.window * (self.width // self.window)
+        found = like.new_zeros(count, self.window**2, self.window**2)
+        for edges, places in self._places.items():
+            if any(edges):
+                found[list(places)] = self._mask(edges, like)[0]
+        return found

@@ -1,0 +1,85 @@
+"""Window attention of SwinIR, DRCT and HAT, and HAT's overlapping windows, as one operator."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.windowed import attend_windows
+from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.part import FastPart
+
+
+class FastWindows(FastPart):
+    """``WindowAttention(x, mask)`` of spandrel's SwinIR and DRCT, ``(x, rpi, mask)`` of its HAT.
+
+    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, or
+    a tensor (windows of an image, places, places), with which the part runs as it was.
+    """
+
+    def forward(
+        self, x: Tensor, rpi: Tensor | None = None, mask: Tensor | ShiftMask | None = None
+    ) -> Tensor:
+        """The result for each window."""
+        if torch.compiler.is_exporting() or isinstance(mask, Tensor):
+            given = {} if rpi is None else {"rpi": rpi}
+            return self.plain(x, **given, mask=mask)
+        plain = self.plain
+        index = plain.relative_position_index if rpi is None else rpi
+        windows, places, channels = x.shape
+        parts = plain.qkv(x).view(windows, places, 3, plain.num_heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        bias = gathered_bias(plain.relative_position_bias_table, index, places)
+        patterns = () if mask is None else mask.patterns(query)
+        found = attend_windows(query, key, value, bias, patterns, plain.scale)
+        return plain.proj(found.transpose(1, 2).reshape(windows, places, channels))
+
+
+class FastOverlap(FastPart):
+    """HAT's ``OCAB(x, x_size, rpi)``: windows look at larger ones around them.
+
+    Keys and values are cut out of the image, which is not unfolded to columns.
+    """
+
+    def forward(self, x: Tensor, x_size: tuple[int, int], rpi: Tensor) -> Tensor:
+        """(images, pixels, channels) to the same."""
+        if torch.compiler.is_exporting():
+            return self.plain(x, x_size, rpi)
+        plain = self.plain
+        height, width = x_size
+        side, seen = plain.window_size, plain.overlap_win_size
+        parts = plain.qkv(plain.norm1(x)).view(len(x), height, width, 3, plain.num_heads, -1)
+        query, key, value = parts.unbind(3)
+        bias = gathered_bias(plain.relative_position_bias_table, rpi, side * side)
+        found = attend_windows(
+            windows_of(query, side, side), windows_of(key, side, seen),
+            windows_of(value, side, seen), bias, (), plain.scale,
+        )  # fmt: skip
+        x = plain.proj(image_of(found, height, width, (side, side))) + x
+        return x + plain.mlp(plain.norm2(x))
+
+
+def gathered_bias(table: Tensor, index: Tensor, places: int) -> Tensor:
+    """(1, heads, places, places seen) of a table of relative places (places, heads)."""
+    chosen = table.detach()[index.flatten()]
+    return chosen.view(places, -1, table.shape[1]).permute(2, 0, 1).contiguous()[None]
+
+
+def windows_of(image: Tensor, step: int, size: int) -> Tensor:
+    """(images, height, width, heads, channels) to (windows, heads, places, channels): one window
+    of ``size`` for every ``step`` rows and columns, centered on them, with zeros around."""
+    margin = (size - step) // 2
+    if margin:
+        image = F.pad(image, (0, 0, 0, 0, margin, margin, margin, margin))
+    cut = image.unfold(1, size, step).unfold(2, size, step)
+    # (images, rows, columns, heads, channels, down, across)
+    return cut.permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 5).flatten(0, 2)
+
+
+def image_of(windows: Tensor, height: int, width: int, window: tuple[int, int]) -> Tensor:
+    """(windows, heads, places, channels) to (images, pixels, heads · channels)."""
+    rows, columns = height // window[0], width // window[1]
+    found = windows.transpose(1, 2).flatten(2)
+    found = found.view(-1, rows, columns, *window, found.shape[-1])
+    return found.transpose(2, 3).reshape(len(found), height * width, -1)

@@ -1,0 +1,53 @@
+"""Attention of windows that share a bias, a few of which are masked."""
+
+import pytest
+import torch
+
+from lowtide.attention.windowed import Pattern, attend_windows
+
+
+def dense(query, key, value, bias, masks, scale):
+    scores = query @ key.mT * scale + masks
+    return (scores if bias is None else scores + bias).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("channels", [6, 16])
+@pytest.mark.parametrize("others", [1, 3, 5])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_every_window_gets_its_own_mask(channels, others, has_bias):
+    torch.manual_seed(0)
+    query = torch.randn(7, 2, 9, channels, dtype=torch.float64)
+    key, value = torch.randn(2, 7, 2, 11, channels, dtype=torch.float64)
+    bias = torch.randn(1, 2, 9, 11).double() if has_bias else None
+    added = torch.randn(2, 1, 1, 9, 11).double()
+    # In some order, and most of them in the end without any.
+    groups = [tuple(range(others - 1)), (6,), tuple(range(others - 1, 6))]
+    patterns = [
+        Pattern(places, mask) for places, mask in zip(groups, (*added, None), strict=True)
+        if places
+    ]  # fmt: skip
+    masks = torch.zeros(7, 1, 9, 11, dtype=torch.float64)
+    masks[list(groups[0])], masks[6] = added[0], added[1]
+    expected = dense(query, key, value, bias, masks, 0.3)
+    found = attend_windows(query, key, value, bias, patterns, 0.3)
+    torch.testing.assert_close(found, expected)
+    for shape in ((1, 9, 11), (9, 11)):
+        flat = [
+            Pattern(one.places, None if one.added is None else one.added.view(shape))
+            for one in patterns
+        ]
+        torch.testing.assert_close(attend_windows(query, key, value, bias, flat, 0.3), expected)
+
+
+@pytest.mark.parametrize("channels", [6, 16])
+def test_without_masks(channels):
+    query, key, value = torch.randn(3, 5, 2, 9, channels, dtype=torch.float64)
+    found = attend_windows(query, key, value, None, (), 0.5)
+    torch.testing.assert_close(found, (query @ key.mT * 0.5).softmax(-1) @ value)
+
+
+def test_scores_that_are_written_out_are_few_at_once(monkeypatch):
+    monkeypatch.setattr("lowtide.attention.windowed._SCORE_BYTES", 2 * 9 * 9 * 8)
+    query, key, value = torch.randn(3, 5, 2, 9, 6, dtype=torch.float64)
+    found = attend_windows(query, key, value, None, (), 0.5)
+    torch.testing.assert_close(found, (query @ key.mT * 0.5).softmax(-1) @ value)

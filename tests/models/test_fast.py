@@ -1,0 +1,150 @@
+"""Faster parts of spandrel's window transformers, beside the parts they stand for."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+
+from lowtide.models.fast import adapt as adapting
+from lowtide.models.fast.adapt import adapt
+from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.part import FastPart
+from lowtide.models.fast.swin import FastWindows
+from lowtide.streaming.bands.capture import capture
+
+SWIN = {
+    "upscale": 2, "img_size": 32, "depths": [2, 2], "num_heads": [2, 2], "embed_dim": 36,
+    "mlp_ratio": 2, "img_range": 1.0, "upsampler": "pixelshuffle", "resi_connection": "1conv",
+}  # fmt: skip
+MORE = {
+    "SwinIR": {"window_size": 8}, "DRCT": {"window_size": 8, "gc": 12},
+    "HAT": {
+        "window_size": 8, "compress_ratio": 3, "squeeze_factor": 6, "conv_scale": 0.01,
+        "overlap_ratio": 0.5,
+    },
+    "CRAFT": {},
+}  # fmt: skip
+HOMES = {"SwinIR": "SwinIR", "DRCT": "drct_arch", "HAT": "HAT", "CRAFT": "CRAFT"}
+
+
+def network(family):
+    torch.manual_seed(0)
+    home = importlib.import_module(f"spandrel.architectures.{family}.__arch.{HOMES[family]}")
+    options = {"embed_dim": 32, "depths": [1, 1], "num_heads": [4, 4]} if family == "CRAFT" else (
+        SWIN | MORE[family]
+    )
+    made = getattr(home, family)(**options).eval().requires_grad_(False)
+    for weight in made.parameters():
+        if weight.dim() == 1:
+            weight.add_(torch.randn(weight.shape) * 0.1)
+        elif weight.shape[-1] == 2:
+            weight.normal_()  # tables of biases, which are nearly 0 at first
+    return made
+
+
+@pytest.fixture(scope="module", params=list(MORE))
+def both(request):
+    plain = network(request.param)
+    fast = copy.deepcopy(plain)
+    found = adapt(fast)
+    assert sum(found.values()) == sum(isinstance(one, FastPart) for one in fast.modules())
+    assert found
+    return plain, fast
+
+
+# The second is the size that they were trained at.
+@pytest.mark.parametrize("size", [(24, 40), (32, 32), (8, 8), (16, 8), (40, 64)])
+def test_they_give_the_same_numbers(both, size):
+    plain, fast = both
+    image = torch.rand(1, 3, *size)
+    with torch.inference_mode():
+        expected, found = plain(image), fast(image)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_batch_is_its_images(both):
+    plain, fast = both
+    images = torch.rand(3, 3, 24, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(images), plain(images), rtol=0, atol=2e-6)
+
+
+def test_in_fp64_they_differ_by_rounding(both):
+    plain, fast = (copy.deepcopy(one).double() for one in both)
+    image = torch.rand(1, 3, 24, 40, dtype=torch.float64)
+    with torch.inference_mode():
+        expected, found = plain(image), fast(image)
+    assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def test_tensors_keep_their_names(both):
+    plain, fast = both
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in fast.named_parameters()] == [
+        name for name, _ in plain.named_parameters()
+    ]
+
+
+def test_an_exported_graph_is_that_of_the_model_itself(both):
+    plain, fast = both
+    image = torch.rand(1, 3, 24, 40)
+    names = [
+        [str(node.target) for node in capture(one, image).nodes if node.kind == "call"]
+        for one in (plain, fast)
+    ]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize(("window", "shift"), [(4, 2), (6, 1)])
+def test_masks_in_few_forms_are_those_of_the_definition(size, window, shift):
+    rows, columns = size[0] * window, size[1] * window
+    regions = torch.zeros(rows, columns)
+    edges = slice(0, -window), slice(-window, -shift), slice(-shift, None)
+    for number, (down, across) in enumerate((a, b) for a in edges for b in edges):
+        regions[down, across] = number
+    flat = regions.view(size[0], window, size[1], window).transpose(1, 2).reshape(-1, window**2)
+    expected = torch.zeros(len(flat), window**2, window**2)
+    expected[flat[:, None] != flat[:, :, None]] = -100.0
+    mask = ShiftMask(rows, columns, window, shift)
+    assert torch.equal(mask.dense(expected), expected)
+    patterns = mask.patterns(expected)
+    assert sorted(place for one in patterns for place in one.places) == list(range(len(flat)))
+    assert len(patterns) <= 4
+
+
+def test_a_part_that_gives_other_numbers_is_not_taken(monkeypatch):
+    class Wrong(FastWindows):
+        def forward(self, x, rpi=None, mask=None):
+            return super().forward(x, rpi, mask) * 1.001
+
+    kinds = {"SwinIR WindowAttention": (Wrong, adapting._swin)}
+    monkeypatch.setattr(adapting, "_KINDS", kinds)
+    plain = network("SwinIR")
+    fast = copy.deepcopy(plain)
+    assert not adapt(fast)
+    image = torch.rand(1, 3, 24, 16)
+    assert torch.equal(fast(image), plain(image))
+
+
+def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
+    agrees, seen = adapting._agrees, []
+
+    def once(*given):
+        seen.append(given)
+        return len(seen) > 1 and agrees(*given)
+
+    monkeypatch.setattr(adapting, "_agrees", once)
+    plain = network("HAT")
+    fast = copy.deepcopy(plain)
+    assert set(adapt(fast)) == {"HAT WindowAttention"}
+    image = torch.rand(1, 3, 24, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
+
+
+def test_other_models_are_left_alone():
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MultiheadAttention(8, 2))
+    assert not adapt(module)
+    assert [type(one) for one in module] == [torch.nn.Conv2d, torch.nn.MultiheadAttention]

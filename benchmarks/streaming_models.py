@@ -68,6 +68,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         conv_scale=0.01, overlap_ratio=0.5,
     ),
     "DRCT": lambda: _spandrel("DRCT", "__arch.drct_arch", "DRCT", **_SWIN, window_size=16, gc=32),
+    "DRCT-L": lambda: _spandrel(
+        "DRCT", "__arch.drct_arch", "DRCT", **{**_SWIN, "depths": [6] * 12, "num_heads": [6] * 12},
+        window_size=16, gc=32,
+    ),
     "RRDB": lambda: _spandrel(
         "ESRGAN", "__arch.RRDB", "RRDBNet", in_nc=3, out_nc=3, num_filters=64, num_blocks=23,
         scale=4,

@@ -1,0 +1,144 @@
+"""Window transformers as Lowtide runs their files, beside the forward pass of spandrel's classes.
+
+    LOWTIDE_DATA=... python benchmarks/fast_windows.py [--only TEXT] [--pairs 5] [--fresh]
+
+Full-depth models with fixed random weights and a trained CRAFT. Errors: the largest difference of
+both results at five sizes, padded as the model asks for it. Times: processor seconds of both in one
+process, in turns, in a heap that keeps what was freed; bf16 against fp32 of spandrel's, and its
+error in decibels of the result's range. Peaks: anonymous memory of a fresh process for each, in a
+heap that gives back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import ResultFile, spread
+from streaming_models import given, made
+from torch import Tensor, nn
+
+from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.models.fast.adapt import adapt
+from streaming import apart
+
+# Times at these sides; DRCT is what most of the time of a job is spent in.
+SIDES = {"DRCT": (128, 256), "HAT": (128,), "SwinIR": (128,), "CRAFT": (128,), "DRCT-L": (128,)}
+# Heights and widths of the comparison, and what the classes want them to be multiples of.
+SIZES = ((64, 64), (48, 97), (33, 70), (120, 57), (17, 130))
+GRAIN = {"DRCT": 16, "DRCT-L": 16, "HAT": 16}
+WAYS = ("spandrel", "fast", "fast bf16")
+
+
+def model_of(name: str, way: str) -> nn.Module:
+    """The model as it is, or as its file is loaded."""
+    model = made(name)
+    if way != "spandrel":
+        adapt(model)
+    return model.to(torch.bfloat16) if way.endswith("bf16") else model
+
+
+def image_of(name: str, height: int, width: int, way: str = "") -> Tensor:
+    """An input that the model takes."""
+    grain = GRAIN.get(name, 8)
+    image = given(name, *(-(-side // grain) * grain for side in (height, width)))
+    if name not in GRAIN:  # these pad for themselves
+        image = image[..., :height, :width]
+    return image.to(torch.bfloat16) if way.endswith("bf16") else image
+
+
+def run_error(name: str) -> dict[str, Any]:
+    """The largest difference at each size."""
+    torch.set_num_threads(2)
+    plain, fast = (model_of(name, way) for way in WAYS[:2])
+    errors = {}
+    with torch.inference_mode():
+        for height, width in SIZES:
+            image = image_of(name, height, width)
+            errors[f"{height}×{width}"] = (fast(image) - plain(image)).abs().max().item()
+    return {"max_abs_error": max(errors.values()), "by_size": errors}
+
+
+_ready: dict[str, tuple[nn.Module, Tensor]] = {}
+
+
+def run_once(name: str, way: str, side: int) -> None:
+    """One run; the model is made in the first, which is not measured."""
+    torch.set_num_threads(2)
+    if way not in _ready:
+        _ready[way] = model_of(name, way), image_of(name, side, side, way)
+    model, image = _ready[way]
+    with torch.inference_mode():
+        model(image)
+
+
+def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
+    """Processor seconds of each way in turns, and how far its result is from spandrel's."""
+    torch.set_num_threads(2)
+    order, whole = list(WAYS), None
+    runs: dict[str, Callable[[], Tensor]] = {}
+    figures: dict[str, dict[str, Any]] = {}
+    with torch.inference_mode():
+        for way in WAYS:
+            model, image = model_of(name, way), image_of(name, side, side, way)
+            runs[way] = lambda model=model, image=image: model(image)
+            result = runs[way]().float()
+            whole = result if whole is None else whole
+            figures[way] = {"cpu_s": [], "wall_s": [], **apart(result, whole)}
+        for _ in range(pairs):
+            for way in order:
+                started, clock = time.process_time(), time.perf_counter()
+                runs[way]()
+                figures[way]["cpu_s"].append(round(time.process_time() - started, 3))
+                figures[way]["wall_s"].append(round(time.perf_counter() - clock, 3))
+            order.reverse()
+    return figures
+
+
+def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
+    """The rows of one model and side."""
+    rows = {way: f"{name} {side}², {way}" for way in WAYS}
+    if all(results.has(row) for row in rows.values()):
+        return
+    timed = measure_fresh("fast_windows:run_times", name, side, pairs, env={
+        "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    }).result  # fmt: skip
+    peaks = {
+        way: measure_fresh("fast_windows:run_once", name, way, side, warmups=1).peak_bytes
+        for way in WAYS
+    }
+    for way, figures in timed.items():
+        pairs_of = zip(figures["cpu_s"], timed["spandrel"]["cpu_s"], strict=True)
+        results.add(
+            rows[way], model=name, side=side, way=way, peak_bytes=peaks[way],
+            share_of_peak=round(peaks[way] / peaks["spandrel"], 3),
+            ratio=spread([own / other for own, other in pairs_of]), **figures,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "fast_windows", fresh=options.fresh,
+        about="Window transformers as their files are loaded, and as spandrel's classes run.",
+    )  # fmt: skip
+    for name, sides in SIDES.items():
+        row = f"{name}, differences"
+        if options.only in row and not results.has(row):
+            found = measure_fresh("fast_windows:run_error", name).result
+            results.add(row, model=name, **found)
+        for side in sides:
+            if options.only in f"{name} {side}²":
+                measure(results, name, side, options.pairs)
+
+
+if __name__ == "__main__":
+    main()

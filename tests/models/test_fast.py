@@ -48,8 +48,9 @@ def both(request):
     plain = network(request.param)
     fast = copy.deepcopy(plain)
     found = adapt(fast)
+    assert found["Linear"] > 0
+    assert len(found) > 1
     assert sum(found.values()) == sum(isinstance(one, FastPart) for one in fast.modules())
-    assert found
     return plain, fast
 
 
@@ -123,9 +124,10 @@ def test_a_part_that_gives_other_numbers_is_not_taken(monkeypatch):
     monkeypatch.setattr(adapting, "_KINDS", kinds)
     plain = network("SwinIR")
     fast = copy.deepcopy(plain)
-    assert not adapt(fast)
+    assert set(adapt(fast)) == {"Linear"}
     image = torch.rand(1, 3, 24, 16)
-    assert torch.equal(fast(image), plain(image))
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=1e-6)
 
 
 def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
@@ -138,7 +140,7 @@ def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     monkeypatch.setattr(adapting, "_agrees", once)
     plain = network("HAT")
     fast = copy.deepcopy(plain)
-    assert set(adapt(fast)) == {"HAT WindowAttention"}
+    assert set(adapt(fast)) == {"HAT WindowAttention", "Linear"}
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)

@@ -13,6 +13,7 @@ from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
 from lowtide.models.fast.swin import FastOverlap, FastWindows
+from lowtide.models.fast.tokens import FastLinear
 
 # Of the largest number; rounding of fp32 leaves a tenth of it.
 _TOLERANCE = 1e-5
@@ -20,16 +21,20 @@ _HOME = "spandrel.architectures."
 
 
 def adapt(network: nn.Module) -> Counter[str]:
-    """Replace window attention in ``network``, a model of spandrel's, and count by kind what was.
+    """Replace window attention and linear layers in ``network``, a model of spandrel's, and count
+    by kind what was.
 
-    Known are SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first of them
-    gives what it gave before on random windows, and masks of shifted windows only if they are the
-    model's own.
+    Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
+    of them gives what it gave before on random windows, and masks of shifted windows only if they
+    are the model's own.
     """
     found: Counter[str] = Counter()
     agreed: dict[object, bool] = {}
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, FastLinear(child))
+                found["Linear"] += 1
             if (title := _name(child)) not in _KINDS:
                 continue
             kind, example = _KINDS[title]
@@ -39,9 +44,8 @@ def adapt(network: nn.Module) -> Counter[str]:
             if agreed[form]:
                 setattr(parent, name, fast)
                 found[title] += 1
-    for part in network.modules() if found else ():
-        all_fast = all(_name(one) not in _KINDS for one in part.modules())
-        if callable(getattr(part, "calculate_mask", None)) and all_fast:
+    for part in network.modules():
+        if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
             _mask_in_few_forms(part)
     return found
 
@@ -101,6 +105,13 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
 }  # fmt: skip
+
+
+def _knows_few_forms(part: nn.Module) -> bool:
+    """Whether all window attention in it takes a `ShiftMask`."""
+    inside = list(part.modules())
+    fast = any(isinstance(one, FastWindows) for one in inside)
+    return fast and all(_name(one) not in _KINDS for one in inside)
 
 
 def _mask_in_few_forms(part: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from lowtide.attention import products
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows, same
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, alongside, argument, mapped
@@ -22,7 +24,14 @@ def linear(node: Node, tracked: Tracked) -> RowOp | None:
         return None
     if any(tracked.of(arg) for arg in node.args[1:]):
         return None
-    return mapped(node, tracked, rows)
+    step = mapped(node, tracked, rows)
+    if len(node.args) > 3 or node.kwargs or len(set(node.refs)) < len(node.args):
+        return step
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        return products.linear(pieces[0], *whole)
+
+    return replace(step, run=run)
 
 
 def product(node: Node, tracked: Tracked) -> Found:

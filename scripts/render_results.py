@@ -31,7 +31,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 TARGETS = ("README.md", "docs/results.md", "docs/concepts/streaming.md")
 NOT_YET = "Not measured yet."
 NONE = "–"
-SUMMARY = ("large_images", "tile_loop", "set5", "startup", "large_images_gpu", "tile_loop_gpu")
+SUMMARY = (
+    "large_images", "tile_loop", "streaming", "fast_windows", "set5", "startup",
+    "large_images_gpu", "tile_loop_gpu",
+)  # fmt: skip
 FIGURES = {
     "cpu_s": "processor seconds", "wall_s": "clock seconds",
     "peak_bytes": "peak", "high_water_bytes": "high-water mark",
@@ -167,7 +170,7 @@ def full(name: str) -> str:
     data = load(name)
     if data is None or not data["rows"]:
         return NOT_YET
-    shape = SHAPES[name.removesuffix("_gpu")]
+    shape = SHAPES.get(name) or SHAPES[name.removesuffix("_gpu")]
     return "\n\n".join([data["about"], shape(data["rows"]), f"This was {environment(data)}"])
 
 
@@ -207,6 +210,10 @@ def summary_lines(name: str, rows: Rows) -> Cells:
             ]  # fmt: skip
         case "tile_loop" if {"lowtide", "comparison"} <= by_name.keys():
             return [loop_line(by_name["lowtide"], by_name["comparison"], place)]
+        case "streaming":
+            return render_streaming.streamed_lines(rows)
+        case "fast_windows":
+            return render_streaming.fast_lines(rows)
         case "set5":
             return [
                 [f"Set5 ×{row['scale']} with {row['row']}", NONE, NONE,

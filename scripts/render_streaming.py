@@ -23,8 +23,7 @@ def streaming(rows: Rows) -> str:
         [f"{row['model']}, {row['height']}×{row['width']}", row["way"],
          format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
-         f"{sorted(row['cpu_s'])[len(row['cpu_s']) // 2]:.1f}",
-         "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"]),
+         _median(row["cpu_s"]), _ranged(row),
          f"{row['max_abs_error']:.1e}",
          f"{row['error_to_fp64']:.1e}" if "error_to_fp64" in row else "–",
          "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
@@ -66,4 +65,60 @@ def _gpu_run(row: dict[str, Any]) -> list[str]:
     ]
 
 
-SHAPES = {"streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu}
+def streamed_lines(rows: Rows) -> list[list[str]]:
+    """For the summary: each model's run with pages in memory, at its largest size."""
+    done = [row for row in rows if "cpu_s" in row and row["way"].endswith("pages in memory")]
+    largest = {row["model"]: row for row in sorted(done, key=lambda row: row["height"])}
+    return [
+        [f"{name} {row['height']}×{row['width']} streamed",
+         format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
+         format_bytes(row["peak_bytes"]),
+         f"differs from the whole run by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
+         f"the whole run: {_ranged(row)} of its processor time, {row['share_of_peak']:.3f} of its"
+         " peak"]
+        for name, row in largest.items()
+    ]  # fmt: skip
+
+
+def fast_windows(rows: Rows) -> str:
+    """Both ways of each model, then how far their results are apart."""
+    head = ["model and image", "way", "peak", "of spandrel's", "processor s",
+            "of spandrel's (range)", "largest difference", "PSNR"]  # fmt: skip
+    times = table(head, [
+        [f"{row['model']}, {row['side']}²", row["way"], format_bytes(row["peak_bytes"]),
+         f"{row['share_of_peak']:.0%}", _median(row["cpu_s"]), _ranged(row),
+         f"{row['max_abs_error']:.1e}",
+         "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
+        for row in rows if "cpu_s" in row
+    ])  # fmt: skip
+    compared = [row for row in rows if "by_size" in row]
+    sizes = list(compared[0]["by_size"]) if compared else []
+    errors = table(["largest difference at", *sizes], [
+        [row["model"], *(f"{error:.1e}" for error in row["by_size"].values())] for row in compared
+    ])  # fmt: skip
+    return f"{times}\n\n{errors}"
+
+
+def fast_lines(rows: Rows) -> list[list[str]]:
+    """For the summary: each model and side in fp32."""
+    return [
+        [f"{row['model']} {row['side']}×{row['side']} whole", "–", format_bytes(row["peak_bytes"]),
+         f"differs from spandrel's by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
+         f"spandrel's forward: {_ranged(row)} of its processor time, {row['share_of_peak']:.3f} of"
+         " its peak"]
+        for row in rows if row.get("way") == "fast"
+    ]  # fmt: skip
+
+
+def _median(seconds: list[float]) -> str:
+    return f"{sorted(seconds)[len(seconds) // 2]:.1f}"
+
+
+def _ranged(row: dict[str, Any]) -> str:
+    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
+
+
+SHAPES = {
+    "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
+    "fast_windows": fast_windows,
+}  # fmt: skip

@@ -14,7 +14,10 @@ def dense(query, key, value, bias, masks, scale):
 @pytest.mark.parametrize("channels", [6, 16])
 @pytest.mark.parametrize("others", [1, 3, 5])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_every_window_gets_its_own_mask(channels, others, has_bias):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias, elsewhere):
+    if elsewhere:  # as on a card, by whatever backend there is
+        monkeypatch.setattr("lowtide.attention.windowed._is_on_cpu", lambda _: False)
     torch.manual_seed(0)
     query = torch.randn(7, 2, 9, channels, dtype=torch.float64)
     key, value = torch.randn(2, 7, 2, 11, channels, dtype=torch.float64)

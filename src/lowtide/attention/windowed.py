@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.attention.call import AttentionSpec
+from lowtide.attention.functional import attention
+
 # Heads with fewer channels are faster written out: a block of them is too little work for PyTorch's
 # kernel on a CPU.
 LEAST_CHANNELS = 16
@@ -72,9 +75,16 @@ def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
 ) -> Tensor:
-    if query.device.type == "cpu" and query.shape[-1] < LEAST_CHANNELS:
+    if not _is_on_cpu(query):
+        # By the backend that is best there, within the limits of its launches.
+        return attention(query, key, value, added, AttentionSpec(scale))
+    if query.shape[-1] < LEAST_CHANNELS:
         return _written_out(query, key, value, added, scale)
     return F.scaled_dot_product_attention(query, key, value, added, scale=scale)
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _written_out(

@@ -117,8 +117,6 @@ def _knows_few_forms(part: nn.Module) -> bool:
 def _mask_in_few_forms(part: Any) -> None:
     """Let ``part`` make `ShiftMask`s in place of tensors, if those are the same."""
     plain, window, shift = part.calculate_mask, part.window_size, part.shift_size
-    if not shift:
-        return
 
     def few(x_size: tuple[int, int], *more: Any, **named: Any) -> ShiftMask | Tensor:
         if torch.compiler.is_exporting():

@@ -17,7 +17,8 @@ _APART = -100.0
 @dataclass(frozen=True)
 class ShiftMask:
     """The mask of an image of ``height``×``width`` in windows of ``window``, shifted up and to the
-    left by ``shift``, without its numbers: nothing is masked but along the lower and right edge.
+    left by ``shift``, without its numbers: nothing is masked but along the lower and right edge,
+    and without a shift, for which SwinIR and DRCT make one as well, nothing at all.
 
     Stands where models put a tensor (windows, places, places), which for a photograph takes
     hundreds of megabytes.
@@ -39,7 +40,8 @@ class ShiftMask:
         found: dict[tuple[bool, bool], list[int]] = {}
         for place in range(rows * columns):
             row, column = divmod(place, columns)
-            found.setdefault((row == rows - 1, column == columns - 1), []).append(place)
+            edges = row == rows - 1, column == columns - 1
+            found.setdefault(edges if self.shift else (False, False), []).append(place)
         return {edges: tuple(places) for edges, places in found.items()}
 
     def patterns(self, like: Tensor) -> list[Pattern]:

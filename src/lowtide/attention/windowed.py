@@ -37,12 +37,13 @@ def attend_windows(
     """softmax(scale · Q Kᵀ + bias + pattern) V in every window.
 
     ``query`` is (windows, heads, places, channels), ``key`` and ``value`` may have other places;
-    ``bias`` is (1, heads, places, places), what a pattern adds (1, 1, places, places) or broadcast
-    to that. ``patterns`` tell of all windows or of none. Exact to rounding; no scores are kept.
+    ``bias`` is (1, heads, places, places) and what a pattern adds (1, 1, places, places), or both
+    have fewer dimensions in front. ``patterns`` tell of all windows or of none. Exact to rounding; no scores are kept.
 
     Where nearly all windows have one pattern, as of a mask of windows that are shifted round an
     image, it is taken for all, and the others are done again.
     """
+    bias = None if bias is None else _four(bias)
     if not patterns:
         return _attend(query, key, value, bias, scale)
     usual, *others = sorted(patterns, key=lambda one: -len(one.places))
@@ -67,9 +68,12 @@ def _empty(query: Tensor, value: Tensor) -> Tensor:
 def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
     if added is None:
         return bias
-    # As many dimensions as scores have: PyTorch's kernels take no others.
-    added = added.reshape(1, *(1,) * max(0, 3 - added.dim()), *added.shape[-3:])
-    return added if bias is None else bias + added
+    return _four(added) if bias is None else bias + _four(added)
+
+
+def _four(added: Tensor) -> Tensor:
+    """As many dimensions as scores have: PyTorch's fast kernels take no others."""
+    return added.reshape(*(1,) * (4 - added.dim()), *added.shape[-4:])
 
 
 def _attend(

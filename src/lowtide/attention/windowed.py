@@ -38,7 +38,8 @@ def attend_windows(
 
     ``query`` is (windows, heads, places, channels), ``key`` and ``value`` may have other places;
     ``bias`` is (1, heads, places, places) and what a pattern adds (1, 1, places, places), or both
-    have fewer dimensions in front. ``patterns`` tell of all windows or of none. Exact to rounding; no scores are kept.
+    have fewer dimensions in front. ``patterns`` tell of all windows or of none. Exact to rounding;
+    no scores are kept.
 
     Where nearly all windows have one pattern, as of a mask of windows that are shifted round an
     image, it is taken for all, and the others are done again.

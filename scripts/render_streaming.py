@@ -15,7 +15,8 @@ def streaming(rows: Rows) -> str:
     """A line for each model, size and way, in the order of names and sizes; what is not complete
     yet is left out."""
     head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
-            "of the whole's (range)", "largest difference", "from fp64", "PSNR"]  # fmt: skip
+            "of the whole's (range)", "largest difference", "from fp64", "rms from fp64",
+            "PSNR"]  # fmt: skip
     done = [row for row in rows if "cpu_s" in row]
     models = list(dict.fromkeys(row["model"] for row in done))
     done.sort(key=lambda row: (models.index(row["model"]), row["height"]))
@@ -25,7 +26,8 @@ def streaming(rows: Rows) -> str:
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
          _median(row["cpu_s"]), _ranged(row),
          f"{row['max_abs_error']:.1e}",
-         f"{row['error_to_fp64']:.1e}" if "error_to_fp64" in row else "–",
+         *(f"{row[name]:.1e}" if name in row else "–"
+           for name in ("error_to_fp64", "rms_error_to_fp64")),
          "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
         for row in done
     ])  # fmt: skip

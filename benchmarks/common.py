@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+# A C heap that keeps what was freed, for times of a process that runs the same again and again.
+HEAP_KEEPS = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
+}  # fmt: skip
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 
@@ -53,6 +57,11 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
         raise SystemExit(f"{path} is not there; run {name}.py first")
     rows = json.loads(path.read_text())["rows"]
     return [row for row in rows if set(figures) <= row.keys()]
+
+
+def ratio_of(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """The spread of how many times as long runs took as the others that they took turns with."""
+    return spread([one / other for one, other in zip(own, others, strict=True)])
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:

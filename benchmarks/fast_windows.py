@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import ResultFile, spread
+from common import HEAP_KEEPS, ResultFile, ratio_of
 from streaming_models import given, made
 from torch import Tensor, nn
 
@@ -103,19 +103,16 @@ def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
     rows = {way: f"{name} {side}², {way}" for way in WAYS}
     if all(results.has(row) for row in rows.values()):
         return
-    timed = measure_fresh("fast_windows:run_times", name, side, pairs, env={
-        "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    }).result  # fmt: skip
+    timed = measure_fresh("fast_windows:run_times", name, side, pairs, env=HEAP_KEEPS).result
     peaks = {
         way: measure_fresh("fast_windows:run_once", name, way, side, warmups=1).peak_bytes
         for way in WAYS
     }
     for way, figures in timed.items():
-        pairs_of = zip(figures["cpu_s"], timed["spandrel"]["cpu_s"], strict=True)
         results.add(
             rows[way], model=name, side=side, way=way, peak_bytes=peaks[way],
             share_of_peak=round(peaks[way] / peaks["spandrel"], 3),
-            ratio=spread([own / other for own, other in pairs_of]), **figures,
+            ratio=ratio_of(figures["cpu_s"], timed["spandrel"]["cpu_s"]), **figures,
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import ResultFile, spread
+from common import HEAP_KEEPS, ResultFile, ratio_of
 from streaming_models import given, made
 from torch import Tensor
 
@@ -165,15 +165,14 @@ def measure(
                 **({"budget_bytes": budget} if budget else {}),
             )  # fmt: skip
     if any("cpu_s" not in results.row(row) for row in rows.values()):
-        timed = measure_fresh("streaming:run_times", name, height, width, budgets, pairs, env={
-            "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
-        }).result  # fmt: skip
+        timed = measure_fresh(
+            "streaming:run_times", name, height, width, budgets, pairs, env=HEAP_KEEPS
+        ).result
         for way, figures in timed.items():
-            pairs_of = zip(figures["cpu_s"], timed["whole"]["cpu_s"], strict=True)
             share = results.row(rows[way])["peak_bytes"] / results.row(rows["whole"])["peak_bytes"]
             results.complete(
                 rows[way], share_of_peak=round(share, 3),
-                ratio=spread([own / whole for own, whole in pairs_of]), **figures,
+                ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]), **figures,
             )  # fmt: skip
     if "rms_error_to_fp64" not in results.row(rows["whole"]):
         errors = measure_fresh("streaming:run_errors", name, height, width, budgets[MEMORY]).result

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from common import ResultFile, spread
+from common import ResultFile, ratio_of, spread
 from streaming_models import given, made
 from torch import Tensor
 
@@ -174,9 +174,8 @@ def measure(results: ResultFile, case: Case, rounds: int) -> None:
         )  # fmt: skip
     more: dict[str, Any] = {}
     if whole is not None:
-        pairs = zip(taken["streamed"], taken["whole"], strict=True)
         more = {
-            "ratio": spread([one / other for one, other in pairs]),
+            "ratio": ratio_of(taken["streamed"], taken["whole"]),
             "max_abs_error": largest(result, whole),
         }
     results.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,10 @@ def _knows_few_forms(part: nn.Module) -> bool:
     return fast and all(_name(one) not in _KINDS for one in inside)
 
 
+# Which windows lie at an edge is found once for an image, not in every block.
+_mask = functools.lru_cache(maxsize=8)(ShiftMask)
+
+
 def _mask_in_few_forms(part: Any) -> None:
     """Let ``part`` make `ShiftMask`s in place of tensors, if those are the same."""
     plain, window, shift = part.calculate_mask, part.window_size, part.shift_size
@@ -121,7 +126,7 @@ def _mask_in_few_forms(part: Any) -> None:
     def few(x_size: tuple[int, int], *more: Any, **named: Any) -> ShiftMask | Tensor:
         if torch.compiler.is_exporting():
             return plain(x_size, *more, **named)
-        return ShiftMask(*x_size, window, shift)
+        return _mask(*x_size, window, shift)
 
     more = (torch.float32,) if "dtype" in plain.__code__.co_varnames else ()
     for size in ((window, window), (3 * window, 2 * window), (window, 2 * window)):

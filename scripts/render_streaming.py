@@ -112,15 +112,42 @@ def fast_lines(rows: Rows) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def folder_pipeline(rows: Rows) -> str:
+    """The job both ways, beside its parts."""
+    ways = list(rows[0]["wall_s"]) if rows else []
+    head = ["results", *(f"{way}, s" for way in ways),
+            "one after another, of the larger part (range)", "in flight (range)"]  # fmt: skip
+    return table(head, [
+        [row["format"], *(f"{row['wall_s'][way]:.2f}" for way in ways),
+         *(_spread(figures) for figures in row["against_larger_part"].values())]
+        for row in rows
+    ])  # fmt: skip
+
+
+def folder_lines(rows: Rows) -> list[list[str]]:
+    """For the summary: each format."""
+    return [
+        [f"{row['photos']} photographs to {row['format']}, one thread", "–", "–", "–", "–",
+         f"{_spread(row['against_larger_part']['in flight'])} of the larger of computing and files,"
+         f" by the clock; one after another"
+         f" {_spread(row['against_larger_part']['one after another'])}"]
+        for row in rows
+    ]  # fmt: skip
+
+
 def _median(seconds: list[float]) -> str:
     return f"{sorted(seconds)[len(seconds) // 2]:.1f}"
 
 
 def _ranged(row: dict[str, Any]) -> str:
-    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
+    return _spread(row["ratio"])
+
+
+def _spread(figures: dict[str, float]) -> str:
+    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**figures)
 
 
 SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
-    "fast_windows": fast_windows,
+    "fast_windows": fast_windows, "folder_pipeline": folder_pipeline,
 }  # fmt: skip

@@ -84,6 +84,9 @@ def upscale(
         "Pixels that neighboring tiles share. Default: what the model's reach needs."))] = None,
     tile_batch_size: Annotated[int | None, option(panel=_TILES, metavar="N", help=(
         "Tiles run at once."))] = None,
+    streams: Annotated[int, option(panel=_TILES, metavar="N", help=(
+        "Images of a folder in flight: while one is computed, others are being written, where the"
+        " budget has room for it. 1: one after another."))] = 2,
     hann_blend: Annotated[bool | None, option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
         "Blend neighboring tiles over part of their overlap."
         " Default: only where tiles differ from the whole."))] = None,
@@ -129,7 +132,7 @@ def upscale(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
         precision=precision, accuracy=accuracy, strategy=strategy, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
-        format=format,
+        streams=streams, format=format,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
         jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
         avif_quality=avif_quality, tiff_compression=tiff_compression, plan_file=plan_file,

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 # What changes how fast a file is made, or where from, but not which file it is.
-_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file"}
+_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams"}
 
 
 def checked(kind: type[M], values: dict[str, Any]) -> M:
@@ -57,6 +57,7 @@ class UpscaleSettings(BaseModel):
     tile_overlap: int | None = Field(None, ge=0)
     tile_batch_size: int | None = Field(None, ge=1, le=256)
     hann_blend: bool | None = None
+    streams: int = Field(2, ge=1, le=16)
     strip_metadata: bool = False
     max_pixels: int = Field(1_000_000_000, ge=1)
     png_compression: int = Field(3, ge=0, le=9)

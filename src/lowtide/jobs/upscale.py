@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lowtide.core.errors import ImageError, LowtideError, UsageError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.errors import Cancelled
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.image import Context, run_image
+from lowtide.jobs.context import Context
+from lowtide.jobs.images import Images, refuse_overwriting
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.prepare import Prepared, prepare, resolve_device
-from lowtide.jobs.report import ImageReport, UpscaleReport, versions, write_sidecar
+from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
@@ -58,7 +58,7 @@ def upscale(
     if folder is None:
         # Before minutes may go into measuring a new model.
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
-        _refuse_overwriting(jobs[0].target, None, force)
+        refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
     device = resolve_device(chosen.device)
     # The libraries are loaded before the meter takes its baseline.
@@ -91,12 +91,17 @@ def upscale(
                 model=prepared.descriptor.to_dict(), device=device, versions=versions()
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
-            for index, job in enumerate(jobs, start=1):
-                check_cancel(cancel)
-                image = _one(context, job, index, journal, key, force, alone=len(jobs) == 1)
-                report.images.append(image)
-                if sidecar and image.status == "done":
-                    write_sidecar(report, image)
+            images = Images(context, report, journal, key, force=force, sidecar=sidecar)
+            try:
+                for index, job in enumerate(jobs, start=1):
+                    check_cancel(cancel)
+                    images.take(job, index)
+                images.finish()
+            except Cancelled:
+                images.finish()  # what is computed is not lost
+                raise
+            finally:
+                images.drop()
     finally:
         meter.stop()
     report.seconds = time.perf_counter() - started
@@ -112,58 +117,6 @@ def find_jobs(
     jobs = discover(given, output, format=settings.format)
     alone = len(jobs) == 1 and jobs[0].target == output
     return jobs, None if alone else output
-
-
-def _one(
-    context: Context, job: Job, index: int, journal: Journal | None, settings_key: str,
-    force: bool, *, alone: bool,
-) -> ImageReport:  # fmt: skip
-    """One image of the job: skipped, done, or failed with its reason."""
-    try:
-        key = f"{_content(job.source)}-{settings_key}" if journal is not None else ""
-        if journal is not None and not force and journal.finished(job.target, key):
-            return ImageReport(input=str(job.source), output=str(job.target), status="skipped")
-        _refuse_overwriting(job.target, journal, force)
-        begin = (lambda: journal.begin(job.target, key)) if journal is not None else None
-        try:
-            image = run_image(context, job.source, job.target, index, begin)
-        except LowtideError:
-            if journal is not None:
-                journal.forget(job.target)
-            raise
-        if journal is not None:
-            journal.done(job.target, key)
-        return image
-    except LowtideError as error:
-        # A stop concerns the whole job; a single image has nobody else to go on for.
-        if alone or error.exit_code == 130:
-            raise
-        return failed_image(job, error)
-
-
-def _content(source: Path) -> str:
-    try:
-        return file_sha256(source)
-    except OSError as error:
-        raise ImageError(f"{source}: cannot be read: {error.strerror}") from error
-
-
-def _refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
-    if force or not target.exists():
-        return
-    if journal is not None and journal.owns(target):
-        raise UsageError(
-            f"{target} was made from another input or with other settings, or changed since",
-            hint="--force to make it again, or another output folder",
-        )
-    raise UsageError(f"{target} exists already", hint="--force to replace it")
-
-
-def failed_image(job: Job, error: LowtideError) -> ImageReport:
-    return ImageReport(
-        input=str(job.source), output=str(job.target), status="failed",
-        error=error.message, hint=error.hint,
-    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lowtide.media.image_sink import ImageSink, open_sink
     from lowtide.media.image_source import ImageSource, open_image
     from lowtide.media.metadata import Metadata
+    from lowtide.media.write_behind import WriteBehind
 
 _HOMES = {
     "FORMATS": "formats",
@@ -31,6 +32,7 @@ _HOMES = {
     "Job": "discover",
     "Metadata": "metadata",
     "OutputCost": "encode",
+    "WriteBehind": "write_behind",
     "check_output": "formats",
     "inspect_image": "image_facts",
     "open_image": "image_source",
@@ -51,6 +53,7 @@ __all__ = [
     "Job",
     "Metadata",
     "OutputCost",
+    "WriteBehind",
     "check_output",
     "inspect_image",
     "open_image",

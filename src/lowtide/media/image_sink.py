@@ -122,6 +122,7 @@ class ImageSink:
         self._part = path.with_name(f".{path.name}.lowtide.part")
         self._made_folders = prepare(path, self._part)
         self._rows = 0
+        self._finished = self._named = False
         self._failure: BaseException | None = None
         self._trimmer = HeapTrimmer(TRIM_WRITING)
         out, self._pipe = os.pipe()
@@ -176,14 +177,19 @@ class ImageSink:
         self._rows += len(rows)
         self._trimmer.add(rows.nbytes)
 
-    def commit(self) -> Path:
-        """Finish the file, give it its real name, and return that name.
+    def close_rows(self) -> None:
+        """Say that all rows are given; `commit` does the rest."""
 
-        The bytes are on the disk before the name changes. Raises `OutputError`, with nothing
-        left behind, when rows are missing or the file cannot be finished.
+    def finish(self) -> None:
+        """Encode the last rows and wait until the bytes are on the disk; harmless if done.
+
+        Raises `OutputError`, with nothing left behind, when rows are missing or the file cannot
+        be finished.
         """
+        if self._finished:
+            return
         if self._thread is None:
-            raise ValueError(f"{self._path}: commit after the sink was closed")
+            raise ValueError(f"{self._path}: finish after the sink was closed")
         if self._rows != self.info.height:
             self.abort()
             raise OutputError(
@@ -195,18 +201,34 @@ class ImageSink:
             raise self._fail()
         try:
             sync(self._part)
+        except OSError as error:
+            self._failure = error
+            raise self._fail() from error
+        self._finished = True
+
+    def commit(self) -> Path:
+        """`finish` the file, give it its real name, and return that name.
+
+        Raises `OutputError`, with nothing left behind, when either is not possible.
+        """
+        if self._named:
+            raise ValueError(f"{self._path}: commit after the sink was closed")
+        self.finish()
+        try:
             self._part.replace(self._path)
             sync(self._path.parent)
         except OSError as error:
             self._failure = error
             raise self._fail() from error
+        self._named = True
         return self._path
 
     def abort(self) -> None:
         """Remove everything that was written; harmless after `commit`."""
-        if self._thread is None:
+        if self._named or (self._thread is None and not self._finished):
             return
         self._join()
+        self._finished = False
         self._remove()
 
     def _join(self) -> None:

@@ -1,0 +1,216 @@
+"""A folder of photographs, computed and written at the same time, beside its parts alone.
+
+    python benchmarks/folder_pipeline.py [--photos 30] [--repeats 3] [--fresh]
+
+One thread computes. Wall time of the whole job, from when its first image begins, is compared with
+the larger of two parts: decoding the photographs and encoding their results, and the network with
+its planning and nothing else. All in one process, in turns; processor seconds are given beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import HEAP_KEEPS, ResultFile, ratio_of
+from photographs import photograph
+
+from lowtide.core.progress import Progress
+from lowtide.memory.measuring.fresh import measure_fresh
+
+MODEL = "lowtide-x2"
+WIDTH, HEIGHT = 640, 480
+# By name: the suffix, and the encoder's options.
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "PNG": ("png", {}), "JPEG": ("jpg", {}), "lossless WebP": ("webp", {"webp_lossless": True}),
+}  # fmt: skip
+BUDGET = "2GiB"
+
+
+class Taken:
+    """A sink that forgets its rows, and a source that has them decoded."""
+
+    def __init__(self, pixels: np.ndarray, info: Any) -> None:
+        self.info, self._pixels, self._next = info, pixels, 0
+
+    def read(self, count: int) -> np.ndarray:
+        """Rows that are there already."""
+        rows = self._pixels[self._next : self._next + count]
+        self._next += count
+        return rows
+
+    def write(self, rows: np.ndarray) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def commit(self) -> Path:
+        """There is no file."""
+        return Path()
+
+    def abort(self) -> None:
+        """Nothing to remove."""
+
+
+def run_times(photos: int, repeats: int, name: str) -> dict[str, Any]:
+    """Wall and processor seconds of the job and of its parts, in turns."""
+    suffix, encoding = FORMATS[name]
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        sources = _photographs(folder / "in", photos)
+        ways: dict[str, Callable[[], tuple[float, float]]] = {
+            "compute": _computing(sources, folder / "out", suffix),
+            "decode and encode": _files_only(sources, folder, suffix, encoding),
+            "one after another": lambda: _job(folder, suffix, streams=1, **encoding),
+            "in flight": lambda: _job(folder, suffix, streams=2, **encoding),
+        }
+        found: dict[str, Any] = {way: {"wall_s": [], "cpu_s": []} for way in ways}
+        order = list(ways)
+        for turn in range(repeats + 1):
+            for way in order:
+                wall, cpu = ways[way]()
+                if turn:  # the first is a rehearsal
+                    found[way]["wall_s"].append(round(wall, 3))
+                    found[way]["cpu_s"].append(round(cpu, 3))
+            order.reverse()
+    return found
+
+
+def _photographs(folder: Path, count: int) -> list[Path]:
+    """Different pieces of one large photograph."""
+    import pyvips
+
+    folder.mkdir()
+    sheet = photograph(folder.parent / "sheet.png", 3 * WIDTH, 3 * HEIGHT)
+    image, made = pyvips.Image.new_from_file(str(sheet)).copy_memory(), []
+    for index in range(count):
+        left, top = 37 * index % (2 * WIDTH), 53 * index % (2 * HEIGHT)
+        made.append(folder / f"{index:02}.jpg")
+        image.crop(left, top, WIDTH, HEIGHT).write_to_file(f"{made[-1]}[Q=92]")
+    return made
+
+
+def _timed(call: Callable[[], object]) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def _job(folder: Path, suffix: str, **settings: Any) -> tuple[float, float]:
+    import lowtide
+
+    begun: list[tuple[float, float]] = []
+
+    def note(moment: Progress) -> None:
+        if moment.phase == "run" and not begun:
+            begun.append((time.perf_counter(), time.process_time()))
+
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        report = lowtide.upscale(
+            folder / "in", out, model=MODEL, budget=BUDGET, format=suffix, progress=note,
+            device="cpu", **settings,
+        )  # fmt: skip
+        ended = time.perf_counter(), time.process_time()
+        report.raise_for_failures()
+    return ended[0] - begun[0][0], ended[1] - begun[0][1]
+
+
+def _prepared() -> tuple[Any, Any, Any]:
+    from lowtide.jobs.prepare import prepare
+    from lowtide.jobs.settings import UpscaleSettings
+    from lowtide.memory.budget import Budget
+
+    settings = UpscaleSettings.of(model=MODEL, device="cpu")
+    return settings, prepare(settings, device="cpu"), Budget.parse(BUDGET, device="cpu")
+
+
+def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tuple[float, float]]:
+    from lowtide.jobs.planning import plan_image
+    from lowtide.media import open_image
+    from lowtide.streaming.executor import run
+
+    settings, prepared, budget = _prepared()
+    decoded = []
+    for source in sources:
+        with open_image(source) as image:
+            decoded.append((source, image.read(image.info.height).copy(), image.info))
+
+    def compute() -> None:
+        for source, pixels, info in decoded:
+            target = out / f"{source.stem}.{suffix}"
+            task = plan_image(source, target, prepared, settings, budget)
+            given = Taken(pixels, info)
+            run(prepared.network, given, given, task.plan)
+
+    return lambda: _timed(compute)
+
+
+def _files_only(
+    sources: list[Path], folder: Path, suffix: str, encoding: dict[str, Any]
+) -> Callable[[], tuple[float, float]]:
+    import lowtide
+    from lowtide.media import EncodeOptions, open_image, open_sink
+
+    done, options = folder / "done", EncodeOptions(**encoding)
+    lowtide.upscale(folder / "in", done, model=MODEL, budget=BUDGET, format="png", device="cpu")
+    results = []
+    for source in sources:
+        with open_image(done / f"{source.stem}.png") as image:
+            results.append((image.read(image.info.height).copy(), image.info))
+
+    def files() -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            for source, (pixels, info) in zip(sources, results, strict=True):
+                with open_image(source) as image:
+                    image.read(image.info.height)
+                target = Path(out) / f"{source.stem}.{suffix}"
+                with open_sink(target, info, metadata=image.metadata, options=options) as sink:
+                    sink.write(pixels)
+                    sink.commit()
+
+    return lambda: _timed(files)
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--photos", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "folder_pipeline", fresh=options.fresh,
+        about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} through {MODEL}, one thread"
+        " computing: wall time of the job against the larger of its parts.",
+    )  # fmt: skip
+    for name in FORMATS:
+        row = f"JPEG to {name}"
+        if results.has(row):
+            continue
+        found = measure_fresh(
+            "folder_pipeline:run_times", options.photos, options.repeats, name, env=HEAP_KEEPS
+        ).result
+        parts = zip(found["compute"]["wall_s"], found["decode and encode"]["wall_s"], strict=True)
+        larger = [max(pair) for pair in parts]
+        against = {
+            way: ratio_of(found[way]["wall_s"], larger)
+            for way in ("one after another", "in flight")
+        }  # fmt: skip
+        medians = {way: statistics.median(figures["wall_s"]) for way, figures in found.items()}
+        results.add(
+            row, photos=options.photos, width=WIDTH, height=HEIGHT, format=name,
+            wall_s=medians, against_larger_part=against, runs=found,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""How accurate one image's result is: its class, and the measured error of what is not exact."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowtide.core.heap import trim_heap
+from lowtide.jobs.report import Accuracy, ErrorFigure
+from lowtide.media import open_image
+from lowtide.memory.meter import Usage
+from lowtide.memory.plan import Plan
+from lowtide.streaming.pricing.ledger import affordable_pixels
+from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
+
+if TYPE_CHECKING:
+    from lowtide.jobs.context import Context
+
+
+def measured_accuracy(
+    context: Context, plan: Plan, source: Path, limit_bytes: int
+) -> tuple[Accuracy, Usage | None]:
+    """The accuracy, and the memory it took to measure it, within ``limit_bytes``; None if nothing
+    had to be measured."""
+    if plan.accuracy == "exact" and plan.precision == "fp32":
+        return _accuracy(context, plan, source, limit_bytes), None
+    # Other sizes are run now than before, which would not fit the gaps in the heap.
+    trim_heap(collect=True)
+    context.lap()
+    context.land_all()
+    accuracy = _accuracy(context, plan, source, limit_bytes)
+    measuring = context.lap()
+    trim_heap(collect=True)
+    context.lap()
+    return accuracy, measuring
+
+
+def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> Accuracy:
+    """State the class, and measure what is not exact on a sample of this image."""
+    network, costs = context.prepared.network, context.prepared.costs
+    execution = precision = None
+    if plan.accuracy == "bounded":
+        with _reopen(context, source) as rows:
+            allowed = affordable_pixels(costs, plan, limit_bytes)
+            execution = _figure(measure_execution(network, rows, plan, allowed))
+    if plan.precision != "fp32":
+        with _reopen(context, source) as rows:
+            precision = _figure(measure_precision(network, rows, plan))
+    if plan.strategy == "streamed":
+        proof = context.prepared.programs.certificate(plan.padded_height, plan.padded_width)
+        why = (
+            "bands of rows with all that they depend on; on a small image they differed from the"
+            f" whole by {proof.error:.0e} of its largest value"
+        )
+    elif plan.tiles == 1:
+        why = "the whole image at once"
+    elif plan.accuracy == "exact":
+        why = (
+            f"the model reaches {costs.reach} px, tiles see at least"
+            f" {max(costs.reach or 0, (plan.overlap - plan.blend) // 2)}"
+        )
+    elif costs.reach is None:
+        why = f"the model looks farther than {costs.reach_searched} px, tiles cannot"
+    else:
+        why = f"the model reaches {costs.reach} px, an overlap of {plan.overlap} covers less"
+    return Accuracy(
+        execution=plan.accuracy, why=why, execution_error=execution,
+        precision=plan.precision, precision_error=precision,
+    )  # fmt: skip
+
+
+def _reopen(context: Context, source: Path):
+    return open_image(
+        source, max_pixels=context.settings.max_pixels, scratch_dir=context.scratch
+    )
+
+
+def _figure(error: MeasuredError) -> ErrorFigure:
+    return ErrorFigure(
+        psnr_db=None if math.isinf(error.psnr_db) else round(error.psnr_db, 2),
+        max_error=error.max_error, tiles_sampled=error.tiles_sampled,
+        tiles_total=error.tiles_total, against=error.against,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What all images of a job share, and which of them are still being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.planning import Task
+from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.meter import CudaMeter, HostMeter, Usage
+from lowtide.memory.plan import Plan
+from lowtide.memory.replay import PlanBook
+
+if TYPE_CHECKING:
+    from lowtide.jobs.image import Computed
+
+# Of a plan: what the sizes of blocks in the heap depend on.
+_SIZES = {"padded_width", "padded_height", "tile_width", "tile_height", "batch", "banded", "heap"}
+
+
+@dataclass
+class Context:
+    """A job's model, settings, budget and meter.
+
+    ``flying`` are images that are computed and still being written, oldest first; ``land`` is
+    called with each when it is waited for.
+    """
+
+    prepared: Prepared
+    settings: UpscaleSettings
+    budget: Budget
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+    scratch: Path | None
+    images: int = 1
+    book: PlanBook | None = None
+    land: Callable[[Computed], object] = lambda computed: computed.land()
+    flying: list[Computed] = field(default_factory=list)
+    _shape: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, plan: Plan) -> None:
+        """Another image begins: what is used from here counts for those in flight too.
+
+        What the last one left in the heap is given back, unless this one's blocks are of the
+        same sizes: to fetch them again would take longer than a light network's operators.
+        """
+        shape = plan.model_dump(include=_SIZES)
+        if shape != self._shape:
+            trim_heap()
+        self._shape = shape
+        self.lap()
+        for image in self.flying:
+            image.alone = False
+
+    def lap(self) -> Usage:
+        """The peak since the last lap."""
+        usage = self.meter.lap()
+        for image in self.flying:
+            image.used = image.used.with_more(usage)
+        return usage
+
+    def writing(self) -> LedgerRow:
+        """What images take that are still being written."""
+        rows = [image.writing for image in self.flying]
+        return LedgerRow(
+            name="other images being written", place="host", origin="known",
+            value=sum(row.value for row in rows), upper=sum(row.upper for row in rows),
+        )  # fmt: skip
+
+    def make_room(self, task: Task) -> int:
+        """Wait for images in flight until ``task`` has room beside the others.
+
+        Returns how many bytes of its rows may wait to be written: all of them, or none where
+        they are to be written at once.
+        """
+        plan, budget = task.plan, self.budget
+        # On the CPU the host is the device.
+        need = plan.bytes_at("host", upper=True)
+        limit = budget.device_bytes if plan.device == "cpu" else budget.host_bytes
+        streams = self.settings.streams if self.images > 1 else 1
+        waiting = task.made.height * task.made.row_bytes if streams > 1 else 0
+        if need + waiting > limit:
+            waiting = 0
+        while self.flying and (
+            len(self.flying) >= streams or need + waiting + self.writing().upper > limit
+        ):
+            self.land(self.flying.pop(0))
+        return waiting
+
+    def land_all(self) -> None:
+        """Wait for all images in flight."""
+        while self.flying:
+            self.land(self.flying.pop(0))

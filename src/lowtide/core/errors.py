@@ -7,6 +7,7 @@
     │   └── ModelError           2   ... a model file, or a model that does not fit the job
     ├── BudgetError              3   no plan fits the budget; carries the smallest that would
     ├── OutputError              1   the result cannot be written
+    ├── NotFiniteError           1   the model returned NaN or infinity
     ├── OutOfMemoryError         1   memory ran out and every smaller step was tried
     ├── BatchError               4   some inputs of a batch failed, the others are done
     └── Cancelled              130   interrupted by the caller
@@ -51,6 +52,16 @@ class ModelError(InputError):
 
 class OutputError(LowtideError):
     """A result that cannot be written: no permission, no space, or past a format's limit."""
+
+
+class NotFiniteError(LowtideError):
+    """The model returned NaN or infinity, in fp32 too if it was run so."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model returned values that are not finite (NaN or infinity)",
+            hint="the weights may be damaged; try --precision fp32 or another model",
+        )
 
 
 class OutOfMemoryError(LowtideError):

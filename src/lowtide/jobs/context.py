@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.planning import Task
-from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
@@ -45,6 +45,7 @@ class Context:
     land: Callable[[Computed], object] = lambda computed: computed.land()
     flying: list[Computed] = field(default_factory=list)
     _shape: dict[str, Any] = field(default_factory=dict)
+    _exact: Context | None = None
 
     def begin(self, plan: Plan) -> None:
         """Another image begins: what is used from here counts for those in flight too.
@@ -94,6 +95,23 @@ class Context:
         ):
             self.land(self.flying.pop(0))
         return waiting
+
+    def in_fp32(self) -> Context:
+        """The same job in fp32, which keeps to what the weights in half precision leave."""
+        if self._exact is None:
+            settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
+            taken = self.prepared.costs.weight_bytes
+            device_bytes = self.budget.device_bytes - taken
+            host_bytes = self.budget.host_bytes - taken * (self.budget.device == "cpu")
+            prepared = prepare(
+                settings, device=self.prepared.network.device, cancel=self.cancel,
+                limit_bytes=device_bytes // 2,
+            )  # fmt: skip
+            self._exact = replace(
+                self, prepared=prepared, settings=settings, book=None,
+                budget=replace(self.budget, device_bytes=device_bytes, host_bytes=host_bytes),
+            )  # fmt: skip
+        return self._exact
 
     def land_all(self) -> None:
         """Wait for all images in flight."""

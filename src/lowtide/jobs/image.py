@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lowtide.core.errors import OutOfMemoryError
+from lowtide.core.errors import NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, use_heap
 from lowtide.core.progress import Progress
 from lowtide.core.units import format_bytes
@@ -120,17 +120,23 @@ def compute_image(context: Context, work: Work) -> Computed:
     """Make all rows of one image, which are written meanwhile, and after.
 
     Nothing is at the target before the result lands. A run that memory forbids after all is
-    planned again for less, at most three times.
+    planned again for less, at most three times, and one in bands whose values are not finite
+    in half precision for fp32: a band alone cannot be, since others depend on it.
     """
     while True:
         clock = _Clock(work)
         work.tries += 1
+        failure: BaseException | None
         task = plan_image(
             work.source, work.target, context.prepared, context.settings, context.budget,
             below=work.below, book=context.book,
         )  # fmt: skip
         try:
             return _compute(context, work, task)
+        except NotFiniteError:
+            if task.plan.precision == "fp32":
+                raise
+            failure = None
         except (OutOfMemoryError, RuntimeError, MemoryError) as error:
             if not _is_lack(error):
                 raise
@@ -138,7 +144,12 @@ def compute_image(context: Context, work: Work) -> Computed:
         finally:
             clock.stop()
         # Outside the handler: only now can the frames that hold the tensors be let go.
-        _step_down(work, task, failure, book=context.book is not None)
+        if failure is None:
+            context, work.below = context.in_fp32(), None
+            beyond = f"values beyond the range of {task.plan.precision}"
+            work.events.append(f"{beyond}: run again in fp32")
+        else:
+            _step_down(work, task, failure, book=context.book is not None)
         context.land_all()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSink, RowSource
 from lowtide.memory.plan import BandPlan, Plan
@@ -33,8 +33,8 @@ def run_banded(
 
     Color and opacity go through the network side by side, each with bands of its own.
     ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
-    stand for shares of the work. Raises `Cancelled`, `ModelError`, `UsageError` for a plan of
-    another network, and what the source and the sink raise.
+    stand for shares of the work. Raises `Cancelled`, `ModelError`, `NotFiniteError`, `UsageError`
+    for a plan of another network, and what the source and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
     program, segments, banded = programs.of(height, width), *_layout(plan, programs)
@@ -119,10 +119,7 @@ class _Writer:
 
     def _converted(self, first: int, part: Tensor) -> np.ndarray:
         if not torch.isfinite(part.sum()):
-            raise LowtideError(
-                "the model returned values that are not finite (NaN or infinity)",
-                hint="the weights may be damaged; try --precision fp32 or another model",
-            )
+            raise NotFiniteError
         width = self._plan.width * self._plan.scale
         part = part[..., :width]
         if not self._step.channels.alpha:

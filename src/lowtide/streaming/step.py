@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.core.errors import LowtideError
+from lowtide.core.errors import NotFiniteError
 from lowtide.core.rows import ImageInfo
 from lowtide.streaming.channels import ChannelPlan
 
@@ -94,10 +94,7 @@ class TileStep:
                 self.redone += 1
                 result = network.exact_forward()(given.float())
         if not _finite(result):
-            raise LowtideError(
-                "the model returned values that are not finite (NaN or infinity)",
-                hint="the weights may be damaged; try --precision fp32 or another model",
-            )
+            raise NotFiniteError
         return result.cpu()
 
     def to_samples(self, unit: Tensor) -> np.ndarray:

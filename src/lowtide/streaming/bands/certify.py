@@ -97,6 +97,11 @@ def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Cert
     program = track(capture(module, small))
     with torch.inference_mode():
         whole = module(small.clone())
+    if not whole.isfinite().all():
+        raise ModelError(
+            f"this model makes NaN or infinity of random numbers in {image.dtype}, so that nothing"
+            " can be compared"
+        )
     error = 0.0
     cutter = Cutter(program)
     for parts, bands in _TRIED:

@@ -44,6 +44,30 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
 
 
 @pytest.mark.parametrize("channels", [6, 16])
+def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channels):
+    def never(*_, **__):
+        raise AssertionError("windows were gathered")
+
+    torch.manual_seed(0)
+    parts = torch.randn(7, 9, 3, 2, channels, dtype=torch.float64).permute(2, 0, 3, 1, 4)
+    bias, added = torch.randn(1, 2, 9, 9).double(), torch.randn(2, 1, 1, 9, 9).double()
+    patterns = [
+        Pattern(range(6, 7), added[0]), Pattern(range(4), None), Pattern(range(4, 6), added[1])
+    ]  # fmt: skip
+    masks = torch.zeros(7, 1, 9, 9, dtype=torch.float64)
+    masks[6], masks[4:6] = added[0], added[1]
+    expected = dense(*parts, bias, masks, 0.3)
+    monkeypatch.setattr(torch.Tensor, "index_select", never)
+    found = attend_windows(*parts, bias, patterns, 0.3)
+    torch.testing.assert_close(found, expected)
+    # Heads beside one another, so that putting them together is no copy.
+    assert found.transpose(1, 2).is_contiguous()
+    monkeypatch.undo()
+    one = attend_windows(*parts, bias, [Pattern(range(7), None)], 0.3)
+    torch.testing.assert_close(one, dense(*parts, bias, 0 * masks, 0.3))
+
+
+@pytest.mark.parametrize("channels", [6, 16])
 def test_without_masks(channels):
     query, key, value = torch.randn(3, 5, 2, 9, channels, dtype=torch.float64)
     found = attend_windows(query, key, value, None, (), 0.5)

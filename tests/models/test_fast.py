@@ -8,9 +8,10 @@ import torch
 
 from lowtide.models.fast import adapt as adapting
 from lowtide.models.fast.adapt import adapt
-from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart
-from lowtide.models.fast.swin import FastWindows
+from lowtide.models.fast.swin import FastBlock, FastWindows
+from lowtide.models.fast.tokens import FastPointwise
 from lowtide.streaming.bands.capture import capture
 
 SWIN = {
@@ -69,7 +70,8 @@ def test_no_part_runs_as_it_was(both, monkeypatch):
         raise AssertionError("the part that was replaced ran")
 
     for part in both[1].modules():
-        if isinstance(part, FastPart):
+        # Where pixels of a channel lie together already, a convolution is right.
+        if isinstance(part, FastPart) and not isinstance(part, FastPointwise):
             monkeypatch.setattr(part.plain, "forward", never)
     for size in ((24, 40), (32, 32)):
         with torch.inference_mode():
@@ -152,7 +154,7 @@ def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     monkeypatch.setattr(adapting, "_agrees", once)
     plain = network("HAT")
     fast = copy.deepcopy(plain)
-    assert set(adapt(fast)) == {"HAT WindowAttention", "Linear"}
+    assert set(adapt(fast)) == {"HAT OCAB", "Linear", "Conv2d 1×1"}
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
@@ -162,3 +164,83 @@ def test_other_models_are_left_alone():
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MultiheadAttention(8, 2))
     assert not adapt(module)
     assert [type(one) for one in module] == [torch.nn.Conv2d, torch.nn.MultiheadAttention]
+
+
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+def test_blocks_put_pixels_in_the_order_of_windows(family):
+    fast = network(family)
+    found = adapt(fast)
+    assert found[f"{family} SwinTransformerBlock"] == found[f"{family} WindowAttention"] > 0
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize(("window", "shift"), [(4, 2), (6, 1), (4, 0)])
+def test_the_order_of_windows(size, window, shift):
+    height, width = size[0] * window, size[1] * window
+    mask = ShiftMask(height, width, window, shift)
+    order = WindowOrder.of(mask, torch.device("cpu"))
+    pixels = torch.randn(height, width)
+    there = pixels.flatten()[order.there].view(-1, window, window)
+    assert torch.equal(there.flatten()[order.back], pixels.flatten())
+    rolled = pixels.roll((-shift, -shift), (0, 1)).unflatten(1, (-1, window))
+    windows = rolled.unflatten(0, (-1, window)).transpose(1, 2).flatten(0, 1)
+    dense, patterns = mask.dense(pixels), order.patterns(pixels)
+    assert [one.places.start for one in patterns] == [
+        sum(len(earlier.places) for earlier in patterns[:index]) for index in range(len(patterns))
+    ]
+    for one in patterns:
+        for place in one.places:
+            (original,) = [
+                index for index, each in enumerate(windows) if torch.equal(each, there[place])
+            ]
+            added = dense[original] if one.added is None else one.added[0, 0]
+            assert torch.equal(added, dense[original])
+            assert one.added is not None or not dense[original].any()
+
+
+def test_several_images_at_once_have_masks_in_few_forms(monkeypatch):
+    fast = network("SwinIR")
+    adapt(fast)
+
+    def never(self, like):
+        raise AssertionError("a mask of all windows was made")
+
+    monkeypatch.setattr(ShiftMask, "dense", never)
+    seen = []
+    for part in fast.modules():
+        if isinstance(part, FastBlock):
+            monkeypatch.setattr(
+                part.plain, "calculate_mask",
+                lambda size, made=part.plain.calculate_mask: seen.append(made(size)) or seen[-1],
+            )
+    with torch.inference_mode():
+        fast(torch.rand(2, 3, 24, 16))
+    assert seen
+    assert all(isinstance(mask, ShiftMask) for mask in seen)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions_of_one_pixel_leave_tokens_as_they_lie(bias, dtype):
+    plain = torch.nn.Conv2d(40, 7, 1, bias=bias).to(dtype)
+    fast = FastPointwise(plain)
+    tokens = torch.randn(2, 5, 6, 40, dtype=dtype)
+    image = tokens.permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        found = fast(image)
+        torch.testing.assert_close(found, plain(image))
+        torch.testing.assert_close(fast(image[0]), plain(image[0]))
+        assert found.permute(0, 2, 3, 1).is_contiguous()
+        # Pixels beside one another stay so.
+        assert torch.equal(fast(image.contiguous()), plain(image.contiguous()))
+        assert fast(image.contiguous()).is_contiguous()
+
+
+def test_other_convolutions_are_no_layers_over_tokens():
+    made = [
+        torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 1, stride=2),
+        torch.nn.Conv2d(4, 4, 1, padding=1), torch.nn.Conv2d(4, 4, 1, groups=2),
+        torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect"), torch.nn.Linear(4, 4),
+    ]  # fmt: skip
+    assert not any(FastPointwise.fits(one) for one in made)
+    assert FastPointwise.fits(torch.nn.Conv2d(4, 4, 1, padding="valid"))

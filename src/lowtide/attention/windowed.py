@@ -24,9 +24,9 @@ _NEARLY = 0.75
 @dataclass(frozen=True)
 class Pattern:
     """Windows (``places``) to whose scores something is ``added`` beside the bias; None where
-    nothing is."""
+    nothing is. A range is of windows beside one another, which need not be copied together."""
 
-    places: tuple[int, ...]
+    places: Sequence[int]
     added: Tensor | None
 
 
@@ -47,6 +47,8 @@ def attend_windows(
     bias = None if bias is None else _four(bias)
     if not patterns:
         return _attend(query, key, value, bias, scale)
+    if all(isinstance(one.places, range) for one in patterns):
+        return _attend_ranges(query, key, value, bias, patterns, scale)
     usual, *others = sorted(patterns, key=lambda one: -len(one.places))
     if len(usual.places) >= _NEARLY * len(query):
         result = _attend(query, key, value, _sum(bias, usual.added), scale)
@@ -58,6 +60,21 @@ def attend_windows(
         q, k, v = (each.index_select(0, places) for each in (query, key, value))
         result.index_copy_(0, places, _attend(q, k, v, _sum(bias, one.added), scale))
     return result
+
+
+def _attend_ranges(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
+    patterns: Sequence[Pattern], scale: float,
+) -> Tensor:  # fmt: skip
+    """Each pattern's windows as they lie."""
+    found = []
+    for one in sorted(patterns, key=lambda one: one.places[0]):
+        part = slice(one.places[0], one.places[-1] + 1)
+        q, k, v = (each[part] for each in (query, key, value))
+        found.append(_attend(q, k, v, _sum(bias, one.added), scale))
+    if len(found) == 1:
+        return found[0]
+    return torch.cat([one.transpose(1, 2) for one in found]).transpose(1, 2)
 
 
 def _empty(query: Tensor, value: Tensor) -> Tensor:

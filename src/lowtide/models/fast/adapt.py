@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
-from lowtide.models.fast.swin import FastOverlap, FastWindows
-from lowtide.models.fast.tokens import FastLinear
+from lowtide.models.fast.swin import FastBlock, FastOverlap, FastWindows
+from lowtide.models.fast.tokens import FastLinear, FastPointwise
 
 # Of the largest number; rounding of fp32 leaves a tenth of it.
 _TOLERANCE = 1e-5
@@ -22,8 +22,8 @@ _HOME = "spandrel.architectures."
 
 
 def adapt(network: nn.Module) -> Counter[str]:
-    """Replace window attention and linear layers in ``network``, a model of spandrel's, and count
-    by kind what was.
+    """Replace window attention, the blocks around it, linear layers and convolutions of 1×1 pixels
+    in ``network``, a model of spandrel's, and count by kind what was.
 
     Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
     of them gives what it gave before on random windows, and masks of shifted windows only if they
@@ -31,14 +31,20 @@ def adapt(network: nn.Module) -> Counter[str]:
     """
     found: Counter[str] = Counter()
     agreed: dict[object, bool] = {}
-    for parent in list(network.modules()):
+    # Parts before what they are in, which is compared with them in it.
+    for parent in reversed(list(network.modules())):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, FastLinear(child))
                 found["Linear"] += 1
+            if FastPointwise.fits(child):
+                setattr(parent, name, FastPointwise(child))
+                found["Conv2d 1×1"] += 1
             if (title := _name(child)) not in _KINDS:
                 continue
             kind, example = _KINDS[title]
+            if kind is FastBlock and not isinstance(child.attn, FastWindows):
+                continue
             fast, form = kind(child), (title, repr(child))
             if form not in agreed:
                 agreed[form] = _agrees(child, fast, example)
@@ -46,6 +52,8 @@ def adapt(network: nn.Module) -> Counter[str]:
                 setattr(parent, name, fast)
                 found[title] += 1
     for part in network.modules():
+        # A block that is replaced still runs as it was for several images at once.
+        part = part.plain if isinstance(part, FastBlock) else part
         if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
             _mask_in_few_forms(part)
     return found
@@ -100,9 +108,16 @@ def _rectangles(plain: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _block(plain: Any) -> dict[str, Any]:
+    size = 2 * plain.window_size, 3 * plain.window_size
+    return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
+
+
 _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "SwinIR WindowAttention": (FastWindows, _swin),
     "DRCT WindowAttention": (FastWindows, _swin),
+    "SwinIR SwinTransformerBlock": (FastBlock, _block),
+    "DRCT SwinTransformerBlock": (FastBlock, _block),
     "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
 }  # fmt: skip
@@ -110,7 +125,7 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
 
 def _knows_few_forms(part: nn.Module) -> bool:
     """Whether all window attention in it takes a `ShiftMask`."""
-    inside = list(part.modules())
+    inside = [one for one in part.modules() if one is not part]
     fast = any(isinstance(one, FastWindows) for one in inside)
     return fast and all(_name(one) not in _KINDS for one in inside)
 

@@ -34,7 +34,7 @@ class ShiftMask:
         return self
 
     @cached_property
-    def _places(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
+    def places(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
         """Windows by whether they lie at the lower and at the right edge."""
         rows, columns = self.height // self.window, self.width // self.window
         found: dict[tuple[bool, bool], list[int]] = {}
@@ -52,12 +52,13 @@ class ShiftMask:
         return [
             Pattern(
                 tuple(image * each + place for image in images for place in places),
-                self._mask(edges, like) if any(edges) else None,
+                self.added(edges, like) if any(edges) else None,
             )
-            for edges, places in self._places.items()
+            for edges, places in self.places.items()
         ]  # fmt: skip
 
-    def _mask(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
+    def added(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
+        """The mask of windows at these edges, (1, 1, places, places)."""
         along = torch.arange(self.window, device=like.device) >= self.window - self.shift
         down, across = along * edges[0], along * edges[1]
         region = (2 * down[:, None] + across[None]).flatten()
@@ -68,7 +69,40 @@ class ShiftMask:
         """As models have it: (windows, places, places)."""
         count = self.height // self.window * (self.width // self.window)
         found = like.new_zeros(count, self.window**2, self.window**2)
-        for edges, places in self._places.items():
+        for edges, places in self.places.items():
             if any(edges):
-                found[list(places)] = self._mask(edges, like)[0]
+                found[list(places)] = self.added(edges, like)[0]
+        return found
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """Pixels of an image as windows, shifted as `ShiftMask`'s, and those with the same mask beside
+    one another: ``there`` and ``back`` are indices to that order and from it."""
+
+    mask: ShiftMask
+    there: Tensor
+    back: Tensor
+
+    @classmethod
+    def of(cls, mask: ShiftMask, device: torch.device) -> WindowOrder:
+        """For tensors on ``device``."""
+        window, shift = mask.window, mask.shift
+        pixels = torch.arange(mask.height * mask.width).view(mask.height, mask.width)
+        pixels = pixels.roll((-shift, -shift), (0, 1))
+        rows = pixels.view(mask.height // window, window, mask.width // window, window)
+        windows = rows.transpose(1, 2).reshape(-1, window * window)
+        places = [place for group in mask.places.values() for place in group]
+        there = windows[places].flatten()
+        back = torch.empty_like(there)
+        back[there] = torch.arange(len(there))
+        return cls(mask, there.to(device), back.to(device))
+
+    def patterns(self, like: Tensor) -> list[Pattern]:
+        """Which windows of one image have which mask (1, 1, places, places)."""
+        found, first = [], 0
+        for edges, group in self.mask.places.items():
+            places = range(first, first + len(group))
+            found.append(Pattern(places, self.mask.added(edges, like) if any(edges) else None))
+            first = places.stop
         return found

@@ -1,26 +1,31 @@
-"""Window attention of SwinIR, DRCT and HAT, and HAT's overlapping windows, as one operator."""
+"""Window attention of SwinIR, DRCT and HAT, and HAT's overlapping windows, as one operator; blocks
+of SwinIR and DRCT."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.windowed import attend_windows
-from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart
 
 
 class FastWindows(FastPart):
     """``WindowAttention(x, mask)`` of spandrel's SwinIR and DRCT, ``(x, rpi, mask)`` of its HAT.
 
-    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, or
-    a tensor (windows of an image, places, places), with which the part runs as it was.
+    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, a
+    `WindowOrder` that the windows are in, or a tensor (windows of an image, places, places), with
+    which the part runs as it was.
     """
 
     def forward(
-        self, x: Tensor, rpi: Tensor | None = None, mask: Tensor | ShiftMask | None = None
-    ) -> Tensor:
+        self, x: Tensor, rpi: Tensor | None = None,
+        mask: Tensor | ShiftMask | WindowOrder | None = None,
+    ) -> Tensor:  # fmt: skip
         """The result for each window."""
         if torch.compiler.is_exporting() or isinstance(mask, Tensor):
             given = {} if rpi is None else {"rpi": rpi}
@@ -34,6 +39,35 @@ class FastWindows(FastPart):
         patterns = () if mask is None else mask.patterns(query)
         found = attend_windows(query, key, value, bias, patterns, plain.scale)
         return plain.proj(found.transpose(1, 2).reshape(windows, places, channels))
+
+
+class FastBlock(FastPart):
+    """``SwinTransformerBlock(x, x_size)`` of spandrel's SwinIR and DRCT.
+
+    Pixels are put in the order of windows by one copy, which shifting and dividing take several
+    for, and windows along an edge of the image come last, so that their masks concern no others.
+    """
+
+    def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
+        """(images, pixels, channels) to the same."""
+        plain = self.plain
+        if torch.compiler.is_exporting() or plain.training or len(x) > 1:
+            return plain(x, x_size)
+        height, width = x_size
+        order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
+        places, channels = plain.window_size**2, x.shape[-1]
+        windows = plain.norm1(x)[0].index_select(0, order.there).view(-1, places, channels)
+        found = plain.attn(windows, mask=order).view(-1, channels)
+        x = x + found.index_select(0, order.back)
+        return x + plain.mlp(plain.norm2(x))
+
+
+@functools.lru_cache(maxsize=8)
+def window_order(
+    height: int, width: int, window: int, shift: int, device: torch.device
+) -> WindowOrder:
+    """Found once for an image, not in every block."""
+    return WindowOrder.of(ShiftMask(height, width, window, shift), device)
 
 
 class FastOverlap(FastPart):

@@ -1,9 +1,9 @@
-"""Linear layers over many tokens."""
+"""Linear layers over many tokens, and convolutions that are such layers."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lowtide.attention.products import linear_in_any_order
 from lowtide.models.fast.part import FastPart
@@ -17,3 +17,28 @@ class FastLinear(FastPart):
         if torch.compiler.is_compiling():
             return self.plain(x)
         return linear_in_any_order(x, self.plain.weight, self.plain.bias)
+
+
+class FastPointwise(FastPart):
+    """A ``torch.nn.Conv2d`` of 1×1 pixels between layers over tokens.
+
+    PyTorch brings the pixels of a channel together for it, and the layers after it bring the
+    channels of a pixel together again. This leaves them where they are.
+    """
+
+    @staticmethod
+    def fits(part: nn.Module) -> bool:
+        """Whether ``part`` is such a convolution."""
+        if type(part) is not nn.Conv2d or part.groups > 1 or part.padding_mode != "zeros":
+            return False
+        return part.kernel_size == part.stride == (1, 1) and part.padding in ((0, 0), "valid")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(images, channels, height, width) to as many of other channels."""
+        plain = self.plain
+        tokens = x.movedim(-3, -1)
+        by_tokens = tokens.is_contiguous() and not x.is_contiguous()
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or not by_tokens:
+            return plain(x)
+        weight = plain.weight.flatten(1)
+        return linear_in_any_order(tokens, weight, plain.bias).movedim(-1, -3)

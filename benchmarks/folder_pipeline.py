@@ -66,7 +66,7 @@ def run_times(photos: int, repeats: int, name: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        sources = _photographs(folder / "in", photos)
+        sources = make_photographs(folder / "in", photos)
         ways: dict[str, Callable[[], tuple[float, float]]] = {
             "compute": _computing(sources, folder / "out", suffix),
             "decode and encode": _files_only(sources, folder, suffix, encoding),
@@ -85,7 +85,7 @@ def run_times(photos: int, repeats: int, name: str) -> dict[str, Any]:
     return found
 
 
-def _photographs(folder: Path, count: int) -> list[Path]:
+def make_photographs(folder: Path, count: int) -> list[Path]:
     """Different pieces of one large photograph."""
     import pyvips
 

@@ -135,6 +135,19 @@ def folder_lines(rows: Rows) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def worker_processes(rows: Rows) -> str:
+    """Each way by the clock."""
+    ways = list(rows[0]["wall_s"]) if rows else []
+    head = ["model", *(f"{way}, s (for two images)" for way in ways),
+            "two processes as fast as one with one thread (range)", "same files"]  # fmt: skip
+    return table(head, [
+        [row["row"],
+         *(f"{row['wall_s'][way]:.1f} ({row['two_images_wall_s'][way]:.1f})" for way in ways),
+         f"{_spread(row['times_as_fast'][ways[-1]])}×", "yes" if row["same_files"] else "no"]
+        for row in rows
+    ])  # fmt: skip
+
+
 def _median(seconds: list[float]) -> str:
     return f"{sorted(seconds)[len(seconds) // 2]:.1f}"
 
@@ -150,4 +163,5 @@ def _spread(figures: dict[str, float]) -> str:
 SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
     "fast_windows": fast_windows, "folder_pipeline": folder_pipeline,
+    "worker_processes": worker_processes,
 }  # fmt: skip

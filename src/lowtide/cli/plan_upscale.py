@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
 # What only matters where files are written.
-_LEFT_OUT = ("dry_run", "force", "report", "streams")
+_LEFT_OUT = ("dry_run", "force", "report", "streams", "devices")
 _ALL_DEVICES = Annotated[bool, option(
     "--all-devices", panel="Main", help=(
         "The plan for this machine's CPU and for every card that is known, in a table."),

@@ -57,6 +57,9 @@ def upscale(
     budget: Annotated[str, option("-b", "--budget", panel=_MAIN, help=(
         "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",
     device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
+    devices: Annotated[str | None, option(panel=_MAIN, metavar="LIST", help=(
+        "Images of a folder over several devices: cuda:0,cuda:1, or cpu,cpu for two processes,"
+        " which share the processor's threads and the budget."))] = None,
     plan_file: Annotated[Path | None, option("--plan", panel=_MAIN, metavar="FILE", help=(
         "Run by a plan from `lowtide plan upscale --json`, or by a report's."))] = None,
     dry_run: Annotated[bool, option("--dry-run", panel=_MAIN,
@@ -130,6 +133,7 @@ def upscale(
         raise UsageError("where should the result go?", hint="add -o OUTPUT")
     settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
+        devices=devices or (),
         precision=precision, accuracy=accuracy, strategy=strategy, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
         streams=streams, format=format,

@@ -86,6 +86,20 @@ def resolve_device(name: str) -> str:
     return f"cuda:{device.index or 0}"
 
 
+def resolve_devices(settings: UpscaleSettings, images: int) -> list[str]:
+    """The devices of a job; the first of several for a single image.
+
+    Raises `UsageError` for one that this machine does not have, and for a CPU beside cards.
+    """
+    names = [resolve_device(name) for name in settings.devices or (settings.device,)]
+    if len({name.partition(":")[0] for name in names}) > 1:
+        raise UsageError(
+            "--devices are either cards or the CPU: what one can run the other cannot",
+            hint="two commands, each for its part of the images",
+        )
+    return names if images > 1 else names[:1]
+
+
 def resolve_precision(wanted: str, model: ModelDescriptor, device: str) -> str:
     """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
     allowed = {"fp32", *(["bf16"] if model.supports_bfloat16 else [])}

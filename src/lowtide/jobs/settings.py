@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 # What changes how fast a file is made, or where from, but not which file it is.
-_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams"}
+_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams", "devices"}
 
 
 def checked(kind: type[M], values: dict[str, Any]) -> M:
@@ -50,6 +50,7 @@ class UpscaleSettings(BaseModel):
     max_side: int | None = Field(None, ge=1)
     format: str | None = None
     device: str = "auto"
+    devices: tuple[str, ...] = ()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     accuracy: Literal["exact", "bounded", "fast"] | None = None
     strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
@@ -67,6 +68,14 @@ class UpscaleSettings(BaseModel):
     avif_quality: int = Field(80, ge=1, le=100)
     tiff_compression: Literal["none", "lzw", "deflate"] = "deflate"
     plan_file: Path | None = None
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        """``"cuda:0,cuda:1"`` as two."""
+        if isinstance(given, str):
+            return tuple(name.strip() for name in given.split(",") if name.strip())
+        return given or ()
 
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
@@ -86,6 +95,8 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 f"{' and '.join(chosen)} contradict each other", hint=f"keep {chosen[0]} only"
             )
+        if self.devices and self.device != "auto":
+            raise UsageError("--device and --devices contradict each other", hint="drop one")
         if self.strategy in ("whole", "streamed") and self.wishes.about_tiles:
             raise UsageError(
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",

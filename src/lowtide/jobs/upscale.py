@@ -6,17 +6,20 @@ import contextlib
 import functools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import Cancelled
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.context import Context
-from lowtide.jobs.images import Images, refuse_overwriting
+from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.prepare import Prepared, prepare, resolve_device
+from lowtide.jobs.prepare import Prepared, prepare, resolve_devices
 from lowtide.jobs.report import UpscaleReport, versions
+from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.workers import Workers, share_of, threads_each
 from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
@@ -60,19 +63,20 @@ def upscale(
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
         refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
-    device = resolve_device(chosen.device)
+    devices = resolve_devices(chosen, len(jobs))
     # The libraries are loaded before the meter takes its baseline.
     versions()
     if chosen.model_name not in names():
         families()
-    meter = open_meter(device)
+    meter = open_meter(devices[0])
     meter.start()
     try:
-        with _open_journal(folder) as journal:
-            parsed, costs = _pinned(journal, budget, device, host_budget, disk_budget, place)
+        with _open_journal(folder) as journal, threads_each(len(devices)) as threads:
+            parsed, costs = _pinned(journal, budget, devices, host_budget, disk_budget, place)
+            share = share_of(parsed, devices)
             tell(progress, "load", chosen.model_name)
             prepared = prepare(
-                chosen, device=device, costs=costs, limit_bytes=parsed.device_bytes // 2,
+                chosen, device=devices[0], costs=costs, limit_bytes=share.device_bytes // 2,
                 on_probe=lambda: _begin_probe(meter, progress, chosen.model_name), cancel=cancel,
                 replayed=book.plans[0][1] if book else None,
             )  # fmt: skip
@@ -84,29 +88,51 @@ def upscale(
                     prepared.tiled = _pinned_bounds(journal, "tiled", prepared.tiled)
                     prepared.streamed = _pinned_bounds(journal, "streamed", prepared.streamed)
                 journal.set_pin(_pin(parsed, prepared))
-            context = Context(
-                prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book
-            )  # fmt: skip
             report = UpscaleReport(
-                model=prepared.descriptor.to_dict(), device=device, versions=versions()
+                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=versions()
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
-            images = Images(context, report, journal, key, force=force, sidecar=sidecar)
-            try:
-                for index, job in enumerate(jobs, start=1):
-                    check_cancel(cancel)
-                    images.take(job, index)
-                images.finish()
-            except Cancelled:
-                images.finish()  # what is computed is not lost
-                raise
-            finally:
-                images.drop()
+            results = Results(jobs, report, journal, key, force=force, sidecar=sidecar)
+            if len(devices) == 1:
+                context = Context(
+                    prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book
+                )  # fmt: skip
+                _run_here(context, results)
+            else:
+                workers = Workers(
+                    devices, prepared, chosen, share, results, threads=threads, scratch=place,
+                    progress=progress,
+                )  # fmt: skip
+                del prepared  # each of them has the model
+                _run_there(workers, journal, cancel)
     finally:
         meter.stop()
     report.seconds = time.perf_counter() - started
     tell(progress, "done", "")
     return report
+
+
+def _run_here(context: Context, results: Results) -> None:
+    images = Images(context, results)
+    try:
+        for index, job in enumerate(results.jobs, start=1):
+            check_cancel(context.cancel)
+            if results.is_due(index):
+                images.take(job.source, job.target, index)
+        images.finish()
+    except Cancelled:
+        images.finish()  # what is computed is not lost
+        raise
+    finally:
+        images.drop()
+
+
+def _run_there(workers: Workers, journal: Journal | None, cancel: Cancel) -> None:
+    try:
+        workers.run(cancel)
+    finally:
+        if journal is not None:
+            journal.remove_parts()  # of processes that were ended, or died
 
 
 def find_jobs(
@@ -130,7 +156,7 @@ def _open_journal(folder: Path | None):
 
 
 def _pinned(
-    journal: Journal | None, budget: str | int | Budget, device: str,
+    journal: Journal | None, budget: str | int | Budget, devices: list[str],
     host: str | int | None, disk: str | int | None, scratch: Path,
 ) -> tuple[Budget, ModelCosts | None]:  # fmt: skip
     """The budget, and the costs of the run that began this folder if all else is equal.
@@ -138,14 +164,20 @@ def _pinned(
     Costs are measured and so differ a little each time; with the pinned ones a resumed file is
     planned, and so made, as in an undisturbed run.
     """
-    parsed = Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
+    budgets = [
+        Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
+        for device in dict.fromkeys(devices)
+    ]  # fmt: skip
+    parsed = min(budgets, key=lambda one: one.device_bytes)
     pin = journal.pin if journal is not None else {}
     if pin.get("versions") != versions():
         return parsed, None
     costs = ModelCosts.model_validate(pin["costs"])
     automatic = isinstance(budget, str) and (budget == "auto" or budget.endswith("%"))
-    if automatic and pin["device"] == device:
-        parsed = Budget(pin["device_bytes"], pin["host_bytes"], parsed.disk_bytes, device)
+    if automatic and pin["device"] == parsed.device:
+        parsed = replace(
+            parsed, device_bytes=pin["device_bytes"], host_bytes=pin["host_bytes"]
+        )
     return parsed, costs
 
 

@@ -1,0 +1,108 @@
+"""A folder of photographs by one process and by two: the clock, and whether the files are the same.
+
+    python benchmarks/worker_processes.py [--photos 24] [--repeats 3] [--fresh]
+
+One process of one thread, one of two threads, and two of one thread each, in turns. The clock runs
+for the whole job, the start of processes and the loading of the model included; what a job of two
+photographs takes is given beside, as that is mostly these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HEAP_KEEPS, ResultFile, ratio_of
+from folder_pipeline import HEIGHT, WIDTH, make_photographs
+
+from lowtide.memory.measuring.fresh import measure_fresh
+
+MODELS = ("lowtide-x2", "lowtide-x4")
+BUDGET = "2GiB"
+# By name: threads of this process, and devices.
+WAYS: dict[str, tuple[int, str]] = {
+    "one process, one thread": (1, ""), "one process, two threads": (2, ""),
+    "two processes, one thread each": (2, "cpu,cpu"),
+}  # fmt: skip
+
+
+def run_times(photos: int, repeats: int, model: str) -> dict[str, Any]:
+    """Wall seconds of each way in turns, and a digest of the files."""
+    found: dict[str, Any] = {way: {"wall_s": [], "few_wall_s": []} for way in WAYS}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_photographs(folder / "in", photos)
+        (folder / "few").mkdir()
+        for name in ("00.jpg", "01.jpg"):
+            (folder / "few" / name).write_bytes((folder / "in" / name).read_bytes())
+        order = list(WAYS)
+        for turn in range(repeats + 1):
+            for way in order:
+                for key, source in (("wall_s", "in"), ("few_wall_s", "few")):
+                    wall, digest = _job(folder / source, model, *WAYS[way])
+                    if turn:  # the first is a rehearsal
+                        found[way][key].append(round(wall, 3))
+                    if source == "in":
+                        found[way]["sha256"] = digest
+            order.reverse()
+    return found
+
+
+def _job(folder: Path, model: str, threads: int, devices: str) -> tuple[float, str]:
+    import lowtide
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as out:
+        started = time.perf_counter()
+        report = lowtide.upscale(
+            folder, out, model=model, budget=BUDGET, devices=devices, format="png"
+        )
+        wall = time.perf_counter() - started
+        report.raise_for_failures()
+        digest = hashlib.sha256()
+        for path in sorted(Path(out).glob("*.png")):
+            digest.update(path.read_bytes())
+    return wall, digest.hexdigest()
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--photos", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "worker_processes", fresh=options.fresh,
+        about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} by one process and by two, by the"
+        " clock.",
+    )  # fmt: skip
+    for model in MODELS:
+        if results.has(model):
+            continue
+        found = measure_fresh(
+            "worker_processes:run_times", options.photos, options.repeats, model, env=HEAP_KEEPS
+        ).result
+        one = found["one process, one thread"]
+        results.add(
+            model, photos=options.photos, width=WIDTH, height=HEIGHT,
+            same_files=len({figures["sha256"] for figures in found.values()}) == 1,
+            wall_s={way: statistics.median(each["wall_s"]) for way, each in found.items()},
+            two_images_wall_s={
+                way: statistics.median(each["few_wall_s"]) for way, each in found.items()
+            },
+            times_as_fast={
+                way: ratio_of(one["wall_s"], each["wall_s"]) for way, each in found.items()
+            },
+            runs=found,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

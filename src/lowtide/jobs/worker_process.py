@@ -1,0 +1,138 @@
+"""A process that upscales images which another one hands to it, one after the other.
+
+Both speak JSON lines: orders come on standard input, what is sent goes to standard output, and
+whatever libraries print there goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.core.errors import LowtideError
+from lowtide.core.heap import tune_heap
+from lowtide.core.progress import Progress
+
+if TYPE_CHECKING:
+    from lowtide.jobs.context import Context
+    from lowtide.jobs.report import ImageReport
+
+_PROGRESS_SECONDS = 0.1
+
+
+class Line:
+    """The way to the other process."""
+
+    def __init__(self) -> None:
+        self._in = sys.stdin
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._told = 0.0
+
+    def send(self, kind: str, **more: Any) -> None:
+        """One message."""
+        self._out.write(json.dumps({"kind": kind, **more}) + "\n")
+        self._out.flush()
+
+    def receive(self) -> Any:
+        """The next order; ends this process where the other one is gone."""
+        line = self._in.readline()
+        if not line:
+            raise SystemExit(1)
+        return json.loads(line)
+
+    def ask(self, kind: str, **more: Any) -> Any:
+        """The answer to a message."""
+        self.send(kind, **more)
+        return self.receive()
+
+    def progress(self, moment: Progress) -> None:
+        """Now and then, and always at an image's beginning and end."""
+        now = time.monotonic()
+        if moment.done in (0, moment.total) or now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            self.send("progress", moment=vars(moment))
+
+    def begin(self, index: int) -> None:
+        """A file is complete and may get its name once the other process knows."""
+        self.ask("begin", index=index)
+
+    def done(self, index: int, image: ImageReport) -> None:
+        """A file has its name."""
+        self.send("done", index=index, image=image.model_dump(mode="json"))
+
+    def failed(self, index: int, error: LowtideError) -> None:
+        """An image could not be made."""
+        self.send(
+            "failed", index=index, message=error.message, hint=error.hint, code=error.exit_code
+        )
+
+
+def main() -> None:
+    """Work until there is nothing more to do."""
+    # The other process hears of Ctrl-C too, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = Line()
+    given = line.receive()
+    if given["tuned_heap"]:
+        tune_heap()  # before the libraries load
+    try:
+        context = _context(given, line)
+    except LowtideError as error:
+        line.send("unable", message=error.message, hint=error.hint, code=error.exit_code)
+        return
+    from lowtide.jobs.images import Images
+
+    images = Images(context, line)
+    try:
+        while (order := line.ask("want")) is not None:
+            images.take(Path(order["source"]), Path(order["target"]), order["index"])
+        images.finish()
+    finally:
+        images.drop()
+        context.meter.stop()
+
+
+def _context(given: dict[str, Any], line: Line) -> Context:
+    import torch
+
+    from lowtide.jobs.context import Context
+    from lowtide.jobs.prepare import prepare
+    from lowtide.jobs.report import versions
+    from lowtide.jobs.settings import UpscaleSettings
+    from lowtide.memory.budget import Budget
+    from lowtide.memory.costs import ModelCosts
+    from lowtide.memory.estimating.calibration import RunBounds
+    from lowtide.memory.meter import open_meter
+    from lowtide.memory.replay import PlanBook
+    from lowtide.models.foreign import families
+
+    torch.set_num_threads(given["threads"])
+    settings = UpscaleSettings.model_validate(given["settings"])
+    budget = Budget(**given["budget"])
+    # The libraries are loaded before the meter takes its baseline.
+    versions()
+    families()
+    meter = open_meter(budget.device)
+    meter.start()
+    book = PlanBook.read(settings.plan_file) if settings.plan_file else None
+    prepared = prepare(
+        settings, device=budget.device, limit_bytes=budget.device_bytes // 2,
+        costs=ModelCosts.model_validate(given["costs"]),
+        replayed=book.plans[0][1] if book else None,
+    )  # fmt: skip
+    prepared.tiled = RunBounds.model_validate(given["tiled"])
+    prepared.streamed = RunBounds.model_validate(given["streamed"])
+    return Context(
+        prepared, settings, budget, meter, line.progress, None, Path(given["scratch"]),
+        given["images"], book,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The images of a job on several devices of this host, or by several processes on its CPU.
+
+Each worker is a process of its own that asks for the next image when it has computed one. How
+images are run is settled before they are handed out: all have the same costs and the same budget,
+that of the smallest, so that equal devices make equal files whoever gets which image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from lowtide.core.errors import LowtideError, OutOfMemoryError
+from lowtide.core.heap import heap_is_tuned
+from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.report import ImageReport
+from lowtide.jobs.results import Results
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 5.0
+_TAIL = 600
+# A process that dies takes the image in its hands with it; another one gets it once more.
+_TRIES = 2
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline());"
+    " from lowtide.jobs.worker_process import main; main()"
+)
+
+
+def share_of(budget: Budget, devices: list[str]) -> Budget:
+    """What each of the workers on ``devices`` may use: equal parts."""
+    workers = max(devices.count(device) for device in devices)
+    return replace(
+        budget, device_bytes=budget.device_bytes // workers,
+        host_bytes=budget.host_bytes // len(devices),
+        disk_bytes=budget.disk_bytes // len(devices),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def threads_each(workers: int) -> Iterator[int]:
+    """Threads for each of so many processes; this one computes with as many until the end, since
+    what is measured depends on them."""
+    import torch
+
+    before = torch.get_num_threads()
+    if workers == 1:
+        yield before
+        return
+    torch.set_num_threads(max(1, before // workers))
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass
+class _Worker:
+    device: str
+    process: subprocess.Popen[str]
+    errors: IO[str]
+    listener: threading.Thread | None = None
+    holds: set[int] = field(default_factory=set)
+    asks_no_more: bool = False
+
+    def answer(self, order: Any) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            return  # it is gone, as the end of its messages will tell
+
+    def end(self) -> str:
+        """Wait for its end, or bring it about; returns why it ended where it should not have."""
+        try:
+            status = self.process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        if self.listener is not None:
+            self.listener.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # of words that it did not take any more
+                pipe.close() if pipe else None
+        self.errors.seek(0)
+        words = self.errors.read()[-_TAIL:].strip().splitlines()
+        self.errors.close()
+        how = f"signal {-status}" if status < 0 else f"exit code {status}"
+        return f"{how}{': ' + words[-1] if words else ''}"
+
+
+class Workers:
+    """Runs what is due of ``results`` on ``devices``."""
+
+    def __init__(
+        self, devices: list[str], prepared: Prepared, settings: UpscaleSettings, budget: Budget,
+        results: Results, *, threads: int, scratch: Path, progress: ProgressCallback | None,
+    ) -> None:  # fmt: skip
+        self._results, self._progress = results, progress
+        self._waiting = deque(range(1, len(results.jobs) + 1))
+        self._tries: dict[int, int] = {}
+        self._heard: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+        common = {
+            "settings": settings.model_copy(
+                update={"precision": prepared.precision, "devices": ()}
+            ).model_dump(mode="json"),
+            "tuned_heap": heap_is_tuned(), "threads": threads, "scratch": str(scratch),
+            "tiled": prepared.tiled.model_dump(), "streamed": prepared.streamed.model_dump(),
+            "images": len(results.jobs),
+        }  # fmt: skip
+        self._given = {
+            device: {
+                **common, "budget": asdict(replace(budget, device=device)),
+                "costs": prepared.costs.model_copy(update={"device": device}).model_dump(),
+            }
+            for device in devices
+        }  # fmt: skip
+        self._devices = devices
+        self._running: list[_Worker] = []
+        self._why, self._died_idle = "", 0
+
+    def run(self, cancel: Cancel) -> None:
+        """Until all images are done or have failed; raises `Cancelled`."""
+        try:
+            for device in self._devices:
+                self._start(device)
+            while self._running:
+                check_cancel(cancel)
+                try:
+                    worker, message = self._heard.get(timeout=_POLL_SECONDS)
+                except queue.Empty:
+                    continue
+                if message is None:
+                    self._ended(worker)
+                else:
+                    self._hear(worker, message)
+            while self._waiting:  # and nobody lives who could take them
+                self._results.failed(self._waiting.popleft(), self._died())
+        finally:
+            for worker in self._running:
+                worker.process.kill()
+                worker.end()
+
+    def _start(self, device: str) -> None:
+        errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, text=True, encoding="utf-8",
+        )  # fmt: skip
+        worker = _Worker(device, process, errors)
+        self._running.append(worker)
+        worker.answer(sys.path)
+        worker.answer(self._given[device])
+        worker.listener = threading.Thread(
+            target=self._listen, args=(worker,), name="lowtide-worker", daemon=True
+        )
+        worker.listener.start()
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        for line in worker.process.stdout:
+            self._heard.put((worker, json.loads(line)))
+        self._heard.put((worker, None))
+
+    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+        results, index = self._results, message.get("index", 0)
+        match message["kind"]:
+            case "want":
+                worker.answer(self._next(worker))
+            case "begin":
+                results.begin(index)
+                worker.answer(True)
+            case "done":
+                worker.holds.discard(index)
+                results.done(index, ImageReport.model_validate(message["image"]))
+            case "failed":
+                worker.holds.discard(index)
+                results.failed(index, _error(message))
+            case "unable":
+                raise _error(message)
+            case "progress" if self._progress is not None:
+                self._progress(Progress(**message["moment"]))
+
+    def _next(self, worker: _Worker) -> dict[str, Any] | None:
+        while self._waiting:
+            index = self._waiting.popleft()
+            if index in self._tries or self._results.is_due(index):
+                self._tries[index] = self._tries.get(index, 0) + 1
+                worker.holds.add(index)
+                job = self._results.jobs[index - 1]
+                return {"index": index, "source": str(job.source), "target": str(job.target)}
+        worker.asks_no_more = True
+        return None
+
+    def _ended(self, worker: _Worker) -> None:
+        """It is done; or it died, and then others go on with what it had in its hands."""
+        self._running.remove(worker)
+        self._why = f"the process on {worker.device} ended early ({worker.end()})"
+        lost = sorted(worker.holds)
+        again = [index for index in lost if self._tries[index] < _TRIES]
+        for index in sorted({*lost} - {*again}):
+            self._results.failed(index, self._died())
+        self._waiting.extendleft(reversed(again))
+        self._died_idle += not lost and not worker.asks_no_more
+        nobody = all(other.asks_no_more for other in self._running)
+        # Images are to blame for two deaths each at most; more without any would go on for ever.
+        if self._waiting and nobody and self._died_idle < _TRIES:
+            self._start(worker.device)
+
+    def _died(self) -> LowtideError:
+        return OutOfMemoryError(
+            self._why,
+            hint="memory may have run out: fewer --devices, or a smaller --budget",
+        )
+
+
+def _error(message: dict[str, Any]) -> LowtideError:
+    error = LowtideError(message["message"], hint=message["hint"])
+    error.exit_code = message["code"]
+    return error

@@ -12,7 +12,8 @@ from lowtide.cli.main import _spell
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], ["upscale", "plan", "models", "doctor", "Exit codes"]),
+        ([], ["upscale", "plan", "bench", "models", "doctor", "Exit codes"]),
+        (["bench", "upscale"], ["--only", "--plot", "twice"]),
         (["upscale"], ["--budget", "--tile-batch-size", "--strip-metadata", "--json"]),
         (["plan"], ["upscale"]),
         (["plan", "upscale"], ["--budget", "writes nothing"]),
@@ -189,3 +190,15 @@ def test_as_a_process_on_a_terminal_without_these_signs(lowtide_process, source,
     assert done.stderr == ""
     assert "exact: the whole image at once" in done.stdout
     assert out.exists()
+
+
+def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
+    source = save(tmp_path / "photo.png", photo[:40, :50])
+    words = ["bench", "upscale", source, "--only", "memory", "--budget", "256MiB"]
+    shown = lowtide(*words)
+    assert "conservative" in shown.out
+    assert "the same" in shown.out
+    assert "running memory" in shown.err
+    report = json.loads(lowtide(*words, "--json").out)
+    assert [row["way"]["name"] for row in report["rows"]] == ["lowtide", "memory", "conservative"]
+    assert lowtide("bench", "upscale", source, "--only", "fastest").code == 2

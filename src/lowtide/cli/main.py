@@ -9,7 +9,7 @@ import warnings
 
 import typer
 
-from lowtide.cli import doctor, models, plan_train, plan_upscale, upscale
+from lowtide.cli import bench_upscale, doctor, models, plan_train, plan_upscale, upscale
 from lowtide.cli.shell import State
 
 _EXIT_CODES = (
@@ -27,10 +27,14 @@ app = typer.Typer(
 )
 plans = typer.Typer(help="Say what a command would do and use, without running it.",
                     no_args_is_help=True)  # fmt: skip
+benches = typer.Typer(help="Measure ways to do a thing, side by side on this machine.",
+                      no_args_is_help=True)  # fmt: skip
 app.command("upscale")(upscale.upscale)
 plans.command("upscale")(plan_upscale.plan)
 plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
+benches.command("upscale")(bench_upscale.upscale)
+app.add_typer(benches, name="bench")
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)
 

@@ -1,0 +1,257 @@
+"""Ways to upscale one image, side by side on this machine: time, memory and what they change.
+
+The presets and configurations are those of the guide that users of DRCT follow; the others turn on
+one thing at a time. Each way runs in a process of its own, twice: the first time what a model costs
+is learned and kept.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.jobs.report import versions
+from lowtide.media import inspect_image
+from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.training.plot import new_figure
+
+# What everything else is compared with: exact, whatever it takes.
+REFERENCE = "lowtide"
+BASELINE = "conservative"
+
+
+class Way(BaseModel):
+    """A row: a name, where it comes from, and the settings of `upscale` that make it."""
+
+    name: str
+    group: str
+    settings: dict[str, Any] = {}
+
+    @property
+    def words(self) -> str:
+        """As options of the command."""
+        return " ".join(_option(name, value) for name, value in self.settings.items()) or "none"
+
+
+def _option(name: str, value: Any) -> str:
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{word}" if value else f"--no-{word}"
+    return f"--{word} {value}"
+
+
+def _ways() -> tuple[Way, ...]:
+    half: dict[str, Any] = {"precision": "bf16"}
+    groups = {
+        "unasked": {REFERENCE: {}},
+        "presets": {
+            "speed": {**half, "streams": 2, "tile_batch_size": 4},
+            "memory": {**half, "tile_batch_size": 1, "tile": 256},
+            "quality": {"precision": "fp32", "tile": 512},
+            "balanced": {**half, "tile_batch_size": 2, "streams": 2},
+        },
+        "configurations": {
+            BASELINE: _tiles(256, 1, 1, "fp32"), "balanced, 512": _tiles(512, 2, 2, "bf16"),
+            "aggressive": _tiles(512, 4, 4, "bf16"), "maximum": _tiles(1024, 2, 2, "bf16"),
+            "256, half": _tiles(256, 1, 1, "bf16"), "512, full": _tiles(512, 1, 1, "fp32"),
+            "1024, half": _tiles(1024, 1, 1, "bf16"),
+        },
+        "one thing at a time": {
+            "whole": {"strategy": "whole"}, "streamed": {"strategy": "streamed"},
+            "whole, half": {"strategy": "whole", **half},
+            "streamed, half": {"strategy": "streamed", **half},
+            "tiles, blended": {"tile": 256, "hann_blend": True},
+            "tiles, not blended": {"tile": 256, "hann_blend": False},
+            "tiles, 4 at once": {"tile": 256, "tile_batch_size": 4},
+        },
+    }  # fmt: skip
+    return tuple(
+        Way(name=name, group=group, settings=settings)
+        for group, ways in groups.items() for name, settings in ways.items()
+    )  # fmt: skip
+
+
+def _tiles(tile: int, batch: int, streams: int, precision: str) -> dict[str, Any]:
+    return {"tile": tile, "tile_batch_size": batch, "streams": streams, "precision": precision}
+
+
+WAYS = _ways()
+
+
+class Row(BaseModel):
+    """One way: what it took, or why it was not possible.
+
+    ``busy`` is the share of the time that the device was at work: of all its threads on a CPU.
+    ``psnr_db`` is that of the file against the reference's, None where both are the same;
+    ``times_as_fast`` is against the conservative configuration.
+    """
+
+    way: Way
+    plan: str = ""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    busy: float | None = None
+    peak_bytes: int = 0
+    execution: str = ""
+    precision: str = ""
+    psnr_db: float | None = None
+    largest: int = 0
+    times_as_fast: float | None = None
+    refused: str = ""
+
+
+class BenchReport(BaseModel):
+    """All ways for one image and model."""
+
+    schema_version: int = 1
+    image: str
+    width: int
+    height: int
+    model: str
+    device: str
+    versions: dict[str, str]
+    rows: list[Row] = []
+
+
+def bench(
+    image: str | Path, *, model: str = "lowtide-x2", device: str = "auto",
+    budget: str | int = "auto", only: Sequence[str] = (), plot: str | Path | None = None,
+    progress: Callable[[str], None] | None = None, cancel: Cancel = None,
+) -> BenchReport:  # fmt: skip
+    """Run ``image`` through ``model`` in every way, or in those named in ``only``.
+
+    The reference and the baseline always run. A way that the model or the budget does not allow
+    is a row that says why. ``plot`` is a picture of time and memory. Raises `UsageError` for a
+    name of no way, and what reading the image raises.
+    """
+    unknown = sorted({*only} - {way.name for way in WAYS})
+    if unknown:
+        raise UsageError(
+            f"no way is called {unknown[0]!r}", hint=", ".join(way.name for way in WAYS)
+        )
+    if plot is not None:
+        new_figure(Path(plot))  # raises now what would be raised after minutes of running
+    facts = inspect_image(Path(image))
+    report = BenchReport(
+        image=str(image), width=facts.info.width, height=facts.info.height, model=str(model),
+        device=device, versions=versions(),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="lowtide-bench-") as folder:
+        reference = Path(folder) / f"{REFERENCE}.png"
+        for way in WAYS:
+            if only and way.name not in {*only, REFERENCE, BASELINE}:
+                continue
+            check_cancel(cancel)
+            if progress is not None:
+                progress(way.name)
+            target = Path(folder) / f"{way.name}.png"
+            row = _run(way, Path(image), target, model, device, budget)
+            if not row.refused and reference.exists():
+                row.psnr_db, row.largest = apart(target, reference)
+            report.rows.append(row)
+    _compare(report.rows)
+    if plot is not None:
+        _draw(report, Path(plot))
+    return report
+
+
+def _run(
+    way: Way, image: Path, target: Path, model: str, device: str, budget: str | int
+) -> Row:  # fmt: skip
+    # Ways that tiles do not do exactly would be refused, and these are to be compared.
+    asked = {"accuracy": "bounded"} if "tile" in way.settings else {}
+    settings = {**way.settings, **asked, "model": str(model), "device": device, "budget": budget}
+    try:
+        found = measure_fresh(
+            "lowtide.jobs.bench_upscale:run_way", str(image.absolute()), str(target), settings
+        ).result
+    except LowtideError as error:
+        return Row(way=way, refused=error.message)
+    return Row(way=way, **found)
+
+
+def run_way(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """One way in this process, as the command line would run it; the second of two runs."""
+    from lowtide.core.heap import tune_heap
+
+    tune_heap()
+    from lowtide.jobs.upscale import upscale
+
+    try:
+        upscale(image, target, force=True, **settings)
+        report = upscale(image, target, force=True, **settings)
+    except LowtideError as error:
+        return {"refused": error.message}
+    done = report.images[0]
+    assert done.plan is not None and done.memory is not None and done.accuracy is not None
+    threads = int(report.versions["threads"])
+    on_cpu = done.plan.device == "cpu"
+    return {
+        "plan": done.plan.title, "wall_s": round(done.seconds, 3),
+        "cpu_s": round(done.cpu_seconds, 3),
+        "busy": round(done.cpu_seconds / done.seconds / threads, 3) if on_cpu else None,
+        "peak_bytes": done.memory.peak_bytes, "execution": done.accuracy.execution,
+        "precision": done.plan.precision,
+    }  # fmt: skip
+
+
+def apart(one: Path, other: Path) -> tuple[float | None, int]:
+    """PSNR in dB of two image files of 8 or 16 bits, None if they are the same, and the largest
+    difference of a sample."""
+    import numpy as np
+
+    from lowtide.media import open_image
+
+    pixels = []
+    for path in (one, other):
+        with open_image(path) as image:
+            pixels.append(image.read(image.info.height))
+    peak = np.iinfo(pixels[0].dtype).max
+    difference = pixels[0].astype(np.float64) - pixels[1]
+    mean = float(np.square(difference).mean())
+    psnr = round(10 * math.log10(peak**2 / mean), 2) if mean else None
+    return psnr, int(np.abs(difference).max())
+
+
+def _compare(rows: list[Row]) -> None:
+    slow = next((row for row in rows if row.way.name == BASELINE and not row.refused), None)
+    for row in rows:
+        if slow is not None and not row.refused:
+            row.times_as_fast = round(slow.wall_s / row.wall_s, 2)
+
+
+def _draw(report: BenchReport, path: Path) -> None:
+    """Every way as a point: seconds across, memory upward."""
+    from lowtide.core.errors import OutputError
+    from lowtide.core.units import MIB
+
+    figure = new_figure(path)
+    axes = figure.add_subplot()
+    for group in dict.fromkeys(row.way.group for row in report.rows):
+        rows = [row for row in report.rows if row.way.group == group and not row.refused]
+        axes.scatter(
+            [row.wall_s for row in rows], [row.peak_bytes / MIB for row in rows], label=group
+        )
+        for row in rows:
+            axes.annotate(
+                row.way.name, (row.wall_s, row.peak_bytes / MIB), fontsize=8,
+                xytext=(4, 4), textcoords="offset points",
+            )  # fmt: skip
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("peak memory, MiB")
+    axes.margins(x=0.12)  # for the names
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{report.model}, {report.width}×{report.height}")
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,68 @@
+"""Ways to upscale an image, side by side."""
+
+import numpy as np
+import pytest
+
+from lowtide import ImageError, UsageError
+from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, WAYS, apart, bench
+from lowtide.jobs.settings import UpscaleSettings
+
+
+def test_every_way_is_one_of_upscale():
+    assert len({way.name for way in WAYS}) == len(WAYS)
+    for way in WAYS:
+        UpscaleSettings.of(**way.settings)
+    words = {way.name: way.words for way in WAYS}
+    assert words[REFERENCE] == "none"
+    assert words["speed"] == "--precision bf16 --streams 2 --tile-batch-size 4"
+    assert words["tiles, not blended"] == "--tile 256 --no-hann-blend"
+
+
+def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
+    told, picture = [], tmp_path / "bench.svg"
+    report = bench(
+        source, budget="512MiB", only=["memory"], plot=picture, progress=told.append, device="cpu"
+    )
+    rows = {row.way.name: row for row in report.rows}
+    assert list(rows) == told == [REFERENCE, "memory", BASELINE]
+    assert (report.width, report.height) == (120, 100)
+    for row in rows.values():
+        assert not row.refused
+        assert row.wall_s > 0
+        assert 0 < row.busy <= 1.5
+        assert row.peak_bytes > 0
+        assert row.execution == "exact"  # the model's reach is less than tiles share
+    assert rows[BASELINE].times_as_fast == 1.0
+    assert rows[REFERENCE].psnr_db is None
+    assert rows["memory"].precision == "bf16"
+    assert 30 < rows["memory"].psnr_db < 80
+    assert 0 < rows["memory"].largest < 20
+    assert picture.read_text().lstrip().startswith("<?xml")
+
+
+def test_a_way_that_is_not_possible_says_why(source):
+    report = bench(source, budget="8MiB", only=["whole"], device="cpu")
+    whole = next(row for row in report.rows if row.way.name == "whole")
+    assert "8 MiB" in whole.refused
+    assert whole.times_as_fast is None
+
+
+def test_what_cannot_be_run_is_told_at_once(source, tmp_path):
+    with pytest.raises(UsageError, match="'fastest'") as caught:
+        bench(source, only=["fastest"])
+    assert "conservative" in caught.value.hint
+    with pytest.raises(UsageError, match=r"png or \.svg"):
+        bench(source, plot=tmp_path / "bench.gif")
+    with pytest.raises(ImageError):
+        bench(tmp_path / "none.png")
+
+
+def test_how_far_files_are_apart(tmp_path, save):
+    one = np.full((4, 5, 3), 100, np.uint8)
+    other = one.copy()
+    other[0, 0, 0] = 110
+    first, second = save(tmp_path / "a.png", one), save(tmp_path / "b.png", other)
+    assert apart(first, first) == (None, 0)
+    psnr, largest = apart(first, second)
+    assert largest == 10
+    assert psnr == pytest.approx(20 * np.log10(255 / np.sqrt(100 / 60)), abs=0.01)

@@ -59,6 +59,7 @@ bench-streaming: $(VENV)/.dev
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/large_streamed.py
 	$(BIN)/python benchmarks/fast_windows.py
+	$(BIN)/python benchmarks/drct_photograph.py
 	$(BIN)/python benchmarks/folder_pipeline.py
 	$(BIN)/python benchmarks/worker_processes.py
 	$(BIN)/python benchmarks/tiling_error.py

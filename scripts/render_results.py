@@ -32,8 +32,8 @@ TARGETS = ("README.md", "docs/results.md", "docs/concepts/streaming.md")
 NOT_YET = "Not measured yet."
 NONE = "–"
 SUMMARY = (
-    "large_images", "tile_loop", "streaming", "fast_windows", "folder_pipeline", "set5", "startup",
-    "large_images_gpu", "tile_loop_gpu",
+    "large_images", "tile_loop", "streaming", "fast_windows", "drct_photograph", "folder_pipeline",
+    "set5", "startup", "large_images_gpu", "tile_loop_gpu",
 )  # fmt: skip
 FIGURES = {
     "cpu_s": "processor seconds", "wall_s": "clock seconds",
@@ -214,6 +214,8 @@ def summary_lines(name: str, rows: Rows) -> Cells:
             return render_streaming.streamed_lines(rows)
         case "fast_windows":
             return render_streaming.fast_lines(rows)
+        case "drct_photograph":
+            return render_streaming.photograph_lines(rows)
         case "folder_pipeline":
             return render_streaming.folder_lines(rows)
         case "set5":

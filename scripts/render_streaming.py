@@ -112,6 +112,31 @@ def fast_lines(rows: Rows) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def drct_photograph(rows: Rows) -> str:
+    """Each way against Lowtide."""
+    head = ["way", "peak", "of Lowtide's", "processor s", "of Lowtide's (range)",
+            "against the whole, of 255", "PSNR"]  # fmt: skip
+    return table(head, [
+        [row["row"], format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.2f}",
+         _median(row["cpu_s"]), _ranged(row), f"at most {row['largest_difference_of_255']}",
+         "the same" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def photograph_lines(rows: Rows) -> list[list[str]]:
+    """For the summary: Lowtide's, with the others beside."""
+    own, *others = rows
+    return [
+        [f"{own['width']}×{own['height']} through DRCT ×4, file to file", "–",
+         format_bytes(own["peak_bytes"]),
+         f"at most {own['largest_difference_of_255']} of 255 from the whole",
+         _median(own["cpu_s"]),
+         "; ".join(f"{row['row']}: {_ranged(row)} of the processor time and"
+                   f" {row['share_of_peak']:.2f} of the peak" for row in others)]
+    ]  # fmt: skip
+
+
 def folder_pipeline(rows: Rows) -> str:
     """The job both ways, beside its parts."""
     ways = list(rows[0]["wall_s"]) if rows else []
@@ -162,6 +187,6 @@ def _spread(figures: dict[str, float]) -> str:
 
 SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
-    "fast_windows": fast_windows, "folder_pipeline": folder_pipeline,
+    "fast_windows": fast_windows, "drct_photograph": drct_photograph, "folder_pipeline": folder_pipeline,
     "worker_processes": worker_processes,
 }  # fmt: skip

@@ -1,0 +1,178 @@
+"""A photograph of 512×384 through the full DRCT, file to file: Lowtide beside two tile loops.
+
+    python benchmarks/drct_photograph.py [--pairs 3] [--fresh]
+
+The loops run spandrel's own forward pass: that of Real-ESRGAN (256, pad 10), and that of the guide
+which users of DRCT follow, written from its description: overlapping tiles in batches, each padded
+by mirrored pixels to a further window, added up in two maps of the result's size and divided. Its
+conservative configuration has tiles of 256, that for quality of 512. Weights are fixed and random.
+
+Times: processor seconds of processes that took turns, each with a heap that keeps what was freed,
+the loading of the file included; Lowtide's plan is known from an earlier run. Peaks: of fresh
+processes whose heap gives back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import HEAP_KEEPS, ResultFile, ratio_of
+from padded_tiles import padded_tiles
+from photographs import as_array, photograph
+from streaming_models import made
+from torch import Tensor, nn
+
+from lowtide.memory.measuring.fresh import measure_fresh
+
+WIDTH, HEIGHT = 512, 384
+SCALE, WINDOW = 4, 16
+WAYS = (
+    "Lowtide", "tile loop, 256, pad 10", "guide's conservative, 256", "guide's for quality, 512",
+)  # fmt: skip
+OVERLAP = 32  # of the guide's tiles
+
+
+def run_way(way: str, source: str, target: str, weights: str, settings: dict[str, Any]) -> float:
+    """One job; returns its processor seconds."""
+    torch.set_num_threads(2)
+    started = time.process_time()
+    if way == "Lowtide":
+        import lowtide
+
+        report = lowtide.upscale(source, target, model=weights, force=True, **settings)
+        report.raise_for_failures()
+    else:
+        _run_loop(way, Path(source), Path(target), Path(weights))
+    return time.process_time() - started
+
+
+@torch.inference_mode()
+def _run_loop(way: str, source: Path, target: Path, weights: Path) -> None:
+    import pyvips
+    from spandrel import ModelLoader
+
+    module = ModelLoader(device="cpu").load_from_file(weights).eval().model
+    pixels = torch.from_numpy(as_array(source).astype(np.float32) / 255)
+    image = pixels.permute(2, 0, 1)[None]
+    if way.startswith("tile loop"):
+        result = padded_tiles(_padded(module), image, SCALE, 256, 10)
+    else:
+        result = guided_tiles(_padded(module, further=True), image, int(way.split()[-1]))
+    samples = (result[0].clamp_(0, 1).permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    pyvips.Image.new_from_array(samples).pngsave(str(target), compression=3)
+
+
+def _padded(module: nn.Module, *, further: bool = False) -> Any:
+    """The model on images of any size, mirrored to whole windows, or to a ``further`` one."""
+
+    def run(tile: Tensor) -> Tensor:
+        height, width = tile.shape[2:]
+        down, across = (
+            (side // WINDOW + 1) * WINDOW - side if further else -side % WINDOW
+            for side in (height, width)
+        )
+        padded = torch.cat([tile, tile.flip(2)], 2)[:, :, : height + down]
+        padded = torch.cat([padded, padded.flip(3)], 3)[..., : width + across]
+        return module(padded)[..., : height * SCALE, : width * SCALE]
+
+    return run
+
+
+def guided_tiles(run: Any, image: Tensor, tile: int, batch: int = 1) -> Tensor:
+    """Overlapping tiles, the last of a row and column shifted inward, averaged where they meet."""
+    height, width = image.shape[2:]
+    tops, lefts = (
+        [*range(0, max(side - tile, 0), tile - OVERLAP), max(side - tile, 0)]
+        for side in (height, width)
+    )
+    places = [(top, left) for top in tops for left in lefts]
+    total = image.new_zeros(1, 3, height * SCALE, width * SCALE)
+    count = torch.zeros_like(total)
+    for first in range(0, len(places), batch):
+        some = places[first : first + batch]
+        parts = [image[..., top : top + tile, left : left + tile] for top, left in some]
+        for (top, left), made_tile in zip(some, run(torch.cat(parts)), strict=True):
+            rows = slice(top * SCALE, top * SCALE + made_tile.shape[1])
+            columns = slice(left * SCALE, left * SCALE + made_tile.shape[2])
+            total[0, :, rows, columns] += made_tile
+            count[..., rows, columns] += 1
+    return total / count
+
+
+def measure(results: ResultFile, folder: Path, pairs: int) -> None:
+    """All rows that are missing."""
+    source = photograph(folder / "photo.png", WIDTH, HEIGHT)
+    weights = folder / "drct.pth"
+    torch.save(made("DRCT").state_dict(), weights)
+    peaks = {}
+    settings: dict[str, Any] = {}
+    for way in (*WAYS[1:], WAYS[0]):
+        if way == "Lowtide":  # no more than the least of the others
+            settings = {"budget": min(peaks.values()), "device": "cpu"}
+        given = way, str(source), str(folder / f"{way}.png"), str(weights), settings
+        peaks[way] = measure_fresh("drct_photograph:run_way", *given, warmups=1).peak_bytes
+        print(way, peaks[way])
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    order = list(WAYS)
+    for _ in range(pairs):
+        for way in order:
+            given = way, str(source), str(folder / f"{way}.png"), str(weights), settings
+            warm = int(way == "Lowtide" and not seconds[way])
+            used = measure_fresh("drct_photograph:run_way", *given, env=HEAP_KEEPS, warmups=warm)
+            seconds[way].append(round(used.result, 3))
+            print(way, seconds[way][-1])
+        order.reverse()
+    whole = _whole(source, weights)
+    for way in WAYS:
+        difference = np.abs(as_array(folder / f"{way}.png").astype(int) - whole)
+        results.add(
+            way, width=WIDTH, height=HEIGHT, peak_bytes=peaks[way], cpu_s=seconds[way],
+            ratio=ratio_of(seconds[way], seconds["Lowtide"]),
+            share_of_peak=round(peaks[way] / peaks["Lowtide"], 3),
+            largest_difference_of_255=int(difference.max()),
+            psnr_db=_psnr(difference),
+        )  # fmt: skip
+
+
+@torch.inference_mode()
+def _whole(source: Path, weights: Path) -> np.ndarray:
+    """What spandrel's model makes of the whole photograph, whose sides are whole windows."""
+    from spandrel import ModelLoader
+
+    module = ModelLoader(device="cpu").load_from_file(weights).eval().model
+    image = torch.from_numpy(as_array(source).astype(np.float32) / 255).permute(2, 0, 1)[None]
+    result = module(image)[0].clamp_(0, 1).permute(1, 2, 0).numpy()
+    return (result * 255).round().astype(int)
+
+
+def _psnr(difference: np.ndarray) -> float | None:
+    mean = np.square(difference).mean()
+    return round(float(10 * np.log10(255**2 / mean)), 2) if mean else None
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "drct_photograph", fresh=options.fresh,
+        about=f"A photograph of {WIDTH}×{HEIGHT} through DRCT ×4, file to file.",
+    )  # fmt: skip
+    if all(results.has(way) for way in WAYS):
+        return
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    with tempfile.TemporaryDirectory() as place:
+        measure(results, Path(place), options.pairs)
+
+
+if __name__ == "__main__":
+    main()

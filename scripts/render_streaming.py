@@ -187,6 +187,6 @@ def _spread(figures: dict[str, float]) -> str:
 
 SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
-    "fast_windows": fast_windows, "drct_photograph": drct_photograph, "folder_pipeline": folder_pipeline,
-    "worker_processes": worker_processes,
+    "fast_windows": fast_windows, "drct_photograph": drct_photograph,
+    "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
 }  # fmt: skip

@@ -63,6 +63,7 @@ bench-streaming: $(VENV)/.dev
 	$(BIN)/python benchmarks/folder_pipeline.py
 	$(BIN)/python benchmarks/worker_processes.py
 	$(BIN)/python benchmarks/tiling_error.py
+	$(BIN)/python benchmarks/seams.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

@@ -112,6 +112,21 @@ def fast_lines(rows: Rows) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def seams(rows: Rows) -> str:
+    """Each blending and overlap."""
+    head = ["blending", "overlap", "tiles", "work", "PSNR against the whole", "at seams",
+            "steps across cuts off by", "largest"]  # fmt: skip
+    return table(head, [
+        [row["blend"], str(row["overlap"] or "–"), str(row["tiles"]) if row["overlap"] else "–",
+         f"{row['work']:.2f}×", *(
+             "the same" if row[key] is None else f"{row[key]:.1f} dB"
+             for key in ("psnr_db", "seam_psnr_db")
+         ),
+         f"{row['step']:.3f} of 255", f"{row['largest']:.2f} of 255"]
+        for row in rows
+    ])  # fmt: skip
+
+
 def drct_photograph(rows: Rows) -> str:
     """Each way against Lowtide."""
     head = ["way", "peak", "of Lowtide's", "processor s", "of Lowtide's (range)",
@@ -188,5 +203,5 @@ def _spread(figures: dict[str, float]) -> str:
 SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
     "fast_windows": fast_windows, "drct_photograph": drct_photograph,
-    "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
+    "seams": seams, "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
 }  # fmt: skip

@@ -202,3 +202,12 @@ def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
     report = json.loads(lowtide(*words, "--json").out)
     assert [row["way"]["name"] for row in report["rows"]] == ["lowtide", "memory", "conservative"]
     assert lowtide("bench", "upscale", source, "--only", "fastest").code == 2
+
+
+def test_seams_are_compared(lowtide, tmp_path, save, photo):
+    source = save(tmp_path / "photo.png", photo[:96, :96])
+    shown = lowtide("bench", "upscale", source, "--seams", "--tile", "64", "--device", "cpu")
+    assert all(word in shown.out for word in ("streamed", "linear", "hann", "steps off"))
+    refused = lowtide("bench", "upscale", source, "--seams", "--only", "whole")
+    assert refused.code == 2
+    assert "contradicts" in refused.err

@@ -43,7 +43,7 @@ def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
 def test_a_way_that_is_not_possible_says_why(source):
     report = bench(source, budget="8MiB", only=["whole"], device="cpu")
     whole = next(row for row in report.rows if row.way.name == "whole")
-    assert "8 MiB" in whole.refused
+    assert "no plan fits in 8.00 MiB" in whole.refused
     assert whole.times_as_fast is None
 
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowtide.cli.shell import guarded, option
+from lowtide.core.errors import UsageError
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from lowtide.jobs.bench_upscale import BenchReport, Row
 
 _MAIN, _OUT = "Main", "Output"
@@ -27,6 +30,10 @@ def upscale(
     only: Annotated[list[str] | None, option("--only", panel=_MAIN, metavar="NAME", help=(
         "A way to run besides the reference and the baseline; may be given several times."
     ))] = None,
+    seams: Annotated[bool, option("--seams", panel=_MAIN, help=(
+        "Compare the seams of tiles instead: not blended, linear and Hann, and bands."))] = False,
+    tile: Annotated[int, option(panel=_MAIN, metavar="PIXELS", help=(
+        "Side of the tiles for --seams."))] = 128,
     plot: Annotated[Path | None, option("--plot", panel=_OUT, metavar="FILE", help=(
         "Draw time and memory of all ways, .png or .svg."))] = None,
     as_json: Annotated[bool, option("--json", panel=_OUT,
@@ -37,6 +44,11 @@ def upscale(
     Each runs twice in a process of its own, and the second time counts. Nothing is written but
     the picture.
     """
+    if seams:
+        if plot is not None or only:
+            raise UsageError("--seams contradicts --plot and --only", hint="drop them, or --seams")
+        _seams(image, model, device, budget, tile, as_json=as_json)
+        return
     from lowtide.jobs.bench_upscale import bench
 
     report = bench(
@@ -49,8 +61,39 @@ def upscale(
         _print(report)
 
 
+def _seams(
+    image: Path, model: str, device: str, budget: str, tile: int, *, as_json: bool
+) -> None:
+    from rich.table import Table
+
+    from lowtide.jobs.bench_seams import seams
+
+    report = seams(
+        image, model=model, device=device, budget=budget, tile=tile,
+        progress=lambda what: typer.echo(f"running {what}", err=True),
+    )  # fmt: skip
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+        return
+    table = Table(
+        "blending", "overlap", "tiles", "work", "against the whole", "at seams", "steps off",
+        title=f"{report.model}, {report.width}×{report.height} in tiles of {report.tile}",
+        caption="steps across cuts, in levels of 255",
+    )  # fmt: skip
+    for row in report.rows:
+        table.add_row(
+            row.blend, str(row.overlap or "–"), str(row.tiles) if row.overlap else "–",
+            f"{row.work:.2f}×", _decibels(row.psnr_db), _decibels(row.seam_psnr_db),
+            f"{row.step:.4f}",
+        )  # fmt: skip
+    _show(table)
+
+
+def _decibels(psnr: float | None) -> str:
+    return "the same" if psnr is None else f"{psnr:.1f} dB"
+
+
 def _print(report: BenchReport) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -63,6 +106,12 @@ def _print(report: BenchReport) -> None:
             table.add_section()
             group = row.way.group
         table.add_row(*_cells(row))
+    _show(table)
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
     Console(width=None if Console().is_terminal else 150).print(table)
 
 

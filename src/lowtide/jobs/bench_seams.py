@@ -1,0 +1,194 @@
+"""Seams of tiles on one image: no blending, linear and Hann, beside bands.
+
+A whole run is what everything is compared with. At a *seam*, two tiles meet: there lies a cut, or a
+ramp from one to the other. What a tile gets wrong shows as a step across a cut, so steps are
+compared as well: how far the difference of the two rows or columns at each cut is from that
+difference in the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from lowtide.core.errors import UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.jobs.prepare import resolve_device
+from lowtide.media import open_image
+from lowtide.models import Model, load
+from lowtide.streaming.bands.streamed import stream
+from lowtide.streaming.layout import Axis, split_axis
+
+OVERLAPS = (8, 16, 32)
+BLENDS = ("none", "linear", "hann")
+# The middle of a photograph shows seams as well as all of it does, in less time.
+_MOST = 512
+# Windows of most models are 8 or 16 pixels, and tiles begin where windows do.
+_GRID = 16
+
+
+class SeamRow(BaseModel):
+    """One way to put tiles together, against the whole.
+
+    ``psnr_db`` is over all pixels and ``seam_psnr_db`` over those at most as far from a cut as
+    tiles overlap, of a range of 1; None where both are equal. ``step`` is the mean (root of
+    squares) of how far steps across cuts are off, in levels of 255. ``work`` is the pixels that
+    were run, those that tiles share more than once, over the image's.
+    """
+
+    blend: str
+    overlap: int
+    tiles: int
+    psnr_db: float | None
+    seam_psnr_db: float | None
+    step: float
+    largest: float
+    work: float
+
+
+class SeamReport(BaseModel):
+    """All ways for one image and model."""
+
+    schema_version: int = 1
+    image: str
+    width: int
+    height: int
+    model: str
+    tile: int
+    rows: list[SeamRow] = []
+
+
+def seams(
+    image: str | Path, *, model: str = "lowtide-x2", device: str = "auto", tile: int = 128,
+    budget: str | int = "auto", progress: Callable[[str], None] | None = None,
+    cancel: Cancel = None,
+) -> SeamReport:  # fmt: skip
+    """Compare the middle of ``image`` in tiles of ``tile`` pixels with a whole run of it.
+
+    Everything is run in fp32. Raises `UsageError` for a tile that is not a multiple of 16 or not
+    smaller than the image, and where a model cannot be streamed or takes other images than RGB.
+    """
+    loaded = load(model).to(device=resolve_device(device))
+    given = _middle(Path(image), loaded)
+    height, width = given.shape[2:]
+    if tile % _GRID or tile >= max(height, width) or tile <= max(OVERLAPS):
+        raise UsageError(
+            f"--tile {tile}: tiles here are multiples of {_GRID}, more than {max(OVERLAPS)} and"
+            f" less than the longer side, {max(height, width)}"
+        )
+    report = SeamReport(image=str(image), width=width, height=height, model=model, tile=tile)
+
+    def tell(what: str) -> None:
+        check_cancel(cancel)
+        if progress is not None:
+            progress(what)
+
+    tell("whole")
+    whole = loaded(given)
+    scale = loaded.descriptor.scale
+    cuts = split_axis(height, tile, 0, align=_GRID), split_axis(width, tile, 0, align=_GRID)
+    tell("streamed")
+    small = stream(loaded.module, budget=budget)
+    with torch.inference_mode():
+        result = small(given).clamp_(0, 1)
+    report.rows.append(_row("streamed", 0, 1, 1.0, result, whole, cuts, scale))
+    for overlap in OVERLAPS:
+        axes = [
+            [split_axis(side, tile, overlap, align=_GRID, blend=blend) for side in (height, width)]
+            for blend in (0, overlap)
+        ]
+        tell(f"tiles that share {overlap} pixels")
+        (rows, columns), blended = axes
+        tiles = _tiles(loaded, given, rows, columns)
+        work = len(rows.starts) * len(columns.starts) * rows.tile * columns.tile
+        for name in BLENDS:
+            used = (rows, columns) if name == "none" else (blended[0], blended[1])
+            result = merged(tiles, *used, scale, linear=name == "linear")
+            report.rows.append(_row(
+                name, overlap, len(tiles), work / (height * width), result, whole,
+                (rows, columns), scale,
+            ))  # fmt: skip
+    return report
+
+
+def _middle(path: Path, model: Model) -> Tensor:
+    """(1, 3, height, width) of whole cells of the grid."""
+    with open_image(path) as image:
+        info = image.info
+        pixels = torch.from_numpy(image.read(info.height))
+    if info.color_bands != 3 or model.descriptor.in_channels != 3:
+        raise UsageError("seams are compared on an RGB image, with a model of such")
+    grid = math.lcm(_GRID, model.descriptor.size.multiple_of)
+    height, width = (min(side, _MOST) // grid * grid for side in (info.height, info.width))
+    if not height or not width:
+        raise UsageError(f"{path}: {info.width}×{info.height} pixels are too few for tiles")
+    top, left = (info.height - height) // 2, (info.width - width) // 2
+    part = pixels[top : top + height, left : left + width, :3].permute(2, 0, 1)[None]
+    peak = {"uint8": 255, "uint16": 65535, "float32": 1}[info.sample]
+    return (part.float() / peak).clamp(0, 1).to(model.device)
+
+
+def _tiles(
+    model: Model, image: Tensor, rows: Axis, columns: Axis
+) -> dict[tuple[int, int], Tensor]:
+    """The result of each tile, by its row and column."""
+    return {
+        (row, column): model(image[..., top : top + rows.tile, left : left + columns.tile])
+        for row, top in enumerate(rows.starts) for column, left in enumerate(columns.starts)
+    }  # fmt: skip
+
+
+def merged(
+    tiles: dict[tuple[int, int], Tensor], rows: Axis, columns: Axis, scale: int, *, linear: bool
+) -> Tensor:
+    """Tiles put together with the weights of their axes, or ramps that rise evenly."""
+    size = rows.length * scale, columns.length * scale
+    some = next(iter(tiles.values()))
+    total = some.new_zeros(*some.shape[:2], *size)
+    for (row, column), tile in tiles.items():
+        spans, weights, places = [], [], []
+        for axis, index in ((rows, row), (columns, column)):
+            low, high = axis.span(index)
+            spans.append(slice(low * scale, high * scale))
+            first = (low - axis.starts[index]) * scale
+            places.append(slice(first, first + (high - low) * scale))
+            weights.append(
+                torch.from_numpy(axis.weights(index, scale, linear=linear)).to(tile.device)
+            )
+        part = tile[..., places[0], places[1]]
+        total[..., spans[0], spans[1]] += part * weights[0][:, None] * weights[1]
+    return total
+
+
+def _row(
+    blend: str, overlap: int, tiles: int, work: float, result: Tensor, whole: Tensor,
+    axes: tuple[Axis, Axis], scale: int,
+) -> SeamRow:  # fmt: skip
+    difference = (result - whole).double()
+    reach = max(overlap // 2, 1) * scale
+    near = torch.zeros(whole.shape[2:], dtype=torch.bool, device=whole.device)
+    steps = []
+    for dim, axis in enumerate(axes):
+        for low, high in axis.ramps:
+            cut = (low + high) // 2 * scale
+            first, past = max(cut - reach, 0), min(cut + reach, near.shape[dim])
+            near.narrow(dim, first, past - first).fill_(True)
+            edges = difference.narrow(2 + dim, cut - 1, 2)
+            steps.append((edges.select(2 + dim, 1) - edges.select(2 + dim, 0)).flatten())
+    jumps = torch.cat(steps) if steps else difference.new_zeros(1)
+    return SeamRow(
+        blend=blend, overlap=overlap, tiles=tiles, psnr_db=_psnr(difference),
+        seam_psnr_db=_psnr(difference[..., near]), work=round(work, 3),
+        step=round(255 * float(jumps.square().mean().sqrt()), 4),
+        largest=round(255 * float(difference.abs().max()), 3),
+    )  # fmt: skip
+
+
+def _psnr(difference: Tensor) -> float | None:
+    mean = float(difference.square().mean()) if difference.numel() else 0.0
+    return round(-10 * math.log10(mean), 2) if mean else None

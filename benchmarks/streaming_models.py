@@ -45,9 +45,11 @@ _SWIN = {
 
 
 def _craft() -> nn.Module:
-    from lowtide.models import load
+    # As spandrel loads it: a model of Lowtide's has faster parts.
+    from spandrel import ModelLoader
 
-    return load(Path(os.environ["LOWTIDE_DATA"]) / "models" / "craft_x4.pth").module
+    path = Path(os.environ["LOWTIDE_DATA"]) / "models" / "craft_x4.pth"
+    return ModelLoader(device="cpu").load_from_file(path).model
 
 
 def _span() -> nn.Module:

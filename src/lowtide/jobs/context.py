@@ -19,7 +19,7 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.replay import PlanBook
 
 if TYPE_CHECKING:
-    from lowtide.jobs.image import Computed
+    from lowtide.jobs.computed import Computed
 
 # Of a plan: what the sizes of blocks in the heap depend on.
 _SIZES = {"padded_width", "padded_height", "tile_width", "tile_height", "batch", "banded", "heap"}

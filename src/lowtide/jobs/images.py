@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from lowtide.core.errors import LowtideError
+from lowtide.jobs.computed import Computed, Work
 from lowtide.jobs.context import Context
-from lowtide.jobs.image import Computed, Work, compute_image
+from lowtide.jobs.image import compute_image
 from lowtide.jobs.report import ImageReport
 
 

@@ -244,3 +244,19 @@ def test_other_convolutions_are_no_layers_over_tokens():
     ]  # fmt: skip
     assert not any(FastPointwise.fits(one) for one in made)
     assert FastPointwise.fits(torch.nn.Conv2d(4, 4, 1, padding="valid"))
+
+
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+def test_gradients_pass_after_a_run_without_them(family):
+    plain = network(family)
+    fast = copy.deepcopy(plain)
+    adapt(fast)
+    image = torch.rand(1, 3, 24, 40)
+    with torch.inference_mode():
+        fast(image)  # what is kept for the next run is made here
+    gradients = []
+    for one in (plain, fast):
+        given = image.clone().requires_grad_()
+        one(given).square().sum().backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)

@@ -85,8 +85,10 @@ class WindowOrder:
     back: Tensor
 
     @classmethod
+    @torch.inference_mode(False)
     def of(cls, mask: ShiftMask, device: torch.device) -> WindowOrder:
-        """For tensors on ``device``."""
+        """For tensors on ``device``. It is kept, and may be called for with gradients the next
+        time: tensors of inference would not do."""
         window, shift = mask.window, mask.shift
         pixels = torch.arange(mask.height * mask.width).view(mask.height, mask.width)
         pixels = pixels.roll((-shift, -shift), (0, 1))

@@ -129,6 +129,25 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "b.png", "c.png", "d.png"]
 
 
+def test_so_it_does_for_a_plan_that_was_kept(tmp_path, monkeypatch, save, photo):
+    """Which had no others beside it to fall back on."""
+    source = save(tmp_path / "b.png", photo[:256, :300])
+    kept = tmp_path / "plan.json"
+    kept.write_text(lowtide.plan(source, tmp_path / "b2.png", budget="256MiB").model_dump_json())
+    finish, failed = ImageSink.finish, []
+
+    def once(self):
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        finish(self)
+
+    monkeypatch.setattr(ImageSink, "finish", once)
+    report = lowtide.upscale(source, tmp_path / "b2.png", budget="256MiB", plan_file=kept)
+    assert "planned again" in report.images[0].events[0]
+    assert (tmp_path / "b2.png").exists()
+
+
 def test_a_stop_loses_nothing_that_was_computed(folder, tmp_path):
     stop, out = threading.Event(), tmp_path / "out"
 

@@ -84,7 +84,7 @@ class Computed:
             clock.stop()
         if failure is None:
             return self._reported()
-        step_down(self.work, self.task, failure)
+        step_down(self.context, self.work, self.task, failure)
         return self.again(self.context, self.work).land()
 
     def _reported(self) -> ImageReport:
@@ -120,15 +120,17 @@ def is_lack(error: BaseException) -> bool:
     return isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
 
 
-def step_down(work: Work, task: Task, failure: BaseException, *, book: bool = False) -> None:
-    """Ask for a smaller plan the next time; raises `OutOfMemoryError` where there is none."""
+def step_down(context: Context, work: Work, task: Task, failure: BaseException) -> None:
+    """Ask for a smaller plan the next time, beside no other image; raises `OutOfMemoryError` where
+    there is none."""
     release(failure, task.plan.device)
     again = "smaller plan" in task.plan.recovery
-    if work.tries == _TRIES or not again or (len(task.plans) == 1 and not book):
+    if work.tries == _TRIES or not again or (len(task.plans) == 1 and context.book is None):
         raise _out_of_memory(failure, work.source)
     work.below = int(task.plan.upper_bytes * _STEP_DOWN)
     what = str(failure).partition("\n")[0] or "memory ran out"
     work.events.append(f"{what}; planned again for {format_bytes(work.below)}")
+    context.land_all()
 
 
 def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:

@@ -48,12 +48,12 @@ def compute_image(context: Context, work: Work) -> Computed:
             clock.stop()
         # Outside the handler: only now can the frames that hold the tensors be let go.
         if failure is None:
+            context.land_all()
             context, work.below = context.in_fp32(), None
             beyond = f"values beyond the range of {task.plan.precision}"
             work.events.append(f"{beyond}: run again in fp32")
         else:
-            step_down(work, task, failure, book=context.book is not None)
-        context.land_all()
+            step_down(context, work, task, failure)
 
 
 def _compute(context: Context, work: Work, task: Task) -> Computed:

@@ -13,6 +13,7 @@ import torch
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
+from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
@@ -20,7 +21,8 @@ from lowtide.memory.estimating.calibration import RunBounds, run_bounds
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
-from lowtide.models import Model, ModelDescriptor, load
+from lowtide.models import Model, ModelDescriptor, load, names
+from lowtide.models.foreign import families
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
@@ -58,6 +60,13 @@ class Prepared:
             info, self.padded(info), codec_bytes, scratch_bytes, row_bytes, easy_bytes,
             self.tiled, self.streamed,
         )  # fmt: skip
+
+
+def load_libraries(settings: UpscaleSettings) -> None:
+    """Load what the job computes with, before a meter takes its baseline."""
+    versions()
+    if settings.model_name not in names():
+        families()
 
 
 def resolve_device(name: str) -> str:

@@ -15,7 +15,7 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.jobs.context import Context
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.prepare import Prepared, prepare, resolve_devices
+from lowtide.jobs.prepare import Prepared, load_libraries, prepare, resolve_devices
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings
@@ -27,8 +27,6 @@ from lowtide.memory.costs import ModelCosts
 from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKind
 from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
-from lowtide.models import names
-from lowtide.models.foreign import families
 from lowtide.streaming.bands.programs import load_capture
 
 Inputs = str | Path | Sequence[str | Path]
@@ -64,10 +62,7 @@ def upscale(
         refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
     devices = resolve_devices(chosen, len(jobs))
-    # The libraries are loaded before the meter takes its baseline.
-    versions()
-    if chosen.model_name not in names():
-        families()
+    load_libraries(chosen)
     meter = open_meter(devices[0])
     meter.start()
     try:

@@ -102,22 +102,18 @@ def _context(given: dict[str, Any], line: Line) -> Context:
     import torch
 
     from lowtide.jobs.context import Context
-    from lowtide.jobs.prepare import prepare
-    from lowtide.jobs.report import versions
+    from lowtide.jobs.prepare import load_libraries, prepare
     from lowtide.jobs.settings import UpscaleSettings
     from lowtide.memory.budget import Budget
     from lowtide.memory.costs import ModelCosts
     from lowtide.memory.estimating.calibration import RunBounds
     from lowtide.memory.meter import open_meter
     from lowtide.memory.replay import PlanBook
-    from lowtide.models.foreign import families
 
     torch.set_num_threads(given["threads"])
     settings = UpscaleSettings.model_validate(given["settings"])
     budget = Budget(**given["budget"])
-    # The libraries are loaded before the meter takes its baseline.
-    versions()
-    families()
+    load_libraries(settings)
     meter = open_meter(budget.device)
     meter.start()
     book = PlanBook.read(settings.plan_file) if settings.plan_file else None

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
@@ -30,18 +31,6 @@ def out(tmp_path):
 
 def upscale(inputs, output, **options):
     return lowtide.upscale(inputs, output, **{**OPTIONS, **options})
-
-
-def statuses(report):
-    return [image.status for image in report.images]
-
-
-def files_of(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != JOURNAL_NAME
-    }
 
 
 def times_of(folder):

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
+from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, OutputError
-from lowtide.jobs.journal import JOURNAL_NAME
 from lowtide.media import ImageSink, WriteBehind
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
@@ -24,10 +24,6 @@ def upscale(folder, out, **options):
     return lowtide.upscale(folder, out, **{**OPTIONS, **options})
 
 
-def files_of(out):
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != JOURNAL_NAME}
-
-
 @pytest.mark.parametrize("streams", [2, 3, 16])
 def test_the_files_are_those_of_one_after_another(folder, tmp_path, streams):
     one = upscale(folder, tmp_path / "one", streams=1)
@@ -36,7 +32,7 @@ def test_the_files_are_those_of_one_after_another(folder, tmp_path, streams):
     names = [image.input for image in more.images]
     assert names == [image.input for image in one.images] == sorted(names)
     again = upscale(folder, tmp_path / "more", streams=streams)
-    assert [image.status for image in again.images] == ["skipped"] * 4
+    assert statuses(again) == ["skipped"] * 4
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
@@ -86,7 +82,7 @@ def test_what_does_not_fit_beside_waits(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(WriteBehind, "__init__", never)
     report = upscale(folder, tmp_path / "out", budget=needed)
-    assert [image.status for image in report.images] == ["done"] * 4
+    assert statuses(report) == ["done"] * 4
     names = {row.name for image in report.images for row in image.memory.ledger}
     assert "other images being written" not in names
 
@@ -101,12 +97,12 @@ def test_a_file_that_cannot_be_finished_is_one_failure(folder, tmp_path, monkeyp
 
     monkeypatch.setattr(ImageSink, "finish", sometimes)
     report = upscale(folder, tmp_path / "out")
-    assert [image.status for image in report.images] == ["done", "failed", "done", "done"]
+    assert statuses(report) == ["done", "failed", "done", "done"]
     assert "full" in report.failures[0].error
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "c.png", "d.png"]
     monkeypatch.undo()
     again = upscale(folder, tmp_path / "out")
-    assert [image.status for image in again.images] == ["skipped", "done", "skipped", "skipped"]
+    assert statuses(again) == ["skipped", "done", "skipped", "skipped"]
 
 
 def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
@@ -124,7 +120,7 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
     monkeypatch.setattr(ImageSink, "finish", once)
     report = upscale(folder, tmp_path / "out", tile=None, accuracy="bounded")
     assert failed
-    assert [image.status for image in report.images] == ["done"] * 4
+    assert statuses(report) == ["done"] * 4
     assert "planned again" in report.images[1].events[0]
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "b.png", "c.png", "d.png"]
 
@@ -159,7 +155,7 @@ def test_a_stop_loses_nothing_that_was_computed(folder, tmp_path):
         upscale(folder, out, progress=third, cancel=stop)
     assert sorted(files_of(out)) == ["a.png", "b.png"]
     report = upscale(folder, out)
-    assert [image.status for image in report.images] == ["skipped", "skipped", "done", "done"]
+    assert statuses(report) == ["skipped", "skipped", "done", "done"]
 
 
 def test_an_interrupt_leaves_no_part_behind(folder, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import files_of
 
 from lowtide.jobs.journal import JOURNAL_NAME
 
@@ -28,14 +29,6 @@ def make_folder(folder: Path, photo: np.ndarray, count: int, save) -> None:
         top, left = generator.randint(0, 400 - height), generator.randint(0, 600 - width)
         name = f"{'deep/' * (index % 3)}photo{index:02}.{('png', 'jpg', 'tif')[index % 3]}"
         save(folder / name, photo[top : top + height, left : left + width])
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != JOURNAL_NAME
-    }
 
 
 def finished(folder: Path) -> dict[str, int]:

@@ -3,11 +3,11 @@
 import signal
 
 import pytest
+from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, UsageError
 from lowtide.jobs import workers
-from lowtide.jobs.journal import JOURNAL_NAME
 
 OPTIONS = {"budget": "512MiB", "tile": 32}
 TWO = "cpu,cpu"
@@ -37,14 +37,6 @@ def started(monkeypatch):
 
 def upscale(folder, out, **options):
     return lowtide.upscale(folder, out, **{**OPTIONS, **options})
-
-
-def files_of(out):
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != JOURNAL_NAME}
-
-
-def statuses(report):
-    return [image.status for image in report.images]
 
 
 def test_two_make_the_files_of_one(folder, tmp_path, started):

@@ -53,7 +53,7 @@ def upscale(
 
     report = bench(
         image, model=model, device=device, budget=budget, only=only or (), plot=plot,
-        progress=lambda name: typer.echo(f"running {name}", err=True),
+        progress=_tell,
     )  # fmt: skip
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -70,7 +70,7 @@ def _seams(
 
     report = seams(
         image, model=model, device=device, budget=budget, tile=tile,
-        progress=lambda what: typer.echo(f"running {what}", err=True),
+        progress=_tell,
     )  # fmt: skip
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -87,6 +87,10 @@ def _seams(
             f"{row.step:.4f}",
         )  # fmt: skip
     _show(table)
+
+
+def _tell(what: str) -> None:
+    typer.echo(f"running {what}", err=True)
 
 
 def _decibels(psnr: float | None) -> str:
@@ -120,7 +124,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         return row.way.name, row.way.words, "–", "–", "–", "–", "refused", row.refused
     fast = "–" if row.times_as_fast is None else f"{row.times_as_fast:.2f}"
     busy = "–" if row.busy is None else f"{row.busy:.0%}"
-    same = "the same" if row.psnr_db is None else f"{row.psnr_db:.1f} dB, at most {row.largest}"
+    same = _decibels(row.psnr_db) + (f", at most {row.largest}" if row.largest else "")
     return (
         row.way.name, row.way.words, fast, format_seconds(row.wall_s), busy,
         format_bytes(row.peak_bytes), f"{row.execution}, {row.precision}", same,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.heap import trim_heap
-from lowtide.jobs.report import Accuracy, ErrorFigure
+from lowtide.jobs.report import Accuracy, ErrorFigure, reported_db
 from lowtide.media import open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.plan import Plan
@@ -78,7 +77,7 @@ def _reopen(context: Context, source: Path):
 
 def _figure(error: MeasuredError) -> ErrorFigure:
     return ErrorFigure(
-        psnr_db=None if math.isinf(error.psnr_db) else round(error.psnr_db, 2),
+        psnr_db=reported_db(error.psnr_db),
         max_error=error.max_error, tiles_sampled=error.tiles_sampled,
         tiles_total=error.tiles_total, against=error.against,
     )  # fmt: skip

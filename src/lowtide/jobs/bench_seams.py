@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,12 +18,15 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
+from lowtide.core.figures import psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.prepare import resolve_device
+from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
 from lowtide.models import Model, load
 from lowtide.streaming.bands.streamed import stream
 from lowtide.streaming.layout import Axis, split_axis
+from lowtide.streaming.step import Network, TileStep
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
@@ -120,7 +124,7 @@ def _middle(path: Path, model: Model) -> Tensor:
     """(1, 3, height, width) of whole cells of the grid."""
     with open_image(path) as image:
         info = image.info
-        pixels = torch.from_numpy(image.read(info.height))
+        pixels = image.read(info.height)[..., :3]
     if info.color_bands != 3 or model.descriptor.in_channels != 3:
         raise UsageError("seams are compared on an RGB image, with a model of such")
     grid = math.lcm(_GRID, model.descriptor.size.multiple_of)
@@ -128,9 +132,9 @@ def _middle(path: Path, model: Model) -> Tensor:
     if not height or not width:
         raise UsageError(f"{path}: {info.width}×{info.height} pixels are too few for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
-    part = pixels[top : top + height, left : left + width, :3].permute(2, 0, 1)[None]
-    peak = {"uint8": 255, "uint16": 65535, "float32": 1}[info.sample]
-    return (part.float() / peak).clamp(0, 1).to(model.device)
+    network = Network(model, model.descriptor.scale, 3, 3)
+    step = TileStep(network, replace(info, bands=3))
+    return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
 
 
 def _tiles(
@@ -182,13 +186,12 @@ def _row(
             steps.append((edges.select(2 + dim, 1) - edges.select(2 + dim, 0)).flatten())
     jumps = torch.cat(steps) if steps else difference.new_zeros(1)
     return SeamRow(
-        blend=blend, overlap=overlap, tiles=tiles, psnr_db=_psnr(difference),
-        seam_psnr_db=_psnr(difference[..., near]), work=round(work, 3),
+        blend=blend, overlap=overlap, tiles=tiles, psnr_db=_psnr(result, whole),
+        seam_psnr_db=_psnr(result[..., near], whole[..., near]), work=round(work, 3),
         step=round(255 * float(jumps.square().mean().sqrt()), 4),
         largest=round(255 * float(difference.abs().max()), 3),
     )  # fmt: skip
 
 
-def _psnr(difference: Tensor) -> float | None:
-    mean = float(difference.square().mean()) if difference.numel() else 0.0
-    return round(-10 * math.log10(mean), 2) if mean else None
+def _psnr(one: Tensor, other: Tensor) -> float | None:
+    return reported_db(psnr(one.cpu().numpy(), other.cpu().numpy())) if one.numel() else None

@@ -7,7 +7,6 @@ is learned and kept.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.figures import max_error, psnr
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.report import versions
+from lowtide.jobs.report import reported_db, versions
 from lowtide.media import inspect_image
 from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.memory.training.plot import new_figure
+from lowtide.memory.training.plot import new_figure, save_figure
 
 # What everything else is compared with: exact, whatever it takes.
 REFERENCE = "lowtide"
@@ -214,10 +214,7 @@ def apart(one: Path, other: Path) -> tuple[float | None, int]:
         with open_image(path) as image:
             pixels.append(image.read(image.info.height))
     peak = np.iinfo(pixels[0].dtype).max
-    difference = pixels[0].astype(np.float64) - pixels[1]
-    mean = float(np.square(difference).mean())
-    psnr = round(10 * math.log10(peak**2 / mean), 2) if mean else None
-    return psnr, int(np.abs(difference).max())
+    return reported_db(psnr(*pixels, peak=peak)), int(max_error(*pixels))
 
 
 def _compare(rows: list[Row]) -> None:
@@ -229,7 +226,6 @@ def _compare(rows: list[Row]) -> None:
 
 def _draw(report: BenchReport, path: Path) -> None:
     """Every way as a point: seconds across, memory upward."""
-    from lowtide.core.errors import OutputError
     from lowtide.core.units import MIB
 
     figure = new_figure(path)
@@ -251,7 +247,4 @@ def _draw(report: BenchReport, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_title(f"{report.model}, {report.width}×{report.height}")
     axes.legend()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    save_figure(figure, path)

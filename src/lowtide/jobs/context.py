@@ -93,7 +93,7 @@ class Context:
         while self.flying and (
             len(self.flying) >= streams or need + waiting + self.writing().upper > limit
         ):
-            self.land(self.flying.pop(0))
+            self._land_oldest()
         return waiting
 
     def in_fp32(self) -> Context:
@@ -116,4 +116,7 @@ class Context:
     def land_all(self) -> None:
         """Wait for all images in flight."""
         while self.flying:
-            self.land(self.flying.pop(0))
+            self._land_oldest()
+
+    def _land_oldest(self) -> None:
+        self.land(self.flying.pop(0))

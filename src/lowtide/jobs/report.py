@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,11 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 
 REPORT_SUFFIX = ".lowtide.json"
+
+
+def reported_db(psnr: float) -> float | None:
+    """Decibels as reports have them: rounded, None where there is no difference at all."""
+    return None if math.isinf(psnr) else round(psnr, 2)
 
 
 class ErrorFigure(BaseModel):

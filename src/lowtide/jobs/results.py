@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from pathlib import Path
 
 from lowtide.core.errors import ImageError, LowtideError, UsageError
@@ -25,7 +26,7 @@ class Results:
         self.jobs = jobs
         self._report, self._journal, self._key = report, journal, settings_key
         self._force, self._sidecar = force, sidecar
-        self._done: dict[int, ImageReport] = {}
+        self._kept: list[int] = []
         self._keys: dict[int, str] = {}
 
     def is_due(self, index: int) -> bool:
@@ -35,7 +36,10 @@ class Results:
             if journal is not None:
                 key = f"{_content(job.source)}-{self._key}"
                 if not self._force and journal.finished(job.target, key):
-                    self.keep(index, _report_of(job, "skipped"))
+                    skipped = ImageReport(
+                        input=str(job.source), output=str(job.target), status="skipped"
+                    )
+                    self.keep(index, skipped)
                     return False
                 self._keys[index] = key
             refuse_overwriting(job.target, journal, self._force)
@@ -67,21 +71,19 @@ class Results:
 
     def keep(self, index: int, image: ImageReport) -> None:
         """What became of one image."""
-        self._done[index] = image
-        self._report.images = [self._done[place] for place in sorted(self._done)]
+        place = bisect(self._kept, index)
+        self._kept.insert(place, index)
+        self._report.images.insert(place, image)
         if self._sidecar and image.status == "done":
             write_sidecar(self._report, image)
 
 
-def _report_of(job: Job, status: str, **more: str | None) -> ImageReport:
-    return ImageReport.model_validate(
-        {"input": str(job.source), "output": str(job.target), "status": status, **more}
-    )
-
-
 def failed_image(job: Job, error: LowtideError) -> ImageReport:
     """The report of an image that could not be made."""
-    return _report_of(job, "failed", error=error.message, hint=error.hint)
+    return ImageReport(
+        input=str(job.source), output=str(job.target), status="failed",
+        error=error.message, hint=error.hint,
+    )  # fmt: skip
 
 
 def _content(source: Path) -> str:

@@ -72,11 +72,6 @@ class WriteBehind:
         self._thread.join()
         self._sink.abort()
 
-    @property
-    def busy(self) -> bool:
-        """Whether rows are still being written or the file finished."""
-        return self._thread.is_alive()
-
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure

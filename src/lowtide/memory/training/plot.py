@@ -102,10 +102,7 @@ def plot_memory(
     for name, size, style in lines:
         _line(axes, name, size, style)
     _frame(axes, title or (f"Memory on {estimate.device}" if estimate else "Memory"))
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    save_figure(figure, path)
     return path
 
 
@@ -122,6 +119,14 @@ def new_figure(path: Path) -> Any:
             "drawing needs matplotlib, which is not installed", hint="pip install 'lowtide[plot]'"
         ) from error
     return Figure(figsize=(10, 5.2), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a picture that `new_figure` began; raises `OutputError` where that fails."""
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _context(estimate: Estimate | None) -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,15 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
         raise SystemExit(f"{path} is not there; run {name}.py first")
     rows = json.loads(path.read_text())["rows"]
     return [row for row in rows if set(figures) <= row.keys()]
+
+
+def in_turns(ways: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """The number of a round and a way, A B then B A, so that what drifts does no way a favor."""
+    order = list(ways)
+    for number in range(rounds):
+        for way in order:
+            yield number, way
+        order.reverse()
 
 
 def ratio_of(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:

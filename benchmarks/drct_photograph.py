@@ -23,13 +23,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from padded_tiles import padded_tiles
 from photographs import as_array, photograph
 from streaming_models import made
 from torch import Tensor, nn
 
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.core.figures import max_error, psnr
+from lowtide.jobs.report import reported_db
+from lowtide.memory.measuring.fresh import FreshUsage, measure_fresh
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16
@@ -56,17 +58,27 @@ def run_way(way: str, source: str, target: str, weights: str, settings: dict[str
 @torch.inference_mode()
 def _run_loop(way: str, source: Path, target: Path, weights: Path) -> None:
     import pyvips
-    from spandrel import ModelLoader
 
-    module = ModelLoader(device="cpu").load_from_file(weights).eval().model
-    pixels = torch.from_numpy(as_array(source).astype(np.float32) / 255)
-    image = pixels.permute(2, 0, 1)[None]
+    module, image = _loaded(source, weights)
     if way.startswith("tile loop"):
         result = padded_tiles(_padded(module), image, SCALE, 256, 10)
     else:
         result = guided_tiles(_padded(module, further=True), image, int(way.split()[-1]))
-    samples = (result[0].clamp_(0, 1).permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    pyvips.Image.new_from_array(samples).pngsave(str(target), compression=3)
+    pyvips.Image.new_from_array(_samples(result)).pngsave(str(target), compression=3)
+
+
+def _loaded(source: Path, weights: Path) -> tuple[nn.Module, Tensor]:
+    """spandrel's model, and the photograph as it takes it."""
+    from spandrel import ModelLoader
+
+    module = ModelLoader(device="cpu").load_from_file(weights).eval().model
+    image = torch.from_numpy(as_array(source).astype(np.float32) / 255).permute(2, 0, 1)[None]
+    return module, image
+
+
+def _samples(result: Tensor) -> np.ndarray:
+    """(height, width, 3) uint8."""
+    return (result[0].clamp_(0, 1).permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
 
 
 def _padded(module: nn.Module, *, further: bool = False) -> Any:
@@ -111,50 +123,41 @@ def measure(results: ResultFile, folder: Path, pairs: int) -> None:
     source = photograph(folder / "photo.png", WIDTH, HEIGHT)
     weights = folder / "drct.pth"
     torch.save(made("DRCT").state_dict(), weights)
-    peaks = {}
+    peaks: dict[str, int] = {}
     settings: dict[str, Any] = {}
+
+    def run(way: str, **how: Any) -> FreshUsage:
+        target = str(folder / f"{way}.png")
+        given = way, str(source), target, str(weights), settings
+        return measure_fresh("drct_photograph:run_way", *given, **how)
+
     for way in (*WAYS[1:], WAYS[0]):
         if way == "Lowtide":  # no more than the least of the others
             settings = {"budget": min(peaks.values()), "device": "cpu"}
-        given = way, str(source), str(folder / f"{way}.png"), str(weights), settings
-        peaks[way] = measure_fresh("drct_photograph:run_way", *given, warmups=1).peak_bytes
+        peaks[way] = run(way, warmups=1).peak_bytes
         print(way, peaks[way])
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    order = list(WAYS)
-    for _ in range(pairs):
-        for way in order:
-            given = way, str(source), str(folder / f"{way}.png"), str(weights), settings
-            warm = int(way == "Lowtide" and not seconds[way])
-            used = measure_fresh("drct_photograph:run_way", *given, env=HEAP_KEEPS, warmups=warm)
-            seconds[way].append(round(used.result, 3))
-            print(way, seconds[way][-1])
-        order.reverse()
+    for turn, way in in_turns(WAYS, pairs):
+        used = run(way, env=HEAP_KEEPS, warmups=int(way == "Lowtide" and turn == 0))
+        seconds[way].append(round(used.result, 3))
+        print(way, seconds[way][-1])
     whole = _whole(source, weights)
     for way in WAYS:
-        difference = np.abs(as_array(folder / f"{way}.png").astype(int) - whole)
+        result = as_array(folder / f"{way}.png")
         results.add(
             way, width=WIDTH, height=HEIGHT, peak_bytes=peaks[way], cpu_s=seconds[way],
             ratio=ratio_of(seconds[way], seconds["Lowtide"]),
             share_of_peak=round(peaks[way] / peaks["Lowtide"], 3),
-            largest_difference_of_255=int(difference.max()),
-            psnr_db=_psnr(difference),
+            largest_difference_of_255=int(max_error(result, whole)),
+            psnr_db=reported_db(psnr(result, whole, peak=255)),
         )  # fmt: skip
 
 
 @torch.inference_mode()
 def _whole(source: Path, weights: Path) -> np.ndarray:
     """What spandrel's model makes of the whole photograph, whose sides are whole windows."""
-    from spandrel import ModelLoader
-
-    module = ModelLoader(device="cpu").load_from_file(weights).eval().model
-    image = torch.from_numpy(as_array(source).astype(np.float32) / 255).permute(2, 0, 1)[None]
-    result = module(image)[0].clamp_(0, 1).permute(1, 2, 0).numpy()
-    return (result * 255).round().astype(int)
-
-
-def _psnr(difference: np.ndarray) -> float | None:
-    mean = np.square(difference).mean()
-    return round(float(10 * np.log10(255**2 / mean)), 2) if mean else None
+    module, image = _loaded(source, weights)
+    return _samples(module(image))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from streaming_models import given, made
 from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ def run_once(name: str, way: str, side: int) -> None:
 def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
     """Processor seconds of each way in turns, and how far its result is from spandrel's."""
     torch.set_num_threads(2)
-    order, whole = list(WAYS), None
+    whole = None
     runs: dict[str, Callable[[], Tensor]] = {}
     figures: dict[str, dict[str, Any]] = {}
     with torch.inference_mode():
@@ -88,13 +88,11 @@ def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
             result = runs[way]().float()
             whole = result if whole is None else whole
             figures[way] = {"cpu_s": [], "wall_s": [], **apart(result, whole)}
-        for _ in range(pairs):
-            for way in order:
-                started, clock = time.process_time(), time.perf_counter()
-                runs[way]()
-                figures[way]["cpu_s"].append(round(time.process_time() - started, 3))
-                figures[way]["wall_s"].append(round(time.perf_counter() - clock, 3))
-            order.reverse()
+        for _, way in in_turns(WAYS, pairs):
+            started, clock = time.process_time(), time.perf_counter()
+            runs[way]()
+            figures[way]["cpu_s"].append(round(time.process_time() - started, 3))
+            figures[way]["wall_s"].append(round(time.perf_counter() - clock, 3))
     return figures
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from photographs import photograph
 
 from lowtide.core.progress import Progress
@@ -74,14 +74,11 @@ def run_times(photos: int, repeats: int, name: str) -> dict[str, Any]:
             "in flight": lambda: _job(folder, suffix, streams=2, **encoding),
         }
         found: dict[str, Any] = {way: {"wall_s": [], "cpu_s": []} for way in ways}
-        order = list(ways)
-        for turn in range(repeats + 1):
-            for way in order:
-                wall, cpu = ways[way]()
-                if turn:  # the first is a rehearsal
-                    found[way]["wall_s"].append(round(wall, 3))
-                    found[way]["cpu_s"].append(round(cpu, 3))
-            order.reverse()
+        for turn, way in in_turns(ways, repeats + 1):
+            wall, cpu = ways[way]()
+            if turn:  # the first is a rehearsal
+                found[way]["wall_s"].append(round(wall, 3))
+                found[way]["cpu_s"].append(round(cpu, 3))
     return found
 
 
@@ -180,13 +177,18 @@ def _files_only(
     return lambda: _timed(files)
 
 
-def main() -> None:
-    """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--photos", type=int, default=30)
+def options_of(about: str | None, *, photos: int) -> argparse.Namespace:
+    """What can be said on the command line of a benchmark of folders."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--photos", type=int, default=photos)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is missing."""
+    options = options_of(__doc__, photos=30)
     results = ResultFile(
         "folder_pipeline", fresh=options.fresh,
         about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} through {MODEL}, one thread"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from streaming_models import given, made
 from torch import Tensor
 
@@ -93,12 +93,10 @@ def run_times(
             whole = result if whole is None else whole
             figures[way] |= apart(result, whole)
             del result
-        for _ in range(pairs):
-            for way in order:
-                start = time.process_time()
-                runs[way](image)
-                figures[way]["cpu_s"].append(round(time.process_time() - start, 3))
-            order.reverse()
+        for _, way in in_turns(order, pairs):
+            start = time.process_time()
+            runs[way](image)
+            figures[way]["cpu_s"].append(round(time.process_time() - start, 3))
     return figures
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from common import ResultFile, ratio_of, spread
+from common import ResultFile, in_turns, ratio_of, spread
 from streaming_models import given, made
 from torch import Tensor
 
@@ -102,16 +102,13 @@ def peak_of(run: Callable[[], Any]) -> int:
 def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Clock time of each, in turns, each round the other way round."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs)
-    for _ in range(rounds):
-        for name in order:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            runs[name]()
-            end.record()
-            end.synchronize()
-            taken[name].append(start.elapsed_time(end) / 1000)
-        order.reverse()
+    for _, name in in_turns(runs, rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        runs[name]()
+        end.record()
+        end.synchronize()
+        taken[name].append(start.elapsed_time(end) / 1000)
     return taken
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ResultFile, spread
+from common import ResultFile, in_turns, spread
 from photographs import as_array, photograph
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -51,10 +51,9 @@ def measure(device: str, pairs: int) -> tuple[dict[str, list[dict]], int]:
         source = photograph(Path(folder) / "photo.png", *SIZE)
         targets = {kind: Path(folder) / f"{kind}.png" for kind in ("lowtide", "tile_loop")}
         run("lowtide", source, targets["lowtide"], f"device={device}")  # learns the costs once
-        for pair in range(pairs):
-            for side in list(SIDES) if pair % 2 == 0 else list(SIDES)[::-1]:
-                kind, tuned = SIDES[side]
-                runs[side].append(run(kind, source, targets[kind], f"device={device}", tuned))
+        for _, side in in_turns(SIDES, pairs):
+            kind, tuned = SIDES[side]
+            runs[side].append(run(kind, source, targets[kind], f"device={device}", tuned))
         pictures = [as_array(target).astype(int) for target in targets.values()]
     return runs, int(abs(pictures[0] - pictures[1]).max())
 

@@ -10,7 +10,6 @@ by as many threads within as much memory.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 import tempfile
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
-from folder_pipeline import HEIGHT, WIDTH, make_photographs
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from folder_pipeline import HEIGHT, WIDTH, make_photographs, options_of
 
 from lowtide.memory.measuring.fresh import measure_fresh
 
@@ -43,16 +42,13 @@ def run_times(photos: int, repeats: int, model: str) -> dict[str, Any]:
         (folder / "few").mkdir()
         for name in ("00.jpg", "01.jpg"):
             (folder / "few" / name).write_bytes((folder / "in" / name).read_bytes())
-        order = list(WAYS)
-        for turn in range(repeats + 1):
-            for way in order:
-                for key, source in (("wall_s", "in"), ("few_wall_s", "few")):
-                    wall, digest = _job(folder / source, model, *WAYS[way])
-                    if turn:  # the first is a rehearsal
-                        found[way][key].append(round(wall, 3))
-                    if source == "in":
-                        found[way]["sha256"] = digest
-            order.reverse()
+        for turn, way in in_turns(WAYS, repeats + 1):
+            for key, source in (("wall_s", "in"), ("few_wall_s", "few")):
+                wall, digest = _job(folder / source, model, *WAYS[way])
+                if turn:  # the first is a rehearsal
+                    found[way][key].append(round(wall, 3))
+                if source == "in":
+                    found[way]["sha256"] = digest
     return found
 
 
@@ -77,11 +73,7 @@ def _job(
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--photos", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    options = parser.parse_args()
+    options = options_of(__doc__, photos=24)
     results = ResultFile(
         "worker_processes", fresh=options.fresh,
         about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} by one process and by two, by the"

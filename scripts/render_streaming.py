@@ -28,7 +28,7 @@ def streaming(rows: Rows) -> str:
          f"{row['max_abs_error']:.1e}",
          *(f"{row[name]:.1e}" if name in row else "–"
            for name in ("error_to_fp64", "rms_error_to_fp64")),
-         "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
+         _decibels(row["psnr_db"], "–")]
         for row in done
     ])  # fmt: skip
 
@@ -90,7 +90,7 @@ def fast_windows(rows: Rows) -> str:
         [f"{row['model']}, {row['side']}²", row["way"], format_bytes(row["peak_bytes"]),
          f"{row['share_of_peak']:.0%}", _median(row["cpu_s"]), _ranged(row),
          f"{row['max_abs_error']:.1e}",
-         "–" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
+         _decibels(row["psnr_db"], "–")]
         for row in rows if "cpu_s" in row
     ])  # fmt: skip
     compared = [row for row in rows if "by_size" in row]
@@ -118,10 +118,7 @@ def seams(rows: Rows) -> str:
             "steps across cuts off by", "largest"]  # fmt: skip
     return table(head, [
         [row["blend"], str(row["overlap"] or "–"), str(row["tiles"]) if row["overlap"] else "–",
-         f"{row['work']:.2f}×", *(
-             "the same" if row[key] is None else f"{row[key]:.1f} dB"
-             for key in ("psnr_db", "seam_psnr_db")
-         ),
+         f"{row['work']:.2f}×", *(_decibels(row[key]) for key in ("psnr_db", "seam_psnr_db")),
          f"{row['step']:.3f} of 255", f"{row['largest']:.2f} of 255"]
         for row in rows
     ])  # fmt: skip
@@ -134,7 +131,7 @@ def drct_photograph(rows: Rows) -> str:
     return table(head, [
         [row["row"], format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.2f}",
          _median(row["cpu_s"]), _ranged(row), f"at most {row['largest_difference_of_255']}",
-         "the same" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"]
+         _decibels(row["psnr_db"])]
         for row in rows
     ])  # fmt: skip
 
@@ -186,6 +183,10 @@ def worker_processes(rows: Rows) -> str:
          f"{_spread(row['times_as_fast'][ways[-1]])}×", "yes" if row["same_files"] else "no"]
         for row in rows
     ])  # fmt: skip
+
+
+def _decibels(psnr: float | None, same: str = "the same") -> str:
+    return same if psnr is None else f"{psnr:.1f} dB"
 
 
 def _median(seconds: list[float]) -> str:

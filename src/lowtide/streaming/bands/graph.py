@@ -81,6 +81,14 @@ class Graph:
     output: int
     tensors: dict[int, Tensor]
 
+    def users(self) -> dict[int, list[Node]]:
+        """By result the operators that take it."""
+        found: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for one in node.refs:
+                found.setdefault(one, []).append(node)
+        return found
+
 
 def refs(tree: Any) -> Iterator[Ref]:
     """Every `Ref` in nested tuples, lists and dictionaries."""

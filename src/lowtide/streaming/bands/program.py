@@ -11,6 +11,7 @@ from lowtide.streaming.bands.graph import Graph, Node
 from lowtide.streaming.bands.reuse import families
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.rules import RULES, Tracked
+from lowtide.streaming.bands.rules.copies import idle_copies
 from lowtide.streaming.bands.rules.laying import plain_sums
 from lowtide.streaming.bands.rules.pointwise import is_pointwise, pointwise
 from lowtide.streaming.bands.rules.rule import Found, short
@@ -83,7 +84,10 @@ def track(graph: Graph) -> Program:
     Raises `ModelError` for a graph whose result does not have the rows of its input.
     """
     program = Program(graph, output=graph.output)
-    tracked = Tracked(graph, program.rows, program.fixed, frozenset(plain_sums(graph)))
+    tracked = Tracked(
+        graph, program.rows, program.fixed, frozenset(plain_sums(graph)),
+        frozenset(idle_copies(graph)),
+    )  # fmt: skip
     for node in graph.nodes:
         if node.kind == "input":
             program.rows[node.index] = Rows(2, node.like.shape[2])

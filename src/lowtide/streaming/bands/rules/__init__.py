@@ -8,6 +8,7 @@ from lowtide.streaming.bands.rules import (
     norms,
     opaque,
     pointwise,
+    pools,
     reductions,
     shapes,
     stencils,
@@ -15,8 +16,8 @@ from lowtide.streaming.bands.rules import (
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
 
 RULES: dict[str, Rule] = {
-    **pointwise.RULES, **shapes.RULES, **moves.RULES, **stencils.RULES, **contractions.RULES,
-    **norms.RULES, **reductions.RULES, **opaque.RULES,
+    **pointwise.RULES, **shapes.RULES, **moves.RULES, **stencils.RULES, **pools.RULES,
+    **contractions.RULES, **norms.RULES, **reductions.RULES, **opaque.RULES,
 }  # fmt: skip
 
 __all__ = ["RULES", "Found", "Rule", "Tracked"]

@@ -38,10 +38,7 @@ def is_symmetric(node: Node) -> bool:
 
 def plain_sums(graph: Graph) -> set[int]:
     """Sums that a norm over their last dimension reads: they are tokens."""
-    users: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        for one in node.refs:
-            users.setdefault(one, []).append(node)
+    users = graph.users()
     return {
         node.index for node in graph.nodes
         if node.kind == "call" and is_symmetric(node) and _is_normed(node, users)

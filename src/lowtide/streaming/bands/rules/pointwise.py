@@ -63,6 +63,8 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
     step = mapped(
         node, tracked, found, cheap=True, view=short(node.target) in _VIEWS, slices=slices
     )
+    if node.index in tracked.idle:
+        return replace(step, run=_as_it_is, view=True)
     order = node.kwargs.get("memory_format")
     if short(node.target) == "clone" and order is torch.contiguous_format:
         step = replace(step, run=_in_order)
@@ -71,6 +73,10 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
         step = replace(step, run=plainly(node, step.inputs, step.run))
     over = over_inputs(node, step.inputs, step.run, tracked.graph, plain=plain)
     return replace(step, over=over)
+
+
+def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+    return pieces[0]
 
 
 def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:

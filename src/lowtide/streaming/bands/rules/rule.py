@@ -26,13 +26,14 @@ class Tracked:
     """The graph and which of its results carry rows, as far as it has been walked through.
 
     ``fixed`` are results that no input changes, ``plain`` those that lie in the order of their
-    dimensions, even if not in a whole run.
+    dimensions, even if not in a whole run, ``idle`` copies that may be left out.
     """
 
     graph: Graph
     rows: dict[int, Rows]
     fixed: AbstractSet[int] = frozenset()
     plain: frozenset[int] = frozenset()
+    idle: frozenset[int] = frozenset()
 
     @cached_property
     def users(self) -> Counter[int]:

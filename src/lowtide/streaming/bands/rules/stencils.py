@@ -1,8 +1,7 @@
-"""Operators that look at neighbors: convolutions, pooling, resampling, shuffles of pixels."""
+"""Operators that look at neighbors: convolutions, resampling, shuffles of pixels."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,8 @@ from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, mapped, 
 from lowtide.streaming.bands.spans import Span
 
 # oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
-# copies of its own; a pool that takes the greatest notes where that was.
-_REORDERED, _BLOCK, _NOTED = 0.6, 16, 1.0
+# copies of its own.
+_REORDERED, _BLOCK = 0.6, 16
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Kernel:
         return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.reach
 
 
-def _pair(value: Any, default: int) -> tuple[int, int]:
+def pair(value: Any, default: int) -> tuple[int, int]:
     if value is None or value == []:
         return default, default
     if isinstance(value, int):
@@ -97,7 +96,7 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     if len(node.like.shape) != 4:
         return None
     stride, dilation = (
-        _pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
+        pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
     )
     given = argument(node, 4, "padding", 0)
     groups = argument(node, 6, "groups", 1)
@@ -113,7 +112,7 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
         if given != "valid":
             return None
     else:
-        pad = _pair(given, 0)
+        pad = pair(given, 0)
     biased = bias is not None
 
     after_tokens = bool(tracked.plain)
@@ -133,43 +132,13 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     )  # fmt: skip
 
 
-def pooled(node: Node, tracked: Tracked) -> RowOp | None:
-    """The greatest or the mean of windows."""
-    if len(node.like.shape) != 4 or short(node.target) not in _POOLS:
-        return None
-    size = _pair(argument(node, 1, "kernel_size"), 1)
-    step = argument(node, 2, "stride")
-    stride = _pair(step, 1) if step else size
-    pad = _pair(argument(node, 3, "padding", 0), 0)
-    largest = short(node.target) == "max_pool2d"
-    dilation = _pair(argument(node, 4, "dilation", 1), 1) if largest else (1, 1)
-    ceil = argument(node, 5 if largest else 4, "ceil_mode", False)
-    counted = largest or argument(node, 5, "count_include_pad", True)
-    if ceil or dilation != (1, 1) or argument(node, 6, "divisor_override"):
-        return None
-    if not counted and any(pad):
-        return None
-    kernel = Kernel(size[0], stride[0], pad[0])
-
-    def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        if largest:
-            return F.max_pool2d(piece, size, stride, (rows, pad[1]))
-        return F.avg_pool2d(piece, size, stride, (rows, pad[1]))
-
-    fill, scratch = (-math.inf, _NOTED) if largest else (0.0, 0.0)
-    return stencil(node, tracked, kernel, fill, run, cheap=True, scratch=scratch)
-
-
-_POOLS = {"max_pool2d", "avg_pool2d"}
-
-
 def unfolded(node: Node, tracked: Tracked) -> RowOp | None:
     """Windows laid out one after another (im2col): those of one row of windows are a grain."""
     rows = tracked.of(node.args[0])
     image = tracked.like(node.args[0]).shape
     if rows is None or rows.dim != 2 or len(image) != 4:
         return None
-    size, dilation, pad, stride = (_pair(node.args[place], 1) for place in range(1, 5))
+    size, dilation, pad, stride = (pair(node.args[place], 1) for place in range(1, 5))
     reach = (size[0] - 1) * dilation[0] + 1
     across = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
     found = Rows(2, node.like.shape[2], across)
@@ -261,13 +230,13 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     if rows is None or rows.dim != 2 or len(node.like.shape) != 4:
         return None
     stride, pad, more = (
-        _pair(argument(node, place, name), default)
+        pair(argument(node, place, name), default)
         for place, name, default in (
             (3, "stride", 1), (4, "padding", 0), (5, "output_padding", 0),
         )
     )  # fmt: skip
     groups = argument(node, 6, "groups", 1)
-    dilation = _pair(argument(node, 7, "dilation"), 1)
+    dilation = pair(argument(node, 7, "dilation"), 1)
     size = tracked.like(node.args[1]).shape[2]
     reach = (size - 1) * dilation[0]
     biased = argument(node, 2, "bias") is not None
@@ -302,7 +271,7 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "conv2d": convolved, "max_pool2d": pooled, "avg_pool2d": pooled, "im2col": unfolded,
-    "pixel_shuffle": shuffled, "pixel_unshuffle": unshuffled, "upsample_bilinear2d": resampled,
+    "conv2d": convolved, "im2col": unfolded, "pixel_shuffle": shuffled,
+    "pixel_unshuffle": unshuffled, "upsample_bilinear2d": resampled,
     "upsample_bicubic2d": resampled, "conv_transpose2d": transposed_convolution,
 }  # fmt: skip

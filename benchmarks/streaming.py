@@ -135,13 +135,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    parser.add_argument(
+        "--usual-heap", action="store_true",
+        help="add the times with glibc's own settings, by as many pairs, to rows that are there",
+    )  # fmt: skip
     options = parser.parse_args()
     results = ResultFile(
         "streaming", fresh=options.fresh, packages=("diffusers",),
         about="Models streamed in bands, run whole, and in tiles: processor seconds and memory.",
     )  # fmt: skip
     for name, height, width, *parts in SIZES:
-        if options.only in f"{name} {height}×{width}":
+        if options.only not in f"{name} {height}×{width}":
+            continue
+        if options.usual_heap:
+            measure_usual(results, name, height, width, parts, options.pairs)
+        else:
             measure(results, name, height, width, parts, options.pairs)
 
 
@@ -149,12 +157,10 @@ def measure(
     results: ResultFile, name: str, height: int, width: int, parts: list[float], pairs: int
 ) -> None:
     """The rows of one model and size that are missing or not complete."""
-    rows = {way: f"{name} {height}×{width}, {way}" for way in ways(name)}
-    budgets: dict[str, int] = {}
+    rows, budgets = names_of(name, height, width), dict[str, int]()
     for way, row in rows.items():
         if way in (MEMORY, DISK):
-            whole = results.row(rows["whole"])["peak_bytes"]
-            budgets[way] = int(whole * parts[way == DISK])
+            budgets |= budgets_of(results.row(rows["whole"]), parts)
         if not results.has(row):
             budget = budgets.get(way, 0)
             usage = measure_fresh("streaming:run_once", name, way, height, width, budget, warmups=1)
@@ -176,6 +182,37 @@ def measure(
         errors = measure_fresh("streaming:run_errors", name, height, width, budgets[MEMORY]).result
         for way, figures in errors.items():
             results.complete(rows[way], **figures)
+
+
+def measure_usual(
+    results: ResultFile, name: str, height: int, width: int, parts: list[float], pairs: int
+) -> None:
+    """What the same runs take with a heap that gives back and fetches memory as glibc does."""
+    rows = names_of(name, height, width)
+    if not all(results.has(row) for row in rows.values()):
+        return
+    if all("usual_heap_cpu_s" in results.row(row) for row in rows.values()):
+        return
+    budgets = budgets_of(results.row(rows["whole"]), parts)
+    timed = measure_fresh("streaming:run_times", name, height, width, budgets, pairs).result
+    for way, figures in timed.items():
+        results.complete(
+            rows[way], usual_heap_cpu_s=figures["cpu_s"],
+            usual_heap_ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]),
+        )  # fmt: skip
+
+
+def names_of(name: str, height: int, width: int) -> dict[str, str]:
+    """By way the name of its row."""
+    return {way: f"{name} {height}×{width}, {way}" for way in ways(name)}
+
+
+def budgets_of(whole: dict[str, Any], parts: list[float]) -> dict[str, int]:
+    """Of the ways in bands, by what the whole run took."""
+    return {
+        way: int(whole["peak_bytes"] * part)
+        for way, part in zip((MEMORY, DISK), parts, strict=True)
+    }
 
 
 if __name__ == "__main__":

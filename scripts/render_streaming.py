@@ -15,8 +15,8 @@ def streaming(rows: Rows) -> str:
     """A line for each model, size and way, in the order of names and sizes; what is not complete
     yet is left out."""
     head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
-            "of the whole's (range)", "largest difference", "from fp64", "rms from fp64",
-            "PSNR"]  # fmt: skip
+            "of the whole's (range)", "glibc's own heap", "largest difference",
+            "from fp64", "rms from fp64", "PSNR"]  # fmt: skip
     done = [row for row in rows if "cpu_s" in row]
     models = list(dict.fromkeys(row["model"] for row in done))
     done.sort(key=lambda row: (models.index(row["model"]), row["height"]))
@@ -24,13 +24,19 @@ def streaming(rows: Rows) -> str:
         [f"{row['model']}, {row['height']}×{row['width']}", row["way"],
          format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
-         _median(row["cpu_s"]), _ranged(row),
-         f"{row['max_abs_error']:.1e}",
+         _median(row["cpu_s"]), _ranged(row), _usual(row), f"{row['max_abs_error']:.1e}",
          *(f"{row[name]:.1e}" if name in row else "–"
            for name in ("error_to_fp64", "rms_error_to_fp64")),
          _decibels(row["psnr_db"], "–")]
         for row in done
     ])  # fmt: skip
+
+
+def _usual(row: dict[str, Any]) -> str:
+    """Seconds and their part of the whole's, in the heap as it is without settings."""
+    if "usual_heap_cpu_s" not in row:
+        return "–"
+    return f"{_median(row['usual_heap_cpu_s'])}, {row['usual_heap_ratio']['median']:.2f}"
 
 
 def tiling_error(rows: Rows) -> str:

@@ -22,6 +22,7 @@ from streaming_models import given, made
 from torch import Tensor, nn
 
 from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.adapt import adapt
 from streaming import apart
 
@@ -31,6 +32,19 @@ SIDES = {"DRCT": (128, 256), "HAT": (128,), "SwinIR": (128,), "CRAFT": (128,), "
 SIZES = ((64, 64), (48, 97), (33, 70), (120, 57), (17, 130))
 GRAIN = {"DRCT": 16, "DRCT-L": 16, "HAT": 16}
 WAYS = ("spandrel", "fast", "fast bf16")
+# What a lower precision costs in accuracy is asked of trained weights.
+TRAINED_WAYS = (*WAYS, "fast fp16", "fast int8")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def ways(name: str) -> tuple[str, ...]:
+    """What is compared for a model."""
+    return TRAINED_WAYS if name == "CRAFT" else WAYS
+
+
+def dtype_of(way: str) -> torch.dtype:
+    """Of the image that a way is given."""
+    return DTYPES.get(way.partition(" ")[2], torch.float32)
 
 
 def model_of(name: str, way: str) -> nn.Module:
@@ -38,7 +52,9 @@ def model_of(name: str, way: str) -> nn.Module:
     model = made(name)
     if way != "spandrel":
         adapt(model)
-    return model.to(torch.bfloat16) if way.endswith("bf16") else model
+    if way.endswith("int8"):
+        quantize(model, "cpu")
+    return model.to(dtype_of(way))
 
 
 def image_of(name: str, height: int, width: int, way: str = "") -> Tensor:
@@ -47,7 +63,7 @@ def image_of(name: str, height: int, width: int, way: str = "") -> Tensor:
     image = given(name, *(-(-side // grain) * grain for side in (height, width)))
     if name not in GRAIN:  # these pad for themselves
         image = image[..., :height, :width]
-    return image.to(torch.bfloat16) if way.endswith("bf16") else image
+    return image.to(dtype_of(way))
 
 
 def run_error(name: str) -> dict[str, Any]:
@@ -82,13 +98,13 @@ def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
     runs: dict[str, Callable[[], Tensor]] = {}
     figures: dict[str, dict[str, Any]] = {}
     with torch.inference_mode():
-        for way in WAYS:
+        for way in ways(name):
             model, image = model_of(name, way), image_of(name, side, side, way)
             runs[way] = lambda model=model, image=image: model(image)
             result = runs[way]().float()
             whole = result if whole is None else whole
             figures[way] = {"cpu_s": [], "wall_s": [], **apart(result, whole)}
-        for _, way in in_turns(WAYS, pairs):
+        for _, way in in_turns(ways(name), pairs):
             started, clock = time.process_time(), time.perf_counter()
             runs[way]()
             figures[way]["cpu_s"].append(round(time.process_time() - started, 3))
@@ -98,13 +114,13 @@ def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
 
 def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
     """The rows of one model and side."""
-    rows = {way: f"{name} {side}², {way}" for way in WAYS}
+    rows = {way: f"{name} {side}², {way}" for way in ways(name)}
     if all(results.has(row) for row in rows.values()):
         return
     timed = measure_fresh("fast_windows:run_times", name, side, pairs, env=HEAP_KEEPS).result
     peaks = {
         way: measure_fresh("fast_windows:run_once", name, way, side, warmups=1).peak_bytes
-        for way in WAYS
+        for way in ways(name)
     }
     for way, figures in timed.items():
         results.add(

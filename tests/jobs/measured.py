@@ -5,6 +5,7 @@ Probing takes seconds per model and precision; tests/streaming probes, and `test
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -46,6 +47,16 @@ def remember_all() -> None:
             store, costs = CostStore(), costs_of(name, precision)
             store.put(store.key(costs.sha256, "cpu", precision), costs)
     heap._tuned = before
+
+
+def remember_also(path: Path, *precisions: str) -> None:
+    """Costs of lowtide-x2 for another file, or each test would measure it."""
+    sha256 = lowtide.load(path).descriptor.sha256
+    for precision in precisions:
+        known = costs_of("lowtide-x2", "fp32" if precision == "fp32" else "bf16")
+        store = CostStore()
+        costs = known.model_copy(update={"sha256": sha256, "precision": precision})
+        store.put(store.key(sha256, "cpu", precision), costs)
 
 
 def quick_jobs() -> Iterator[None]:

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from measured import costs_of
+from measured import remember_also
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import lowtide
 from lowtide import NotFiniteError, UsageError
 from lowtide.media import open_image
-from lowtide.memory.store import CostStore
 from lowtide.models import bundled
 
 # Noise reaches 9.5 in the model's maps, stripes 13.5, and fp16 holds 65504.
@@ -43,16 +42,6 @@ def steep(tmp_path_factory):
     save_file(tensors, made, facts)
     remember_also(made, "fp32", "fp16")
     return made
-
-
-def remember_also(path, *precisions):
-    """The costs of the model that it was made from, or each test would measure it."""
-    sha256 = lowtide.load(path).descriptor.sha256
-    for precision in precisions:
-        known = costs_of("lowtide-x2", "fp32" if precision == "fp32" else "bf16")
-        store = CostStore()
-        costs = known.model_copy(update={"sha256": sha256, "precision": precision})
-        store.put(store.key(sha256, "cpu", precision), costs)
 
 
 def pixels(path):

@@ -146,7 +146,7 @@ def test_non_finite_low_precision_is_redone_in_fp32():
             return big / (60000 * 4)
 
     net = network(
-        Overflowing(), scale=1, dtype=torch.float16, exact_forward=lambda: Overflowing()
+        Overflowing(), scale=1, precision="fp16", exact_forward=lambda: Overflowing()
     )
     array = picture(40, 40, 3, "uint8")
     result, outcome = run_array(net, array, make_plan(array, 0, scale=1, tile=32))

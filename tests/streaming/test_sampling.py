@@ -74,13 +74,13 @@ def test_low_precision_is_measured_against_fp32():
     array = RNG.integers(0, 256, (100, 100, 3), np.uint8)
     exact = conv_net()
     low = network(
-        conv_net().to(torch.bfloat16), dtype=torch.bfloat16, exact_forward=lambda: exact
+        conv_net().to(torch.bfloat16), precision="bf16", exact_forward=lambda: exact
     )
     plan = make_plan(array, 4, tile=64)
     stated = measure_precision(low, ArraySource(array), plan)
     assert stated.against == "fp32"
     assert 30 < stated.psnr_db < 90
-    twin = dataclasses.replace(low, forward=exact, dtype=torch.float32)
+    twin = dataclasses.replace(low, forward=exact, precision="fp32")
     a, _ = run_array(low, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
     b, _ = run_array(twin, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
     assert stated.psnr_db == pytest.approx(psnr(a, b), abs=1.5)

@@ -24,7 +24,7 @@ _MAIN, _SIZE, _TILES, _FILES, _OUT = (
 class Precision(StrEnum):
     """Values of --precision."""
 
-    auto, fp32, bf16, fp16 = "auto", "fp32", "bf16", "fp16"
+    auto, fp32, bf16, fp16, int8 = "auto", "fp32", "bf16", "fp16", "int8"
 
 
 class Strategy(StrEnum):
@@ -71,7 +71,8 @@ def upscale(
     height: Annotated[int | None, option(panel=_SIZE, help="Height of the result.")] = None,
     max_side: Annotated[int | None, option(panel=_SIZE, help="Longer side of the result.")] = None,
     precision: Annotated[Precision, option(panel=_TILES, help=(
-        "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it."))] = Precision.auto,
+        "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes linear"
+        " layers in 8 bits, with torchao."))] = Precision.auto,
     accuracy: Annotated[Accuracy | None, option(panel=_MAIN, help=(
         "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing exact"
         " fits, and their error is measured. fast: whatever takes least time. Default: exact, or"

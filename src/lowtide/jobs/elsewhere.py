@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.precision import Precision
 from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
@@ -22,12 +24,18 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     """``settings``' model as ``profile``'s device would run it.
 
     Reach and batches are learned here on the CPU (once, then remembered), memory from traces,
-    seconds from the profile's rates. Raises `ModelError` for a model that cannot be traced.
+    seconds from the profile's rates. Raises `ModelError` for a model that cannot be traced, and
+    `UsageError` for a precision that the model or the device does not have.
     """
+    if settings.precision == "int8":
+        raise UsageError(
+            "what layers in 8 bits take can only be measured where they run",
+            hint="--device auto or cpu, or another --precision",
+        )
     here = prepare(settings.model_copy(update={"precision": "fp32"}), device="cpu")
     precision = _precision(settings.precision, here.descriptor, profile)
     network = dataclasses.replace(
-        here.network, device=profile.name, dtype=DTYPES[precision], channels_last=False
+        here.network, device=profile.name, precision=precision, channels_last=False
     )
     costs = _costs(here, network, profile, precision)
     return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)
@@ -61,16 +69,18 @@ def _costs(
     })  # fmt: skip
 
 
-def _precision(wanted: str, model: ModelDescriptor, profile: DeviceProfile) -> str:
+def _precision(
+    wanted: Literal["auto"] | Precision, model: ModelDescriptor, profile: DeviceProfile
+) -> Precision:
     """The precision asked for, or the lowest that both the device and the model gain from."""
-    allowed = ["fp32", *(["bf16"] if model.supports_bfloat16 else [])]
+    allowed: list[Precision] = ["fp32", *(["bf16"] if model.supports_bfloat16 else [])]
     if model.supports_half:
         allowed.append("fp16")
     if wanted == "auto":
         if profile.kind == "cpu":
             return "fp32"
-        gains = ("bf16",) if profile.capability >= (8, 0) else ("fp16",)
-        return next((name for name in gains if name in allowed), "fp32")
+        low: Precision = "bf16" if profile.capability >= (8, 0) else "fp16"
+        return low if low in allowed else "fp32"
     if wanted not in allowed or wanted not in profile.supports:
         where = model.name if wanted not in allowed else profile.title
         raise UsageError(f"{where} does not run in {wanted}", hint="--precision auto")

@@ -91,7 +91,9 @@ def _chosen(
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
         plans = candidates(prepared.costs, prepared.shape, picture, wishes)
-    if why := _not_streamed(plans, wishes, budget, wanted):
+    if prepared.precision == "int8":
+        refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
+    elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
     elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
         try:

@@ -7,10 +7,12 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
+from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.report import versions
@@ -22,6 +24,7 @@ from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load, names
+from lowtide.models.eight_bits import quantize, torchao_parts
 from lowtide.models.foreign import families
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.pricing.facts import Picture, Shape
@@ -40,7 +43,7 @@ class Prepared:
     network: Network
     shape: Shape
     costs: ModelCosts
-    precision: str
+    precision: Precision
     programs: Programs
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
@@ -67,6 +70,8 @@ def load_libraries(settings: UpscaleSettings) -> None:
     versions()
     if settings.model_name not in names():
         families()
+    if settings.precision == "int8":
+        torchao_parts()
 
 
 def resolve_device(name: str) -> str:
@@ -109,17 +114,19 @@ def resolve_devices(settings: UpscaleSettings, images: int) -> list[str]:
     return names if images > 1 else names[:1]
 
 
-def resolve_precision(wanted: str, model: ModelDescriptor, device: str) -> str:
+def resolve_precision(
+    wanted: Literal["auto"] | Precision, model: ModelDescriptor, device: str
+) -> Precision:
     """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
-    allowed = {"fp32", *(["bf16"] if model.supports_bfloat16 else [])}
+    allowed: set[Precision] = {"fp32", "int8", *(["bf16"] if model.supports_bfloat16 else [])}
     if model.supports_half:
         allowed.add("fp16")
     if wanted == "auto":
         if device == "cpu":
             return "fp32"
         major, _ = torch.cuda.get_device_capability(device)
-        gains = ["bf16"] if major >= 8 else ["fp16"]
-        return next((name for name in gains if name in allowed), "fp32")
+        low: Precision = "bf16" if major >= 8 else "fp16"
+        return low if low in allowed else "fp32"
     if wanted not in allowed:
         raise UsageError(
             f"{model.name} ({model.architecture}) does not run in {wanted}",
@@ -197,15 +204,16 @@ def _prepare(
     )  # fmt: skip
 
 
-def _network(model: Model, device: str, precision: str) -> Network:
-    facts, dtype = model.descriptor, DTYPES[precision]
-    twin = None
-    if dtype != torch.float32:
+def _network(model: Model, device: str, precision: Precision) -> Network:
+    facts, twin = model.descriptor, None
+    if precision != "fp32":
         twin = _fp32_twin(copy.deepcopy(model), device)
-    model.to(device=device, dtype=dtype)
+    model.to(device=device, dtype=DTYPES[precision])
+    if precision == "int8":
+        quantize(model.module, device)
     return Network(
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
-        out_channels=facts.out_channels, device=device, dtype=dtype, exact_forward=twin,
+        out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
     )  # fmt: skip
 
 

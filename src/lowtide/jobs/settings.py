@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
+from lowtide.core.precision import Precision
 from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
 from lowtide.memory.choice import Wanted
@@ -51,7 +52,7 @@ class UpscaleSettings(BaseModel):
     format: str | None = None
     device: str = "auto"
     devices: tuple[str, ...] = ()
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto"] | Precision = "auto"
     accuracy: Literal["exact", "bounded", "fast"] | None = None
     strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
     tile: int | None = Field(None, ge=1)
@@ -101,6 +102,11 @@ class UpscaleSettings(BaseModel):
             raise UsageError(
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
+            )
+        if self.precision == "int8" and self.strategy == "streamed":
+            raise UsageError(
+                "layers in 8 bits do not run by bands of rows",
+                hint="--strategy whole or tiled, or another --precision",
             )
         fixed = self.strategy != "auto" or self.precision != "auto" or self.accuracy is not None
         if self.plan_file is not None and (fixed or self.wishes.about_tiles):

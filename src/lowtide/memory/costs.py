@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from lowtide.core.precision import Precision
 
 _UNTRIED = 1.25
 
@@ -47,7 +48,7 @@ class ModelCosts(BaseModel):
 
     sha256: str
     device: str
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Precision
     weight_bytes: int
     channels_last: bool
     batchable: bool

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lowtide.core.precision import Precision
 from lowtide.core.units import format_bytes
 from lowtide.memory.ledger import LedgerRow, Place
 
@@ -77,7 +78,7 @@ class Plan(BaseModel):
     strategy: str
     accuracy: Accuracy
     device: str
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Precision
     channels_last: bool
     width: int
     height: int

@@ -22,12 +22,11 @@ from lowtide.memory.meter import (
 )
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
-from lowtide.streaming.step import DTYPES, Forward, Network, TileStep
+from lowtide.streaming.step import Forward, Network, TileStep
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
 _PATIENCE = 4.0  # seconds that one more probe may be expected to take
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # What must be gained before a model leaves the layout it was written in.
 _LAYOUT_GAIN = 0.92
 
@@ -101,7 +100,7 @@ def _costs(
     return ModelCosts(
         sha256=sha256,
         device=network.device,
-        precision=_NAMES[network.dtype],  # pyright: ignore[reportArgumentType]
+        precision=network.precision,
         weight_bytes=weight_bytes,
         channels_last=network.channels_last,
         batchable=_batches_agree(network, side),
@@ -160,7 +159,7 @@ def _batches_agree(network: Network, side: int) -> bool:
     except (RuntimeError, ValueError, IndexError):  # written for a batch of one
         return False
     alone = torch.cat([step([tile]) for tile in pair])
-    tolerance = 1e-5 if network.dtype == torch.float32 else 2e-2
+    tolerance = 1e-5 if network.precision == "fp32" else 2e-2
     return bool((together - alone).abs().max() <= tolerance)
 
 
@@ -211,4 +210,4 @@ def _fit(side: int, align: int, minimum: int) -> int:
 def _fp32_forward(network: Network) -> Forward:
     """Reach is a matter of structure: looked for in fp32, where rounding cannot hide it."""
     exact = network.exact_forward
-    return network.forward if network.dtype == torch.float32 or exact is None else exact()
+    return network.forward if exact is None else exact()

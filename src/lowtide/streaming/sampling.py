@@ -96,7 +96,7 @@ def measure_precision(network: Network, source: RowSource, plan: Plan) -> Measur
     rows, columns = plan_axes(plan)
     samples = _choose(plan, rows, columns, False, 0)[:3]
     assert network.exact_forward is not None, "low precision needs its fp32 twin"
-    exact = dataclasses.replace(network, forward=network.exact_forward(), dtype=torch.float32)
+    exact = dataclasses.replace(network, forward=network.exact_forward(), precision="fp32")
     low, high = TileStep(network, source.info), TileStep(exact, source.info)
     squares: list[tuple[float, float]] = []
     largest = 0.0

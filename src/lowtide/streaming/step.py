@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import NotFiniteError
+from lowtide.core.precision import Precision
 from lowtide.core.rows import ImageInfo
 from lowtide.streaming.channels import ChannelPlan
 
 Forward = Callable[[Tensor], Tensor]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What a network is given and gives.
+DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32,
+}  # fmt: skip
 _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 
 
@@ -23,8 +27,8 @@ class Network:
     """A model as the runner sees it: a function on (B, C, H, W) tensors in 0..1, and facts.
 
     ``forward`` takes sizes that already satisfy the model's size rule, in ``dtype`` on
-    ``device``; its result need not be clamped. ``exact_forward`` is the same model in fp32,
-    used to redo a tile whose low-precision result is not finite.
+    ``device``; its result need not be clamped. ``exact_forward`` is the same model in fp32 where
+    ``precision`` is another, used to redo a tile whose low-precision result is not finite.
     """
 
     forward: Forward
@@ -32,9 +36,14 @@ class Network:
     in_channels: int
     out_channels: int
     device: str = "cpu"
-    dtype: torch.dtype = torch.float32
+    precision: Precision = "fp32"
     channels_last: bool = False
     exact_forward: Callable[[], Forward] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what it is given and gives."""
+        return DTYPES[self.precision]
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -88,7 +97,7 @@ class TileStep:
         given = images.to(network.device, network.dtype)
         given = given.contiguous(memory_format=network.memory_format)
         result = network.forward(given)
-        if network.dtype != torch.float32:
+        if network.precision != "fp32":
             result = result.float()
             if not _finite(result) and network.exact_forward is not None:
                 self.redone += 1

@@ -1,0 +1,67 @@
+"""Linear layers in 8 bits."""
+
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.core.errors import UsageError
+from lowtide.core.figures import psnr
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.models.eight_bits import quantize
+from lowtide.models.fast.tokens import FastLinear
+
+
+class Layers(nn.Module):
+    """Of all kinds: large, too small, odd, in a fast form, and a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.odd = nn.Linear(32, 48), nn.Linear(48, 36)
+        self.fast, self.small = FastLinear(nn.Linear(36, 40)), nn.Linear(40, 4)
+        self.conv = nn.Conv1d(4, 4, 1)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x):
+        x = self.fast(self.odd(self.large(x).relu()).relu())
+        return self.conv(self.small(x).mT)
+
+
+def test_large_layers_are_rounded_and_no_others():
+    plain, rounded = Layers(), Layers()
+    assert quantize(rounded, "cpu") == 3
+    assert type(rounded.small.weight) is type(rounded.conv.weight) is nn.Parameter
+    assert type(rounded.large.weight) is not nn.Parameter
+    assert type(rounded.fast) is nn.Linear
+    x = torch.randn(2, 50, 32)
+    with torch.inference_mode():
+        expected, found = plain(x), rounded(x)
+    assert not torch.equal(found, expected)
+    span = float(expected.max() - expected.min())
+    assert psnr(found.numpy(), expected.numpy(), peak=span) > 40
+
+
+def test_a_card_takes_multiples_of_8_only():
+    assert quantize(Layers(), "cuda:0") == 1
+
+
+def test_nothing_to_round_is_an_error():
+    with pytest.raises(UsageError, match="no linear layers"):
+        quantize(nn.Sequential(nn.Conv2d(3, 64, 3), nn.Linear(64, 8)), "cpu")
+
+
+def test_without_torchao_it_says_what_to_install():
+    with (
+        mock.patch.dict(sys.modules, {"torchao": None, "torchao.quantization": None}),
+        pytest.raises(UsageError, match="torchao") as caught,
+    ):
+        quantize(Layers(), "cpu")
+    assert "lowtide[int8]" in caught.value.hint
+
+
+def test_bands_of_rows_are_refused():
+    with pytest.raises(UsageError, match="8 bits"):
+        UpscaleSettings.of(precision="int8", strategy="streamed")

@@ -1,13 +1,15 @@
 """Images of a folder over several processes."""
 
 import signal
+from unittest import mock
 
 import pytest
+import torch
 from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, UsageError
-from lowtide.jobs import workers
+from lowtide.jobs import image, workers
 
 OPTIONS = {"budget": "512MiB", "tile": 32}
 TWO = "cpu,cpu"
@@ -111,10 +113,33 @@ def test_a_stop_ends_all_processes(folder, tmp_path, started):
     assert statuses(upscale(folder, tmp_path / "out"))[-1] == "done"
 
 
-def test_a_single_image_runs_here(folder, tmp_path, started):
-    report = upscale(folder / "a.png", tmp_path / "a.png", devices=TWO)
-    assert not started
-    assert report.device == "cpu"
+def test_the_tiles_of_a_single_image_are_shared(folder, tmp_path, started):
+    source, one, two = folder / "a.png", tmp_path / "one.png", tmp_path / "two.png"
+    alone = upscale(source, one)
+    with mock.patch.object(image, "run", wraps=image.run) as watched:
+        both = upscale(source, two, devices=TWO)
+    assert not started  # for tiles no process is
+    assert [report.images[0].plan.lanes for report in (alone, both)] == [1, 2]
+    assert both.device == TWO
+    done = both.images[0]
+    assert "on 2 devices" in done.plan.title
+    assert done.memory.within_budget
+    assert one.read_bytes() == two.read_bytes()
+    # Each has a network of its own, of the same weights.
+    (here, *_), others = watched.call_args.args, watched.call_args.kwargs["others"]
+    assert [other.forward is here.forward for other in others] == [False]
+    pairs = zip(here.forward.parameters(), others[0].forward.parameters(), strict=True)
+    assert all(a is b for a, b in pairs)
+
+
+def test_an_image_in_one_piece_runs_on_the_first_device(folder, tmp_path, started):
+    threads = torch.get_num_threads()
+    report = lowtide.upscale(
+        folder / "a.png", tmp_path / "a.png", budget="512MiB", devices=TWO, strategy="whole"
+    )
+    assert report.images[0].plan.lanes == 1
+    assert report.images[0].notes == ["run on cpu alone, as tiles side by side were not chosen"]
+    assert torch.get_num_threads() == threads
 
 
 def test_lists_that_make_no_sense(folder, tmp_path):

@@ -30,7 +30,8 @@ class Context:
     """A job's model, settings, budget and meter.
 
     ``flying`` are images that are computed and still being written, oldest first; ``land`` is
-    called with each when it is waited for.
+    called with each when it is waited for. ``threads`` are those of the processor that the devices
+    of an image share; None leaves them as they are.
     """
 
     prepared: Prepared
@@ -42,6 +43,7 @@ class Context:
     scratch: Path | None
     images: int = 1
     book: PlanBook | None = None
+    threads: int | None = None
     land: Callable[[Computed], object] = lambda computed: computed.land()
     flying: list[Computed] = field(default_factory=list)
     _shape: dict[str, Any] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from lowtide.jobs.computed import Clock, Computed, Work, is_lack, step_down
 from lowtide.jobs.context import Context
 from lowtide.jobs.planning import Task, plan_image
 from lowtide.jobs.report import ImageReport
+from lowtide.jobs.workers import threads_each
 from lowtide.media import WriteBehind, open_image, open_sink
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -74,13 +75,15 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
         if waiting:
             sink = WriteBehind(sink, waiting)
         try:
-            outcome = run(
-                context.prepared.network, reading, sink, plan,
-                on_rows=_row_counter(context, work, task.made.height),
-                cancel=context.cancel,
-                over_budget=lambda: _over_budget(context, plan.upper_bytes + waiting),
-                programs=context.prepared.programs, scratch=context.scratch,
-            )  # fmt: skip
+            with threads_each(plan.lanes, context.threads):
+                outcome = run(
+                    context.prepared.network, reading, sink, plan,
+                    others=context.prepared.others,
+                    on_rows=_row_counter(context, work, task.made.height),
+                    cancel=context.cancel,
+                    over_budget=lambda: _over_budget(context, plan.upper_bytes + waiting),
+                    programs=context.prepared.programs, scratch=context.scratch,
+                )  # fmt: skip
             sink.close_rows()
             used = context.lap()
             accuracy, measuring = measured_accuracy(

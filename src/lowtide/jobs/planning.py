@@ -16,6 +16,7 @@ from lowtide.memory.choice import Wanted, choose, shortfall
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
 from lowtide.streaming.pricing.facts import Picture, Wishes
+from lowtide.streaming.pricing.lanes import in_lanes
 from lowtide.streaming.pricing.streamed import BandPricing
 from lowtide.streaming.pricing.tiles import candidates
 
@@ -76,6 +77,8 @@ def plan_image(
     picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
     plans, chosen = _chosen(prepared, settings, picture, budget, below)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
+    if prepared.others and chosen.lanes == 1:
+        notes.append(f"run on {chosen.device} alone, as tiles side by side were not chosen")
     return Task(facts, made, written, plans, chosen, notes)
 
 
@@ -90,7 +93,10 @@ def _chosen(
     told: set[object] = set()
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
-        plans = candidates(prepared.costs, prepared.shape, picture, wishes)
+        plans = [
+            in_lanes(plan, 1 + len(prepared.others))
+            for plan in candidates(prepared.costs, prepared.shape, picture, wishes)
+        ]  # fmt: skip
     if prepared.precision == "int8":
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
@@ -163,4 +169,5 @@ def _replayed(
         "padded_height": padded[0], "padded_width": padded[1],
         "images_per_tile": shape.images(info),
     }  # fmt: skip
+    plan = plan.model_copy(update={"lanes": min(plan.lanes, 1 + len(prepared.others))})
     return check_replay(plan, expected, budget)

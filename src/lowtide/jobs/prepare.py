@@ -29,7 +29,7 @@ from lowtide.models.foreign import families
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
-from lowtide.streaming.step import DTYPES, Network
+from lowtide.streaming.step import DTYPES, Forward, Network
 
 # Of the budget, for rows waiting to be run or written.
 _ROW_SHARE = 0.03
@@ -37,7 +37,7 @@ _ROW_SHARE = 0.03
 
 @dataclass
 class Prepared:
-    """A model on its device, with what it costs."""
+    """A model on its device, with what it costs; ``others`` are the same on further devices."""
 
     descriptor: ModelDescriptor
     network: Network
@@ -47,6 +47,7 @@ class Prepared:
     programs: Programs
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
+    others: tuple[Network, ...] = ()
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -100,8 +101,8 @@ def resolve_device(name: str) -> str:
     return f"cuda:{device.index or 0}"
 
 
-def resolve_devices(settings: UpscaleSettings, images: int) -> list[str]:
-    """The devices of a job; the first of several for a single image.
+def resolve_devices(settings: UpscaleSettings) -> list[str]:
+    """The devices of a job.
 
     Raises `UsageError` for one that this machine does not have, and for a CPU beside cards.
     """
@@ -111,7 +112,7 @@ def resolve_devices(settings: UpscaleSettings, images: int) -> list[str]:
             "--devices are either cards or the CPU: what one can run the other cannot",
             hint="two commands, each for its part of the images",
         )
-    return names if images > 1 else names[:1]
+    return names
 
 
 def resolve_precision(
@@ -215,6 +216,30 @@ def _network(model: Model, device: str, precision: Precision) -> Network:
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
     )  # fmt: skip
+
+
+def network_on(network: Network, device: str) -> Network:
+    """``network`` once more on a device; on the same one with the same weights."""
+    module = network.forward
+    assert isinstance(module, torch.nn.Module)
+    if device == network.device:
+        # Models keep things of their own while they run, which no two threads may share.
+        return replace(network, forward=_with_same_tensors(module))
+    exact = network.exact_forward
+    return replace(
+        network, forward=_copied_to(module, device), device=device,
+        exact_forward=exact and functools.cache(lambda: _copied_to(exact(), device)),
+    )  # fmt: skip
+
+
+def _copied_to(forward: Forward, device: str) -> torch.nn.Module:
+    assert isinstance(forward, torch.nn.Module)
+    return copy.deepcopy(forward).to(device)
+
+
+def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:

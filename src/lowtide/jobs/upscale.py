@@ -15,7 +15,13 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.jobs.context import Context
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.prepare import Prepared, load_libraries, prepare, resolve_devices
+from lowtide.jobs.prepare import (
+    Prepared,
+    load_libraries,
+    network_on,
+    prepare,
+    resolve_devices,
+)
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings
@@ -61,7 +67,7 @@ def upscale(
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
         refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
-    devices = resolve_devices(chosen, len(jobs))
+    devices = resolve_devices(chosen)
     load_libraries(chosen)
     meter = open_meter(devices[0])
     meter.start()
@@ -88,9 +94,12 @@ def upscale(
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = Results(jobs, report, journal, key, force=force, sidecar=sidecar)
-            if len(devices) == 1:
+            if len(devices) == 1 or len(jobs) == 1:
+                # A single image is not handed out: its tiles are, by this process.
+                prepared.others = tuple(network_on(prepared.network, one) for one in devices[1:])
                 context = Context(
-                    prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book
+                    prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book,
+                    threads=threads * len(devices),
                 )  # fmt: skip
                 _run_here(context, results)
             else:

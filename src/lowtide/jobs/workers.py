@@ -51,16 +51,17 @@ def share_of(budget: Budget, devices: list[str]) -> Budget:
 
 
 @contextlib.contextmanager
-def threads_each(workers: int) -> Iterator[int]:
-    """Threads for each of so many processes; this one computes with as many until the end, since
-    what is measured depends on them."""
+def threads_each(workers: int, of: int | None = None) -> Iterator[int]:
+    """Threads for each of so many, out of ``of`` or what there are; this process computes with as
+    many until the end, since what is measured depends on them."""
     import torch
 
     before = torch.get_num_threads()
-    if workers == 1:
+    wanted = max(1, (of or before) // workers)
+    if wanted == before:
         yield before
         return
-    torch.set_num_threads(max(1, before // workers))
+    torch.set_num_threads(wanted)
     try:
         yield torch.get_num_threads()
     finally:

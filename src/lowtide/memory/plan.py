@@ -69,7 +69,8 @@ class Plan(BaseModel):
     nevertheless. ``heap`` is what the C heap of the command line's process does with freed blocks;
     "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
     ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
-    ``banded`` is set where the strategy is `streamed`; sizes of tiles then mean nothing.
+    ``banded`` is set where the strategy is `streamed`; sizes of tiles then mean nothing. ``lanes``
+    are how many devices take tiles of the image at once.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -108,6 +109,7 @@ class Plan(BaseModel):
     heap: Literal["as it is", "keeps", "gives back"] = "as it is"
     model_sha256: str = ""
     banded: BandPlan | None = None
+    lanes: int = 1
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Sum of the ledger at one place; on the CPU the host is the device."""
@@ -135,9 +137,10 @@ class Plan(BaseModel):
         if self.tiles == 1:
             return f"{self.strategy} {self.width}×{self.height}{thrifty}"
         batch = f", {self.batch} at a time" if self.batch > 1 else ""
+        lanes = f", on {self.lanes} devices" if self.lanes > 1 else ""
         return (
             f"{self.strategy} {self.tile_width}×{self.tile_height}"
-            f" overlap {self.overlap} ({self.tiles} tiles{batch}){thrifty}"
+            f" overlap {self.overlap} ({self.tiles} tiles{batch}{lanes}){thrifty}"
         )
 
     @property

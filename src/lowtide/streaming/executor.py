@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from lowtide.core.progress import Cancel, check_cancel
@@ -13,6 +14,7 @@ from lowtide.core.rows import RowSink, RowSource
 from lowtide.memory.plan import Plan
 from lowtide.streaming.banded import run_banded
 from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.lanes import Lane, Lanes
 from lowtide.streaming.layout import Axis, split_axis
 from lowtide.streaming.merge import StripMerger
 from lowtide.streaming.recovery import ResilientStep
@@ -52,12 +54,14 @@ def run(
     over_budget: Callable[[], bool] | None = None,
     programs: Programs | None = None,
     scratch: Path | None = None,
+    others: Sequence[Network] = (),
 ) -> Outcome:
     """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
 
     ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
     each batch; while it says yes, batches shrink. A streamed plan needs ``programs`` of the
-    network, and ``scratch`` is the folder of its pages on disk. Raises `Cancelled`,
+    network, and ``scratch`` is the folder of its pages on disk. ``others`` are the same network
+    again, on other devices, for the plan's lanes beyond the first. Raises `Cancelled`,
     `OutOfMemoryError`, and whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
@@ -67,29 +71,42 @@ def run(
         )  # fmt: skip
         return Outcome(tiles=1)
     rows, columns = plan_axes(plan)
-    step = TileStep(network, source.info)
-    resilient = ResilientStep(step, plan, network.scale)
+    steps = [TileStep(one, source.info) for one in (network, *others[: plan.lanes - 1])]
+    resilient = [ResilientStep(step, plan, network.scale) for step in steps]
+    lanes = Lanes([Lane(one.network.device, by) for one, by in zip(steps, resilient, strict=True)])
     window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
     size = (source.info.height, source.info.width)
-    merger = StripMerger(rows, columns, step, sink, size, resilient.repeated)
-    outcome = Outcome(events=resilient.events)
-    for row, top in enumerate(rows.starts):
-        strip = window.rows(top, top + rows.tile)
-        column = 0
-        while column < len(columns.starts):
-            check_cancel(cancel)
-            lefts = columns.starts[column : column + resilient.batch]
-            tiles = [strip[:, left : left + columns.tile] for left in lefts]
-            _merge(merger, row, column, resilient(tiles))
-            column += len(tiles)
-            outcome.tiles += len(tiles)
-            if over_budget is not None and over_budget():
-                resilient.shrink("over the budget")
-        written = merger.finish(row)
-        if on_rows is not None:
-            on_rows(written)
-    outcome.redone = step.redone
+    merger = StripMerger(rows, columns, steps[0], sink, size, resilient[0].repeated)
+    outcome = Outcome()
+    try:
+        for row, top in enumerate(rows.starts):
+            strip = window.rows(top, top + rows.tile)
+            tiles = [strip[:, left : left + columns.tile] for left in columns.starts]
+            column = 0
+            for results in lanes.run(_groups(tiles, lanes)):
+                check_cancel(cancel)
+                _merge(merger, row, column, results)
+                column += len(results)
+                del results
+                if over_budget is not None and over_budget():
+                    lanes.shrink("over the budget")
+            written = merger.finish(row)
+            outcome.tiles += column
+            if on_rows is not None:
+                on_rows(written)
+    finally:
+        lanes.close()
+    outcome.events, outcome.redone = lanes.events, sum(step.redone for step in steps)
     return outcome
+
+
+def _groups(tiles: Sequence[np.ndarray], lanes: Lanes) -> Iterator[Sequence[np.ndarray]]:
+    """Neighbors that are run at once; fewer when batches had to shrink meanwhile."""
+    first = 0
+    while first < len(tiles):
+        batch = lanes.batch
+        yield tiles[first : first + batch]
+        first += batch
 
 
 def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:

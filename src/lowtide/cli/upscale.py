@@ -59,7 +59,7 @@ def upscale(
     device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
     devices: Annotated[str | None, option(panel=_MAIN, metavar="LIST", help=(
         "Images of a folder, or the tiles of one image, over several devices: cuda:0,cuda:1, or"
-        " cpu,cpu for two parts of the processor, which share its threads and the budget."))] = None,
+        " cpu,cpu for two parts of the processor that share its threads and the budget."))] = None,
     plan_file: Annotated[Path | None, option("--plan", panel=_MAIN, metavar="FILE", help=(
         "Run by a plan from `lowtide plan upscale --json`, or by a report's."))] = None,
     dry_run: Annotated[bool, option("--dry-run", panel=_MAIN,

@@ -35,6 +35,8 @@ class ProgressLine:
                 typer.echo(f"loading {moment.name}", err=True)
         elif moment.phase == "probe":
             typer.echo(f"measuring {moment.name}, once on this machine", err=True)
+        elif moment.phase == "compile":
+            typer.echo(f"compiling {moment.name}", err=True)
         elif moment.phase == "capture":
             typer.echo(f"planning bands for {moment.name}", err=True)
         elif on_terminal():

@@ -33,6 +33,12 @@ class Strategy(StrEnum):
     auto, whole, streamed, tiled = "auto", "whole", "streamed", "tiled"
 
 
+class Compile(StrEnum):
+    """Values of --compile."""
+
+    auto, on, off = "auto", "on", "off"
+
+
 class Accuracy(StrEnum):
     """Values of --accuracy."""
 
@@ -80,6 +86,9 @@ def upscale(
     strategy: Annotated[Strategy, option(panel=_TILES, help=(
         "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
         " pieces."))] = Strategy.auto,
+    compile: Annotated[Compile, option(panel=_TILES, help=(
+        "PyTorch's compiler, which takes half a minute or more before the first result. auto:"
+        " where a run with on has found that it pays for this model."))] = Compile.auto,
     tile: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Side of the tiles, in input pixels."))] = None,
     tile_auto: Annotated[bool, option("--tile-auto", panel=_TILES, help=(
@@ -135,7 +144,7 @@ def upscale(
     settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
         devices=devices or (),
-        precision=precision, accuracy=accuracy, strategy=strategy, tile=tile,
+        precision=precision, accuracy=accuracy, strategy=strategy, compile=compile, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
         streams=streams, format=format,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,

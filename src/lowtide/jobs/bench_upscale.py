@@ -67,6 +67,7 @@ def _ways() -> tuple[Way, ...]:
             "whole": {"strategy": "whole"}, "streamed": {"strategy": "streamed"},
             "whole, half": {"strategy": "whole", **half},
             "streamed, half": {"strategy": "streamed", **half},
+            "whole, compiled": {"strategy": "whole", "compile": "on"},
             "whole, 8 bits": {"strategy": "whole", "precision": "int8"},
             "tiles, blended": {"tile": 256, "hann_blend": True},
             "tiles, not blended": {"tile": 256, "hann_blend": False},

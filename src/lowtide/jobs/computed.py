@@ -91,9 +91,10 @@ class Computed:
         work, report, plan = self.work, self.report, self.task.plan
         report.notes = [*self.task.notes, *self.sink.notes]
         report.memory = _memory(plan, self.used, self.measuring, self.beside)
-        if self.alone and not report.events and plan.heap != "gives back" and plan.lanes == 1:
-            # A run that had to shrink says nothing of its plan, and one in the other heap or on
-            # several devices nothing of others.
+        usual = plan.heap != "gives back" and plan.lanes == 1 and not plan.compiled
+        if self.alone and not report.events and usual:
+            # A run that had to shrink says nothing of its plan, and one in another way nothing of
+            # others.
             kind = "streamed" if plan.strategy == "streamed" else "tiled"
             predicted = plan.predicted_bytes + self.beside.value
             ResidualStore(plan.device, kind).add(

@@ -9,6 +9,7 @@ from lowtide.core.errors import NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, use_heap
 from lowtide.core.progress import Progress
 from lowtide.jobs.accuracy import measured_accuracy
+from lowtide.jobs.compiling import network_for
 from lowtide.jobs.computed import Clock, Computed, Work, is_lack, step_down
 from lowtide.jobs.context import Context
 from lowtide.jobs.planning import Task, plan_image
@@ -33,7 +34,7 @@ def compute_image(context: Context, work: Work) -> Computed:
         failure: BaseException | None
         task = plan_image(
             work.source, work.target, context.prepared, context.settings, context.budget,
-            below=work.below, book=context.book,
+            below=work.below, book=context.book, images=context.images,
         )  # fmt: skip
         try:
             return _compute(context, work, task)
@@ -76,8 +77,9 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
             sink = WriteBehind(sink, waiting)
         try:
             with threads_each(plan.lanes, context.threads):
+                network = network_for(context, work, plan, task.notes)
                 outcome = run(
-                    context.prepared.network, reading, sink, plan,
+                    network, reading, sink, plan,
                     others=context.prepared.others,
                     on_rows=_row_counter(context, work, task.made.height),
                     cancel=context.cancel,

@@ -15,6 +15,7 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.choice import Wanted, choose, shortfall
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
+from lowtide.streaming.pricing.compiled import compiled
 from lowtide.streaming.pricing.facts import Picture, Wishes
 from lowtide.streaming.pricing.lanes import in_lanes
 from lowtide.streaming.pricing.streamed import BandPricing
@@ -44,9 +45,9 @@ class Task:
 
 def plan_image(
     source: Path, target: Path, prepared: Prepared, settings: UpscaleSettings, budget: Budget,
-    *, below: int | None = None, book: PlanBook | None = None,
+    *, below: int | None = None, book: PlanBook | None = None, images: int = 1,
 ) -> Task:  # fmt: skip
-    """Decide how one image will be run. Reads only its header.
+    """Decide how one image will be run, out of so many. Reads only its header.
 
     ``below`` leaves out plans whose upper bound is not smaller, after one that size failed; a
     plan of ``book`` is taken as it is until then. Raises `ImageError`, `OutputError` (a format's
@@ -75,7 +76,7 @@ def plan_image(
         plan = _replayed(book, source, info, prepared, budget)
         return Task(facts, made, written, [plan], plan, notes)
     picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
-    plans, chosen = _chosen(prepared, settings, picture, budget, below)
+    plans, chosen = _chosen(prepared, settings, picture, budget, below, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.others and chosen.lanes == 1:
         notes.append(f"run on {chosen.device} alone, as tiles side by side were not chosen")
@@ -84,7 +85,7 @@ def plan_image(
 
 def _chosen(
     prepared: Prepared, settings: UpscaleSettings, picture: Picture, budget: Budget,
-    below: int | None,
+    below: int | None, images: int,
 ) -> tuple[list[Plan], Plan]:  # fmt: skip
     """All candidates, and the one to run; a streamed one is compared with the whole before."""
     wishes, wanted = settings.wishes, settings.wanted
@@ -93,11 +94,11 @@ def _chosen(
     told: set[object] = set()
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
-        plans = [
-            in_lanes(plan, 1 + len(prepared.others))
-            for plan in candidates(prepared.costs, prepared.shape, picture, wishes)
-        ]  # fmt: skip
-    if prepared.precision == "int8":
+        plans = candidates(prepared.costs, prepared.shape, picture, wishes)
+        plans = _in_other_ways(plans, prepared, settings.compile, images)
+    if settings.compile == "on":
+        refused.append(Refusal(what="streamed", reason="networks in bands are not compiled"))
+    elif prepared.precision == "int8":
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
@@ -125,6 +126,23 @@ def _chosen(
         exact = pricing.told(chosen)
         told.add(_draft(exact))
         plans = [exact if _draft(plan) == _draft(exact) else plan for plan in plans]
+
+
+def _in_other_ways(
+    plans: list[Plan], prepared: Prepared, compiling: str, images: int
+) -> list[Plan]:
+    """``plans`` on several devices at once where there are, and compiled where that was asked for,
+    or beside those that are not where a former run found that it may pay."""
+    facts = prepared.compiling
+    # Images are taken for equally large until one is not.
+    sharing = 1 if prepared.compiled else images
+    if compiling == "on":
+        return [compiled(plan, facts, sharing) for plan in plans]
+    if prepared.others:
+        return [in_lanes(plan, 1 + len(prepared.others)) for plan in plans]
+    if compiling == "off" or facts is None or facts.ratio >= 1:
+        return plans
+    return plans + [compiled(plan, facts, sharing) for plan in plans]
 
 
 def _not_streamed(

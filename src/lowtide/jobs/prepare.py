@@ -27,6 +27,7 @@ from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.eight_bits import quantize, torchao_parts
 from lowtide.models.foreign import families
 from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.compiled import CompileFacts, CompileStore
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
 from lowtide.streaming.step import DTYPES, Forward, Network
@@ -37,7 +38,11 @@ _ROW_SHARE = 0.03
 
 @dataclass
 class Prepared:
-    """A model on its device, with what it costs; ``others`` are the same on further devices."""
+    """A model on its device, with what it costs.
+
+    ``others`` are the same on further devices; ``compiled`` are by the shape that they are for, and
+    ``compiling`` is what was found out of that on this machine.
+    """
 
     descriptor: ModelDescriptor
     network: Network
@@ -48,6 +53,8 @@ class Prepared:
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
     others: tuple[Network, ...] = ()
+    compiling: CompileFacts | None = None
+    compiled: dict[tuple[int, ...], Network] = field(default_factory=dict)
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -202,6 +209,7 @@ def _prepare(
     return Prepared(
         model.descriptor, network, shape, costs, precision, Programs(network),
         run_bounds("tiled", device), run_bounds("streamed", device),
+        compiling=CompileStore(device).get(descriptor.sha256, precision),
     )  # fmt: skip
 
 

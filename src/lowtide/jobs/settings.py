@@ -55,6 +55,7 @@ class UpscaleSettings(BaseModel):
     precision: Literal["auto"] | Precision = "auto"
     accuracy: Literal["exact", "bounded", "fast"] | None = None
     strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     tile: int | None = Field(None, ge=1)
     tile_overlap: int | None = Field(None, ge=0)
     tile_batch_size: int | None = Field(None, ge=1, le=256)
@@ -103,16 +104,22 @@ class UpscaleSettings(BaseModel):
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
             )
+        if self.compile == "on" and self.strategy == "streamed":
+            raise UsageError(
+                "networks that run by bands of rows are not compiled",
+                hint="--strategy whole or tiled, or --compile off",
+            )
         if self.precision == "int8" and self.strategy == "streamed":
             raise UsageError(
                 "layers in 8 bits do not run by bands of rows",
                 hint="--strategy whole or tiled, or another --precision",
             )
-        fixed = self.strategy != "auto" or self.precision != "auto" or self.accuracy is not None
-        if self.plan_file is not None and (fixed or self.wishes.about_tiles):
+        ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
+        if self.plan_file is not None and (set(ways) != {"auto"} or self.wishes.about_tiles):
             raise UsageError(
                 "--plan says how to run, and so does another option",
-                hint="drop --strategy, --accuracy, --precision and the tile options, or --plan",
+                hint="drop --strategy, --accuracy, --precision, --compile and the tile options,"
+                " or --plan",
             )
 
     @property

@@ -34,6 +34,7 @@ from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKin
 from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.streaming.bands.programs import load_capture
+from lowtide.streaming.compiled import CompileFacts
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -86,6 +87,7 @@ def upscale(
             )
             if journal is not None:
                 if costs is not None:
+                    prepared.compiling = _pinned_compiling(journal)
                     prepared.tiled = _pinned_bounds(journal, "tiled", prepared.tiled)
                     prepared.streamed = _pinned_bounds(journal, "streamed", prepared.streamed)
                 journal.set_pin(_pin(parsed, prepared))
@@ -212,6 +214,12 @@ def _pinned_bounds(journal: Journal, kind: RunKind, now: RunBounds) -> RunBounds
     return now.model_copy(update={"usual": usual})
 
 
+def _pinned_compiling(journal: Journal) -> CompileFacts | None:
+    """What was known of compiling when the folder was begun: it decides how images are run."""
+    known = journal.pin.get("compiling")
+    return None if known is None else CompileFacts.model_validate(known)
+
+
 def _pin(budget: Budget, prepared: Prepared) -> dict[str, Any]:
     bounds = {
         kind: known.usual and known.usual.model_dump()
@@ -221,6 +229,7 @@ def _pin(budget: Budget, prepared: Prepared) -> dict[str, Any]:
         "device": budget.device, "device_bytes": budget.device_bytes,
         "host_bytes": budget.host_bytes, "versions": versions(),
         "costs": prepared.costs.model_dump(), "bounds": bounds,
+        "compiling": prepared.compiling and prepared.compiling.model_dump(),
     }  # fmt: skip
 
 

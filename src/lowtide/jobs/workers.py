@@ -122,6 +122,7 @@ class Workers:
             "tuned_heap": heap_is_tuned(), "threads": threads, "scratch": str(scratch),
             "tiled": prepared.tiled.model_dump(), "streamed": prepared.streamed.model_dump(),
             "images": len(results.jobs),
+            "compiling": prepared.compiling and prepared.compiling.model_dump(),
         }  # fmt: skip
         self._given = {
             device: {

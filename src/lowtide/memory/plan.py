@@ -70,7 +70,8 @@ class Plan(BaseModel):
     "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
     ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
     ``banded`` is set where the strategy is `streamed`; sizes of tiles then mean nothing. ``lanes``
-    are how many devices take tiles of the image at once.
+    are how many devices take tiles of the image at once. ``compiled`` networks wait for PyTorch's
+    compiler before the first tile.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -110,6 +111,7 @@ class Plan(BaseModel):
     model_sha256: str = ""
     banded: BandPlan | None = None
     lanes: int = 1
+    compiled: bool = False
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Sum of the ledger at one place; on the CPU the host is the device."""
@@ -131,16 +133,17 @@ class Plan(BaseModel):
     @property
     def title(self) -> str:
         """For people: the strategy with its sizes."""
-        thrifty = ", memory given back at once" if self.heap == "gives back" else ""
+        more = ", compiled" if self.compiled else ""
+        more += ", memory given back at once" if self.heap == "gives back" else ""
         if self.banded is not None:
-            return f"{self.strategy} {self._bands_title}{thrifty}"
+            return f"{self.strategy} {self._bands_title}{more}"
         if self.tiles == 1:
-            return f"{self.strategy} {self.width}×{self.height}{thrifty}"
+            return f"{self.strategy} {self.width}×{self.height}{more}"
         batch = f", {self.batch} at a time" if self.batch > 1 else ""
         lanes = f", on {self.lanes} devices" if self.lanes > 1 else ""
         return (
             f"{self.strategy} {self.tile_width}×{self.tile_height}"
-            f" overlap {self.overlap} ({self.tiles} tiles{batch}{lanes}){thrifty}"
+            f" overlap {self.overlap} ({self.tiles} tiles{batch}{lanes}){more}"
         )
 
     @property

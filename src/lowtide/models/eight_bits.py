@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from torch import nn
 
 from lowtide.core.errors import UsageError
+from lowtide.core.quiet import errors_only
 from lowtide.models.fast.tokens import FastLinear
 
 # Smaller layers, of biases and gates, take no time and are all of what they compute.
@@ -55,16 +55,12 @@ def _as_written(network: nn.Module) -> None:
 
 def torchao_parts() -> tuple[Callable[..., None], Callable[[], object]]:
     """What applies a scheme to a network, and the scheme. Raises `UsageError` without torchao."""
-    # It speaks of its own dealings with PyTorch while it is imported.
-    speaker = logging.getLogger("torch.utils._pytree")
-    level = speaker.level
-    speaker.setLevel(logging.ERROR)
     try:
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+        # It is told of its own dealings with PyTorch while it is imported.
+        with errors_only("torch.utils._pytree"):
+            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
     except ImportError as error:
         raise UsageError(
             "--precision int8 needs torchao", hint="pip install 'lowtide[int8]'"
         ) from error
-    finally:
-        speaker.setLevel(level)
     return quantize_, Int8DynamicActivationInt8WeightConfig

@@ -1,0 +1,23 @@
+"""What a plan takes when its network is compiled first."""
+
+from __future__ import annotations
+
+from lowtide.core.units import MIB
+from lowtide.memory.plan import Plan
+from lowtide.streaming.compiled import CompileFacts
+from lowtide.streaming.pricing.ledger import row
+
+# Until a run has told: a light network took half a minute and 400 MiB.
+_UNKNOWN = CompileFacts(ratio=1.0, warmup_seconds=30.0)
+_USUAL_BYTES, _UPPER = 500 * MIB, 1.5
+
+
+def compiled(plan: Plan, facts: CompileFacts | None, images: int) -> Plan:
+    """``plan`` compiled, which ``images`` of one size wait for once."""
+    known = facts or _UNKNOWN
+    value = known.host_bytes or _USUAL_BYTES
+    told = "measured" if known.host_bytes else "prior"
+    return plan.model_copy(update={
+        "compiled": True, "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
+        "ledger": (*plan.ledger, row("compiler", "host", value, value * _UPPER, told)),
+    })  # fmt: skip

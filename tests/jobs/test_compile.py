@@ -1,0 +1,98 @@
+"""Upscaling with a compiled network."""
+
+import numpy as np
+import pytest
+from folders import statuses
+
+import lowtide
+from lowtide import UsageError
+from lowtide.core.errors import ModelError
+from lowtide.jobs import compiling
+from lowtide.jobs.prepare import Prepared
+from lowtide.streaming.compiled import CompileFacts, CompileStore
+
+PAYS = CompileFacts(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
+
+
+@pytest.fixture
+def known(model):
+    """What is known of compiling lowtide-x2 is forgotten afterwards."""
+    store, sha256 = CompileStore("cpu"), model.descriptor.sha256
+    yield lambda facts: store.put(sha256, "fp32", facts)
+    store.put(sha256, "fp32", CompileFacts(ratio=2.0, warmup_seconds=60.0))
+
+
+def compiled_of(report):
+    return [image.plan.compiled for image in report.images]
+
+
+def test_it_is_the_same_picture_and_its_worth_is_remembered(
+    tmp_path, source, read, expected, crop, model, known
+):
+    image = lowtide.upscale(source, tmp_path / "on.png", compile="on", budget="2GiB").images[0]
+    assert image.plan.compiled
+    assert image.accuracy.execution == "exact"
+    result = read(tmp_path / "on.png").astype(int)
+    assert np.abs(result - expected(crop).astype(int)).max() <= 1
+    assert "compiling took" in image.notes[0]
+    facts = CompileStore("cpu").get(model.descriptor.sha256, "fp32")
+    assert facts.ratio > 0
+    assert 0 < facts.host_bytes < 2 << 30
+    known(PAYS)
+    # It is compiled once for a folder whose images are equally large.
+    for name in "ab":
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.png").write_bytes(source.read_bytes())
+    report = lowtide.upscale(tmp_path / "in", tmp_path / "out", budget="2GiB")
+    assert compiled_of(report) == [True, True]
+    assert [len(image.notes) for image in report.images] == [1, 0]
+    assert (tmp_path / "out" / "a.png").read_bytes() == (tmp_path / "on.png").read_bytes()
+
+
+def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, source, known):
+    for facts in (
+        CompileFacts(ratio=0.5, warmup_seconds=60.0), CompileFacts(ratio=1.2, warmup_seconds=0.0),
+    ):  # fmt: skip
+        known(facts)
+        report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB", force=True)
+        assert compiled_of(report) == [False]
+    known(PAYS)
+    for more in ({"compile": "off"}, {"budget": "96MiB"}):
+        given = {"budget": "2GiB", **more}
+        report = lowtide.upscale(source, tmp_path / "auto.png", force=True, **given)
+        assert compiled_of(report) == [False]
+
+
+def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known, monkeypatch):
+    def fail(network, shape):
+        raise ModelError("no compiler here")
+
+    monkeypatch.setattr(compiling, "compile_for", fail)
+    known(PAYS)
+    report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB")
+    assert statuses(report) == ["done"]
+    assert report.images[0].events == ["no compiler here"]
+    with pytest.raises(ModelError, match="no compiler"):
+        lowtide.upscale(source, tmp_path / "on.png", budget="2GiB", compile="on")
+
+
+def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
+    seen = []
+    made = Prepared.picture
+    monkeypatch.setattr(
+        Prepared, "picture", lambda self, *given: seen.append(self.compiling) or made(self, *given)
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(source.read_bytes())
+    lowtide.upscale(folder, tmp_path / "out", compile="auto", strategy="whole")
+    known(PAYS)
+    (folder / "b.png").write_bytes(source.read_bytes())
+    lowtide.upscale(folder, tmp_path / "out", compile="auto", strategy="whole")
+    assert len(seen) == 2
+    assert seen[0] == seen[1] != PAYS
+
+
+def test_bands_are_not_compiled():
+    with pytest.raises(UsageError, match="not compiled"):
+        lowtide.plan("photo.png", "out.png", compile="on", strategy="streamed")

@@ -62,6 +62,7 @@ bench-streaming: $(VENV)/.dev
 	$(BIN)/python benchmarks/drct_photograph.py
 	$(BIN)/python benchmarks/folder_pipeline.py
 	$(BIN)/python benchmarks/worker_processes.py
+	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/tiling_error.py
 	$(BIN)/python benchmarks/seams.py
 	$(BIN)/python scripts/render_results.py

@@ -191,6 +191,20 @@ def worker_processes(rows: Rows) -> str:
     ])  # fmt: skip
 
 
+def compiled(rows: Rows) -> str:
+    """Each model compiled, beside itself."""
+    head = ["model", "first result after, s", "with PyTorch's cache, s", "processor s a tile",
+            "of the plain one's (range)", "largest difference", "peak, plain", "compiling",
+            "from the cache"]  # fmt: skip
+    return table(head, [
+        [row["row"], f"{row['warmup_s']:.0f}", f"{row['warmup_cached_s']:.0f}",
+         f"{sorted(row['cpu_s']['compiled'])[len(row['cpu_s']['compiled']) // 2]:.3f}",
+         _ranged(row), f"{row['max_abs_error']:.1e}",
+         *(format_bytes(count) for count in row["peak_bytes"].values())]
+        for row in rows
+    ])  # fmt: skip
+
+
 def _decibels(psnr: float | None, same: str = "the same") -> str:
     return same if psnr is None else f"{psnr:.1f} dB"
 
@@ -211,4 +225,5 @@ SHAPES = {
     "streaming": streaming, "tiling_error": tiling_error, "streaming_gpu": streaming_gpu,
     "fast_windows": fast_windows, "drct_photograph": drct_photograph,
     "seams": seams, "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
+    "compiled": compiled,
 }  # fmt: skip

@@ -1,0 +1,103 @@
+"""Networks compiled by PyTorch beside the same ones as they are, for one shape of tiles.
+
+    python benchmarks/compiled.py [--only TEXT] [--rounds 7] [--fresh]
+
+For each model a process that has nothing of PyTorch's cache compiles it, and another one finds
+there what the first has left. Times: processor seconds of both networks in turns, in the second.
+Peaks: anonymous memory above that of the loaded libraries, of a process that runs it as it is and
+of the two that compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from typing import Any
+
+import torch
+from common import ResultFile, in_turns, ratio_of
+from streaming_models import made
+from torch import nn
+
+from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.streaming.compiled import compile_for, load_compiler
+from lowtide.streaming.step import Network
+
+MODELS = ("lowtide-x2", "lowtide-x4", "SPAN", "Compact")
+SIDE = 256
+IMPORTS = ("torch._dynamo.backends.inductor", "torch._inductor.compile_fx")
+
+
+def network_of(name: str) -> Network:
+    """A bundled model, or one with random weights."""
+    import lowtide
+
+    module: nn.Module = lowtide.load(name).module if name.startswith("lowtide") else made(name)
+    return Network(module, 1, 3, 3)
+
+
+def run_plain(name: str) -> None:
+    """One tile as it is."""
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        network_of(name).forward(torch.rand(1, 3, SIDE, SIDE))
+
+
+def run_compiled(name: str, rounds: int) -> dict[str, Any]:
+    """What compiling takes, and both ways by turns."""
+    torch.set_num_threads(2)
+    load_compiler()
+    plain, shape = network_of(name), (1, 3, SIDE, SIDE)
+    fast, facts = compile_for(plain, shape)
+    images, seconds = torch.rand(shape), {"plain": [], "compiled": []}
+    ways = {"plain": plain.forward, "compiled": fast.forward}
+    with torch.inference_mode():
+        apart = (fast.forward(images) - plain.forward(images)).abs().max().item()
+        for _, way in in_turns(ways, rounds):
+            started = time.process_time()
+            ways[way](images)
+            seconds[way].append(round(time.process_time() - started, 4))
+    return {
+        "warmup_s": round(facts.warmup_seconds, 1), "max_abs_error": apart, "cpu_s": seconds
+    }
+
+
+def measure(results: ResultFile, name: str, rounds: int) -> None:
+    """One model's row."""
+    plain = measure_fresh("compiled:run_plain", name)
+    with tempfile.TemporaryDirectory() as cache:
+        env = {"TORCHINDUCTOR_CACHE_DIR": cache}
+        first = measure_fresh("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
+        again = measure_fresh("compiled:run_compiled", name, rounds, env=env, imports=IMPORTS)
+    cpu_s = again.result["cpu_s"]
+    results.add(
+        name, side=SIDE, warmup_s=first.result["warmup_s"],
+        warmup_cached_s=again.result["warmup_s"], cpu_s=cpu_s,
+        ratio=ratio_of(cpu_s["compiled"], cpu_s["plain"]),
+        max_abs_error=again.result["max_abs_error"],
+        peak_bytes={
+            "plain": plain.peak_bytes, "compiled": first.peak_bytes, "from cache": again.peak_bytes
+        },
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "compiled", fresh=options.fresh,
+        about=f"Networks compiled by PyTorch for tiles of {SIDE}×{SIDE}, beside the same as they"
+        " are.",
+    )  # fmt: skip
+    for name in MODELS:
+        if options.only in name and not results.has(name):
+            measure(results, name, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

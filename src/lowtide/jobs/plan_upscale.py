@@ -54,7 +54,7 @@ def plan(
     else:
         parsed, prepared = Budget.on(profile, budget), prepare_elsewhere(chosen, profile)
     prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
-    work = _Work(prepared, chosen, parsed, book)
+    work = _Work(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(), device=prepared.network.device, versions=versions()
     )
@@ -95,13 +95,15 @@ class _Work:
     settings: UpscaleSettings
     budget: Budget
     book: PlanBook | None
+    images: int
 
     def plan(self, job: Job, *, alone: bool) -> ImageReport:
         """One image's plan; the error of a single image is raised."""
         try:
             task = plan_image(
-                job.source, job.target, self.prepared, self.settings, self.budget, book=self.book
-            )
+                job.source, job.target, self.prepared, self.settings, self.budget, book=self.book,
+                images=self.images,
+            )  # fmt: skip
         except LowtideError as error:
             if alone:
                 raise

@@ -54,6 +54,7 @@ def model_of(name: str, way: str) -> nn.Module:
         adapt(model)
     if way.endswith("int8"):
         quantize(model, "cpu")
+        return model
     return model.to(dtype_of(way))
 
 

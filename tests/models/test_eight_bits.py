@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.core.errors import UsageError
 from lowtide.core.figures import psnr
 from lowtide.jobs.settings import UpscaleSettings
@@ -42,6 +43,19 @@ def test_large_layers_are_rounded_and_no_others():
     assert not torch.equal(found, expected)
     span = float(expected.max() - expected.min())
     assert psnr(found.numpy(), expected.numpy(), peak=span) > 40
+
+
+def test_convolutions_beside_them_can_lie_channels_last(network, write):
+    model = lowtide.load(write(network("swinir"), "swinir.pth"))
+    with mock.patch("lowtide.models.eight_bits._LEAST", 4):
+        assert quantize(model.module, "cpu") > 0
+    image = torch.rand(1, 3, 16, 24)
+    before = model(image)
+    model.to(memory_format=torch.channels_last)
+    weights = [weight for weight in model.module.parameters() if weight.dim() == 4]
+    assert weights
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in weights)
+    assert torch.allclose(model(image), before, atol=1e-3)
 
 
 def test_a_card_takes_multiples_of_8_only():

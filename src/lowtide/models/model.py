@@ -77,8 +77,10 @@ class Model:
         if dtype is not None:
             self.module.to(dtype=dtype)
         if memory_format is not None:
-            # PyTorch types this overload in a way that leaves out nn.Module's own keyword.
-            self.module.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+            # nn.Module.to would also touch weights in 8 bits, which have no such call.
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                if tensor.dim() == 4:
+                    tensor.data = tensor.data.contiguous(memory_format=memory_format)
         self.descriptor = replace(self.descriptor, weight_bytes=_weight_bytes(self.module))
         return self
 

@@ -7,9 +7,10 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.compiled import CompileFacts
 from lowtide.streaming.pricing.ledger import row
 
-# Until a run has told: a light network took half a minute and 400 MiB.
+# Until a run has told: light networks took a quarter of a minute and 70 MiB (benchmarks/results/
+# compiled.json), and larger ones take more.
 _UNKNOWN = CompileFacts(ratio=1.0, warmup_seconds=30.0)
-_USUAL_BYTES, _UPPER = 500 * MIB, 1.5
+_USUAL_BYTES, _UPPER = 150 * MIB, 1.5
 
 
 def compiled(plan: Plan, facts: CompileFacts | None, images: int) -> Plan:

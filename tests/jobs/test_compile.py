@@ -22,6 +22,14 @@ def known(model):
     store.put(sha256, "fp32", CompileFacts(ratio=2.0, warmup_seconds=60.0))
 
 
+def two_of(source):
+    folder = source.parent / "in"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.png").write_bytes(source.read_bytes())
+    return folder
+
+
 def compiled_of(report):
     return [image.plan.compiled for image in report.images]
 
@@ -40,10 +48,7 @@ def test_it_is_the_same_picture_and_its_worth_is_remembered(
     assert 0 < facts.host_bytes < 2 << 30
     known(PAYS)
     # It is compiled once for a folder whose images are equally large.
-    for name in "ab":
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{name}.png").write_bytes(source.read_bytes())
-    report = lowtide.upscale(tmp_path / "in", tmp_path / "out", budget="2GiB")
+    report = lowtide.upscale(two_of(source), tmp_path / "out", budget="2GiB")
     assert compiled_of(report) == [True, True]
     assert [len(image.notes) for image in report.images] == [1, 0]
     assert (tmp_path / "out" / "a.png").read_bytes() == (tmp_path / "on.png").read_bytes()
@@ -69,9 +74,9 @@ def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known
 
     monkeypatch.setattr(compiling, "compile_for", fail)
     known(PAYS)
-    report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB")
-    assert statuses(report) == ["done"]
-    assert report.images[0].events == ["no compiler here"]
+    report = lowtide.upscale(two_of(source), tmp_path / "out", budget="2GiB")
+    assert statuses(report) == ["done", "done"]
+    assert [image.events for image in report.images] == [["no compiler here"], []]
     with pytest.raises(ModelError, match="no compiler"):
         lowtide.upscale(source, tmp_path / "on.png", budget="2GiB", compile="on")
 

@@ -36,6 +36,7 @@ def network_for(context: Context, work: Work, plan: Plan, notes: list[str]) -> N
             if context.settings.compile == "on":
                 raise
             work.events.append(error.message)
+            prepared.compiling = None  # the next image need not try
             return prepared.network
         if plan.device == "cpu":  # where host memory is metered
             known = prepared.compiling.host_bytes if prepared.compiling else 0

@@ -85,7 +85,7 @@ def plan_image(
 
 def _chosen(
     prepared: Prepared, settings: UpscaleSettings, picture: Picture, budget: Budget,
-    below: int | None, images: int,
+    below: int | None, images: int = 1,
 ) -> tuple[list[Plan], Plan]:  # fmt: skip
     """All candidates, and the one to run; a streamed one is compared with the whole before."""
     wishes, wanted = settings.wishes, settings.wanted

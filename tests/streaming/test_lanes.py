@@ -1,6 +1,7 @@
 """Tiles of one image through several networks at once."""
 
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from toys import conv_net, make_plan, network, pictures, run_array
 
 from lowtide.core.errors import Cancelled, NotFiniteError
+from lowtide.streaming.lanes import Lane, Lanes
 from lowtide.streaming.pricing.lanes import in_lanes
 
 picture = pictures()
@@ -70,6 +72,26 @@ def test_a_device_that_disappears_loses_nothing(array):
     assert np.array_equal(result, alone)
     assert outcome.tiles == plan.tiles
     assert outcome.events == ["cpu failed (CUDA error: device is lost): its tiles went to cpu"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [("b", ["b failed (lost): its tiles went to a"]),
+     ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"])],
+)  # fmt: skip
+def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
+    def lane(name):
+        def run(group):
+            if name in broken:
+                raise RuntimeError("lost")
+            return [group]
+
+        return Lane(name, mock.Mock(batch=1, events=[], side_effect=run))
+
+    lanes = Lanes([lane(name) for name in "abc"])
+    assert list(lanes.run("uvwxyz")) == [[group] for group in "uvwxyz"]
+    assert lanes.events == told
+    lanes.close()
 
 
 def test_the_last_ones_error_is_raised(array):

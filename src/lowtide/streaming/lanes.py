@@ -82,14 +82,15 @@ class Lanes:
             try:
                 return future.result()
             except RuntimeError as error:
-                if is_out_of_memory(error) or len(self._able) == 1:
+                if is_out_of_memory(error) or self._able == [lane]:
                     raise
                 self._lose(lane, error)
             lane = self._able[0]
             future = lane.thread.submit(lane.step, group)
 
     def _lose(self, lane: Lane, error: RuntimeError) -> None:
+        if lane not in self._able:
+            return  # it failed on another group before
+        self._able.remove(lane)
         what = str(error).partition("\n")[0]
         self._lost.append(f"{lane.name} failed ({what}): its tiles went to {self._able[0].name}")
-        if lane in self._able:
-            self._able.remove(lane)

@@ -7,6 +7,7 @@ from there; ``--fresh`` starts over.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -57,6 +58,15 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
         raise SystemExit(f"{path} is not there; run {name}.py first")
     rows = json.loads(path.read_text())["rows"]
     return [row for row in rows if set(figures) <= row.keys()]
+
+
+def row_parser(about: str | None, *, pairs: int) -> argparse.ArgumentParser:
+    """The command line of a benchmark that measures the rows that are missing."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--pairs", type=int, default=pairs, help="runs of each way, in turns")
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    return parser
 
 
 def in_turns(ways: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:

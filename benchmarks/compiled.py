@@ -1,6 +1,6 @@
 """Networks compiled by PyTorch beside the same ones as they are, for one shape of tiles.
 
-    python benchmarks/compiled.py [--only TEXT] [--rounds 7] [--fresh]
+    python benchmarks/compiled.py [--only TEXT] [--pairs 7] [--fresh]
 
 For each model a process that has nothing of PyTorch's cache compiles it, and another one finds
 there what the first has left. Times: processor seconds of both networks in turns, in a third, whose
@@ -10,13 +10,12 @@ loaded libraries, of a process that runs it as it is and of the two that compile
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import made
 from torch import nn
 
@@ -44,7 +43,7 @@ def run_plain(name: str) -> None:
         network_of(name).forward(torch.rand(1, 3, SIDE, SIDE))
 
 
-def run_compiled(name: str, rounds: int) -> dict[str, Any]:
+def run_compiled(name: str, pairs: int) -> dict[str, Any]:
     """What compiling takes, and both ways by turns."""
     torch.set_num_threads(2)
     load_compiler()
@@ -54,7 +53,7 @@ def run_compiled(name: str, rounds: int) -> dict[str, Any]:
     ways = {"plain": plain.forward, "compiled": fast.forward}
     with torch.inference_mode():
         apart = (fast.forward(images) - plain.forward(images)).abs().max().item()
-        for _, way in in_turns(ways, rounds):
+        for _, way in in_turns(ways, pairs):
             started = time.process_time()
             ways[way](images)
             seconds[way].append(round(time.process_time() - started, 4))
@@ -63,7 +62,7 @@ def run_compiled(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(results: ResultFile, name: str, rounds: int) -> None:
+def measure(results: ResultFile, name: str, pairs: int) -> None:
     """One model's row."""
     plain = measure_fresh("compiled:run_plain", name)
     with tempfile.TemporaryDirectory() as cache:
@@ -71,7 +70,7 @@ def measure(results: ResultFile, name: str, rounds: int) -> None:
         first = measure_fresh("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
         again = measure_fresh("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
         timed = measure_fresh(
-            "compiled:run_compiled", name, rounds, env=env | HEAP_KEEPS, imports=IMPORTS
+            "compiled:run_compiled", name, pairs, env=env | HEAP_KEEPS, imports=IMPORTS
         ).result
     cpu_s = timed["cpu_s"]
     results.add(
@@ -87,11 +86,7 @@ def measure(results: ResultFile, name: str, rounds: int) -> None:
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    options = parser.parse_args()
+    options = row_parser(__doc__, pairs=7).parse_args()
     results = ResultFile(
         "compiled", fresh=options.fresh,
         about=f"Networks compiled by PyTorch for tiles of {SIDE}×{SIDE}, beside the same as they"
@@ -99,7 +94,7 @@ def main() -> None:
     )  # fmt: skip
     for name in MODELS:
         if options.only in name and not results.has(name):
-            measure(results, name, options.rounds)
+            measure(results, name, options.pairs)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ heap that gives back.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
 from torch import Tensor, nn
 
@@ -133,11 +132,7 @@ def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    options = parser.parse_args()
+    options = row_parser(__doc__, pairs=5).parse_args()
     results = ResultFile(
         "fast_windows", fresh=options.fresh,
         about="Window transformers as their files are loaded, and as spandrel's classes run.",

@@ -12,14 +12,13 @@ times; it is told beside them. Errors: against the whole run, and of both agains
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
 from torch import Tensor
 
@@ -131,10 +130,7 @@ def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    parser = row_parser(__doc__, pairs=3)
     parser.add_argument(
         "--usual-heap", action="store_true",
         help="add the times with glibc's own settings, by as many pairs, to rows that are there",

@@ -198,7 +198,7 @@ def compiled(rows: Rows) -> str:
             "from the cache"]  # fmt: skip
     return table(head, [
         [row["row"], f"{row['warmup_s']:.0f}", f"{row['warmup_cached_s']:.0f}",
-         f"{sorted(row['cpu_s']['compiled'])[len(row['cpu_s']['compiled']) // 2]:.3f}",
+         _median(row["cpu_s"]["compiled"], 3),
          _ranged(row), f"{row['max_abs_error']:.1e}",
          *(format_bytes(count) for count in row["peak_bytes"].values())]
         for row in rows
@@ -209,8 +209,8 @@ def _decibels(psnr: float | None, same: str = "the same") -> str:
     return same if psnr is None else f"{psnr:.1f} dB"
 
 
-def _median(seconds: list[float]) -> str:
-    return f"{sorted(seconds)[len(seconds) // 2]:.1f}"
+def _median(seconds: list[float], digits: int = 1) -> str:
+    return f"{sorted(seconds)[len(seconds) // 2]:.{digits}f}"
 
 
 def _ranged(row: dict[str, Any]) -> str:

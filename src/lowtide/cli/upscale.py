@@ -87,7 +87,7 @@ def upscale(
         "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
         " pieces."))] = Strategy.auto,
     compile: Annotated[Compile, option(panel=_TILES, help=(
-        "PyTorch's compiler, which takes half a minute or more before the first result. auto:"
+        "PyTorch's compiler, which takes seconds to minutes before the first result. auto:"
         " where a run with on has found that it pays for this model."))] = Compile.auto,
     tile: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Side of the tiles, in input pixels."))] = None,

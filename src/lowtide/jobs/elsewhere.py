@@ -7,7 +7,7 @@ from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision
-from lowtide.jobs.prepare import Prepared, prepare
+from lowtide.jobs.prepare import Prepared, gained_precision, precisions_of, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.estimating.roofline import roofline_seconds
@@ -73,14 +73,9 @@ def _precision(
     wanted: Literal["auto"] | Precision, model: ModelDescriptor, profile: DeviceProfile
 ) -> Precision:
     """The precision asked for, or the lowest that both the device and the model gain from."""
-    allowed: list[Precision] = ["fp32", *(["bf16"] if model.supports_bfloat16 else [])]
-    if model.supports_half:
-        allowed.append("fp16")
     if wanted == "auto":
-        if profile.kind == "cpu":
-            return "fp32"
-        low: Precision = "bf16" if profile.capability >= (8, 0) else "fp16"
-        return low if low in allowed else "fp32"
+        return "fp32" if profile.kind == "cpu" else gained_precision(model, profile.capability)
+    allowed = precisions_of(model)
     if wanted not in allowed or wanted not in profile.supports:
         where = model.name if wanted not in allowed else profile.title
         raise UsageError(f"{where} does not run in {wanted}", hint="--precision auto")

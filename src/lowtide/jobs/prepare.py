@@ -122,19 +122,31 @@ def resolve_devices(settings: UpscaleSettings) -> list[str]:
     return names
 
 
+def precisions_of(model: ModelDescriptor) -> list[Precision]:
+    """What a model's weights can be cast to."""
+    allowed: list[Precision] = ["fp32"]
+    if model.supports_bfloat16:
+        allowed.append("bf16")
+    if model.supports_half:
+        allowed.append("fp16")
+    return allowed
+
+
+def gained_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Precision:
+    """The lower precision that a card of this compute capability gains from, or fp32."""
+    low: Precision = "bf16" if capability >= (8, 0) else "fp16"
+    return low if low in precisions_of(model) else "fp32"
+
+
 def resolve_precision(
     wanted: Literal["auto"] | Precision, model: ModelDescriptor, device: str
 ) -> Precision:
     """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
-    allowed: set[Precision] = {"fp32", "int8", *(["bf16"] if model.supports_bfloat16 else [])}
-    if model.supports_half:
-        allowed.add("fp16")
     if wanted == "auto":
         if device == "cpu":
             return "fp32"
-        major, _ = torch.cuda.get_device_capability(device)
-        low: Precision = "bf16" if major >= 8 else "fp16"
-        return low if low in allowed else "fp32"
+        return gained_precision(model, torch.cuda.get_device_capability(device))
+    allowed: list[Precision] = [*precisions_of(model), "int8"]
     if wanted not in allowed:
         raise UsageError(
             f"{model.name} ({model.architecture}) does not run in {wanted}",

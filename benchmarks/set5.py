@@ -29,6 +29,8 @@ from lowtide.models.resample import resize_cubic
 
 ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale"
 CUBIC_SCALES = (2, 4)
+# Samples of a result that is exact but for rounding may be one level apart, so many of them.
+_ROUNDED = 1e-3
 
 
 def read(path: Path) -> np.ndarray:
@@ -84,12 +86,13 @@ def measure(
 def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scale: int) -> None:
     """The job with small tiles: what it states about its error, and what that error is.
 
-    The statement must hold for every picture: the tiled file against the whole file.
+    The statement must hold for every picture: the tiled file against the whole file. What is exact
+    but for rounding may still be rounded to the next of 255 levels here and there.
     """
     row = f"{name}, tiles of 48 px with overlap 16"
     if results.has(row):
         return
-    stated, actual, scores = {}, {}, {}
+    stated, actual, scores, held = {}, {}, {}, []
     with tempfile.TemporaryDirectory() as scratch:
         whole, tiled = Path(scratch) / "whole.png", Path(scratch) / "tiled.png"
         for picture, (_, high) in pictures(folder, scale).items():
@@ -104,11 +107,12 @@ def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scal
             level = psnr(read(tiled) / 255.0, read(whole) / 255.0)
             actual[picture] = None if np.isinf(level) else round(level, 2)
             scores[picture] = psnr_y(read(tiled), high, scale)
-    # None is no difference at all; 0.01 dB is the rounding of the statement itself.
-    held = [
-        actual[name] is None or (level is not None and actual[name] >= level - 0.01)
-        for name, level in stated.items()
-    ]
+            apart = np.abs(read(tiled).astype(int) - read(whole))
+            # None is no difference at all; 0.01 dB is the rounding of the statement itself.
+            held.append(
+                apart.max() <= 1 and apart.mean() <= _ROUNDED
+                if figure is None else level >= figure.psnr_db - 0.01
+            )
     results.add(
         row, scale=scale, mean_db=round(float(np.mean(list(scores.values()))), 3),
         stated_execution_db=stated, actual_execution_db=actual, statement_holds=all(held),

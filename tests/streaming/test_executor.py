@@ -141,13 +141,18 @@ def test_over_budget_shrinks_the_batch_and_says_so():
 
 def test_non_finite_low_precision_is_redone_in_fp32():
     class Overflowing(torch.nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            self.dtype = dtype
+
         def forward(self, x):
-            big = x * 60000 * 4  # beyond fp16, fine in fp32
-            return big / (60000 * 4)
+            big = x.to(self.dtype) * 60000 * 4  # beyond fp16, fine in fp32
+            return (big / (60000 * 4)).float()
 
     net = network(
-        Overflowing(), scale=1, precision="fp16", exact_forward=lambda: Overflowing()
-    )
+        Overflowing(torch.float16), scale=1, precision="fp16",
+        exact_forward=lambda: Overflowing(torch.float32),
+    )  # fmt: skip
     array = picture(40, 40, 3, "uint8")
     result, outcome = run_array(net, array, make_plan(array, 0, scale=1, tile=32))
     np.testing.assert_array_equal(result, array)

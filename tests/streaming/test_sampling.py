@@ -73,9 +73,13 @@ def test_references_of_other_samples_are_let_go():
 def test_low_precision_is_measured_against_fp32():
     array = RNG.integers(0, 256, (100, 100, 3), np.uint8)
     exact = conv_net()
-    low = network(
-        conv_net().to(torch.bfloat16), precision="bf16", exact_forward=lambda: exact
-    )
+    body = conv_net().to(torch.bfloat16)
+
+    class Low(torch.nn.Module):
+        def forward(self, images):
+            return body(images.bfloat16()).float()
+
+    low = network(Low(), precision="bf16", exact_forward=lambda: exact)
     plan = make_plan(array, 4, tile=64)
     stated = measure_precision(low, ArraySource(array), plan)
     assert stated.against == "fp32"

@@ -92,10 +92,12 @@ def _accuracy_lines(accuracy: Accuracy) -> list[tuple[str, str]]:
     rows = [("accuracy", text)]
     if accuracy.execution_error is not None:
         rows.append(("error", _figure(accuracy.execution_error)))
+    precision = accuracy.precision
+    if accuracy.precision_why:
+        precision += f", {accuracy.precision_why}"
     if accuracy.precision_error is not None:
-        rows.append(("precision", f"{accuracy.precision}: {_figure(accuracy.precision_error)}"))
-    else:
-        rows.append(("precision", accuracy.precision))
+        precision += f": {_figure(accuracy.precision_error)}"
+    rows.append(("precision", precision))
     return rows
 
 

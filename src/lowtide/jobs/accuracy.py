@@ -10,8 +10,10 @@ from lowtide.jobs.report import Accuracy, ErrorFigure, reported_db
 from lowtide.media import open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.plan import Plan
+from lowtide.models.low_precision import LowPrecision
 from lowtide.streaming.pricing.ledger import affordable_pixels
 from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
+from lowtide.streaming.step import Network
 
 if TYPE_CHECKING:
     from lowtide.jobs.context import Context
@@ -65,8 +67,18 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
         why = f"the model reaches {costs.reach} px, an overlap of {plan.overlap} covers less"
     return Accuracy(
         execution=plan.accuracy, why=why, execution_error=execution,
-        precision=plan.precision, precision_error=precision,
+        precision=plan.precision, precision_error=precision, precision_why=_ends(network),
     )  # fmt: skip
+
+
+def _ends(network: Network) -> str:
+    """Of a network in bf16 or fp16: what stays in fp32."""
+    if not isinstance(network.forward, LowPrecision):
+        return ""
+    reason = network.forward.reason
+    if reason:
+        return f"also where the picture enters and leaves, since with those in fp32: {reason}"
+    return "all but the first and the last convolution"
 
 
 def _reopen(context: Context, source: Path):

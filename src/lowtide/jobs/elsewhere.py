@@ -12,7 +12,7 @@ from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.models import ModelDescriptor
+from lowtide.models import ModelDescriptor, load
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import DTYPES, Network
 from lowtide.streaming.tracing import run_rows, trace_tile
@@ -37,14 +37,19 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     network = dataclasses.replace(
         here.network, device=profile.name, precision=precision, channels_last=False
     )
-    costs = _costs(here, network, profile, precision)
+    weight_bytes = here.costs.weight_bytes
+    if precision != "fp32":
+        low = load(settings.model_name).lower(DTYPES[precision])
+        network = dataclasses.replace(network, forward=low.module)
+        weight_bytes = low.descriptor.weight_bytes
+    costs = _costs(here, network, profile, weight_bytes)
     return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)
 
 
 def _costs(
-    here: Prepared, network: Network, profile: DeviceProfile, precision: str
+    here: Prepared, network: Network, profile: DeviceProfile, weight_bytes: int
 ) -> ModelCosts:
-    shape, weights = here.shape, here.costs.weight_bytes
+    shape = here.shape
     points, traced = [], []
     for side in sorted({round_up(max(side, shape.minimum), shape.align) for side in _SIDES}):
         told = trace_tile(network, side, side, device=profile)
@@ -61,10 +66,9 @@ def _costs(
         points.append(ProbePoint(
             pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
         ))  # fmt: skip
-    halved = DTYPES[precision].itemsize / 4
     return here.costs.model_copy(update={
-        "device": profile.name, "precision": precision, "channels_last": False,
-        "weight_bytes": int(weights * halved), "context_bytes": profile.context_bytes,
+        "device": profile.name, "precision": network.precision, "channels_last": False,
+        "weight_bytes": weight_bytes, "context_bytes": profile.context_bytes,
         "points": tuple(points), "traced": tuple(traced),
     })  # fmt: skip
 

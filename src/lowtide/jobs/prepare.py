@@ -229,9 +229,11 @@ def _network(model: Model, device: str, precision: Precision) -> Network:
     facts, twin = model.descriptor, None
     if precision != "fp32":
         twin = _fp32_twin(copy.deepcopy(model), device)
-    model.to(device=device, dtype=DTYPES[precision])
+    model.to(device=device)
     if precision == "int8":
         quantize(model.module, device)
+    elif precision != "fp32":
+        model.lower(DTYPES[precision])
     return Network(
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,

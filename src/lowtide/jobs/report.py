@@ -34,13 +34,17 @@ class ErrorFigure(BaseModel):
 
 
 class Accuracy(BaseModel):
-    """Execution against the whole run at the same precision; precision against fp32."""
+    """Execution against the whole run at the same precision; precision against fp32.
+
+    ``precision_why`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
+    """
 
     execution: Literal["exact", "bounded"]
     why: str
     execution_error: ErrorFigure | None = None
     precision: str = "fp32"
     precision_error: ErrorFigure | None = None
+    precision_why: str = ""
 
 
 class Memory(BaseModel):

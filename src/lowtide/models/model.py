@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.low_precision import LowPrecision, lower
+
+# Of the image that finds the order of a model's layers.
+_TRIED_SIDE = 64
 
 
 class Model:
@@ -40,7 +44,9 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights, and of the images the module takes."""
+        """Type of the images the module takes: that of its weights, but fp32 after `lower`."""
+        if isinstance(self.module, LowPrecision):
+            return torch.float32
         return next(self.module.parameters()).dtype
 
     def __call__(self, image: Tensor) -> Tensor:
@@ -81,6 +87,21 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
+        self.descriptor = replace(self.descriptor, weight_bytes=_weight_bytes(self.module))
+        return self
+
+    def lower(self, dtype: torch.dtype) -> Self:
+        """Compute in bf16 or fp16, in place, between images in fp32: see `low_precision.lower`.
+
+        Raises UsageError for a type the model does not support.
+        """
+        self._check_dtype(dtype)
+        rows, columns = self.descriptor.size.padding(_TRIED_SIDE, _TRIED_SIDE)
+        image = torch.full(
+            (1, self.descriptor.in_channels, _TRIED_SIDE + rows, _TRIED_SIDE + columns), 0.5,
+            device=self.device,
+        )  # fmt: skip
+        self.module = lower(self.module, dtype, image).eval()
         self.descriptor = replace(self.descriptor, weight_bytes=_weight_bytes(self.module))
         return self
 

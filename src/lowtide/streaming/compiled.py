@@ -80,7 +80,7 @@ def compile_for(network: Network, shape: tuple[int, ...]) -> tuple[Network, Comp
     assert isinstance(network.forward, nn.Module)
     fast = ForOneShape(network.forward, shape)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    images = images.to(network.device, network.dtype)
+    images = images.to(network.device)
     images = images.contiguous(memory_format=network.memory_format)
     with torch.inference_mode():
         expected = network.forward(images)

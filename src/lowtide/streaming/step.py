@@ -15,7 +15,7 @@ from lowtide.core.rows import ImageInfo
 from lowtide.streaming.channels import ChannelPlan
 
 Forward = Callable[[Tensor], Tensor]
-# What a network is given and gives.
+# What most of a network's layers compute in; it is given fp32 and gives that.
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32,
 }  # fmt: skip
@@ -26,9 +26,10 @@ _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 class Network:
     """A model as the runner sees it: a function on (B, C, H, W) tensors in 0..1, and facts.
 
-    ``forward`` takes sizes that already satisfy the model's size rule, in ``dtype`` on
-    ``device``; its result need not be clamped. ``exact_forward`` is the same model in fp32 where
-    ``precision`` is another, used to redo a tile whose low-precision result is not finite.
+    ``forward`` takes sizes that already satisfy the model's size rule, on ``device``, and gives
+    what need not be clamped, both in fp32 whatever it computes in. ``exact_forward`` is the same
+    model in fp32 where ``precision`` is another, used to redo a tile whose low-precision result is
+    not finite.
     """
 
     forward: Forward
@@ -39,11 +40,6 @@ class Network:
     precision: Precision = "fp32"
     channels_last: bool = False
     exact_forward: Callable[[], Forward] | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what it is given and gives."""
-        return DTYPES[self.precision]
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -94,14 +90,12 @@ class TileStep:
 
     def _run(self, images: Tensor) -> Tensor:
         network = self.network
-        given = images.to(network.device, network.dtype)
+        given = images.to(network.device)
         given = given.contiguous(memory_format=network.memory_format)
         result = network.forward(given)
-        if network.precision != "fp32":
-            result = result.float()
-            if not _finite(result) and network.exact_forward is not None:
-                self.redone += 1
-                result = network.exact_forward()(given.float())
+        if not _finite(result) and network.exact_forward is not None:
+            self.redone += 1
+            result = network.exact_forward()(given)
         if not _finite(result):
             raise NotFiniteError
         return result.cpu()

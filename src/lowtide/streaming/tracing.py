@@ -46,26 +46,27 @@ def trace_tile(
     assert isinstance(network.forward, nn.Module)
     step = _step(network, images, height, width)
     return estimate(
-        network.forward, step, device=device, dtype=network.dtype, calibration=NO_MARGIN
+        network.forward, step, device=device, calibration=NO_MARGIN
     )
 
 
 def _step(network: Network, count: int, height: int, width: int) -> InferenceStep:
     images = torch.empty(
-        count, network.in_channels, height, width, dtype=network.dtype, device="meta",
+        count, network.in_channels, height, width, device="meta",
         memory_format=network.memory_format,
     )  # fmt: skip
     return InferenceStep((images,))
 
 
 def run_rows(network: Network, ledger: Iterable[LedgerRow]) -> Iterator[int]:
-    """Bytes alive at the peak of a tile's run besides the weights, conversions included."""
+    """Bytes alive at the peak of a tile's run besides the weights; those of the images twice where
+    they are laid out anew."""
     for row in ledger:
         if row.name not in _NOT_THE_RUN:
             yield row.value
-        if row.name == "inputs" and (network.channels_last or network.dtype != torch.float32):
-            # The images are kept as they came until their converted copy has been run.
-            yield row.value * 4 // network.dtype.itemsize
+        if row.name == "inputs" and network.channels_last:
+            # The images are kept as they came until their copy in that order has been run.
+            yield row.value
 
 
 def trace_points(
@@ -121,4 +122,4 @@ def _live(network: Network, side: int) -> int:
 
 def _trace(network: Network, side: int) -> Trace:
     assert isinstance(network.forward, nn.Module)
-    return trace_step(network.forward, _step(network, 1, side, side), dtype=network.dtype)
+    return trace_step(network.forward, _step(network, 1, side, side))

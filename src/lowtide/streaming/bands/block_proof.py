@@ -12,7 +12,7 @@ from lowtide.core.errors import ModelError
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.spans import Span
-from lowtide.streaming.bands.tolerance import TOLERANCE
+from lowtide.streaming.bands.tolerance import tolerance
 
 # Sides that are tried until a block's reach is seen to end, plus the real ones' rest.
 _SIDES, _REST = (64, 128, 256), 64
@@ -113,7 +113,8 @@ class _Trial:
         """Whether bands equal the whole: at both ends, in between, of any height."""
         image = self._image(_SIDES[1])
         whole = self._run(image)
-        allowed = TOLERANCE[image.dtype] * whole.abs().max().item()
+        types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
+        allowed = tolerance(types) * whole.abs().max().item()
         return all(
             self._apart(block, image, whole, span) <= allowed for span in _spans(whole.shape[2])
         )

@@ -19,7 +19,7 @@ from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.bands.sweep import Sweep, memory_pages
-from lowtide.streaming.bands.tolerance import TOLERANCE
+from lowtide.streaming.bands.tolerance import tolerance
 
 # Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.
 # The second is for models that do something of their own at the size that they were trained at.
@@ -48,9 +48,10 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
     at another size.
     """
     wanted = operators(program)
+    allowed = tolerance(node.like.dtype for node in program.graph.nodes)
     for height, width in ([_small(side, least) for side in image.shape[2:]] for least in _LEAST):
         found = _remembered(module, image, height, width, folder)
-        if found.error > TOLERANCE[image.dtype]:
+        if found.error > allowed:
             raise ModelError(
                 f"bands of this model differ from the whole by {found.error:.1e} of its range",
                 hint="run it whole or in tiles",

@@ -136,7 +136,7 @@ class Programs:
         network = self.network
         with FakeTensorMode(allow_non_fake_inputs=True):
             return torch.empty(
-                1, network.in_channels, height, width, dtype=network.dtype, device=network.device,
+                1, network.in_channels, height, width, device=network.device,
                 memory_format=network.memory_format,
             )  # fmt: skip
 

@@ -103,8 +103,7 @@ class SourcePage:
         network = self._step.network
         images = self._step.to_network([rows])
         one = images[self._image : self._image + 1]
-        one = one.to(network.device, network.dtype)
-        return one.contiguous(memory_format=network.memory_format)
+        return one.to(network.device).contiguous(memory_format=network.memory_format)
 
     def expect(self, spans: Spans) -> None:
         """A file is read when its rows are wanted."""

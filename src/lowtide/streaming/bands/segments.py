@@ -71,22 +71,31 @@ class _Pages:
     def __init__(self, program: Program, places: dict[int, int], again: int) -> None:
         self._program, self._places, self._again = program, places, again
         self._pages: set[int] = set()
+        # What is cheapest for a result in the segment that is filled in, as long as no page comes
+        # to be: dense blocks lead to the same results on millions of ways.
+        self._known: dict[int, set[int]] = {}
 
     def choose(self, segments: list[Segment]) -> None:
         """Fill in what each segment keeps, reads, and runs again."""
         order = {index: at for at, index in enumerate(self._program.steps)}
         for place in range(len(segments) - 1, -1, -1):
             part = segments[place]
+            self._known.clear()
             for index in part.before:
                 for needed in self._program.wholes(index):
                     if needed in self._program.rows:
-                        self._pages.add(needed)
+                        self._keep(needed)
                         part.reads.add(needed)
             again = self._needed(part, place)
             part.steps = sorted({*part.steps, *again}, key=order.__getitem__)
         for index in sorted(self._pages):
             if index in self._places:
                 segments[self._places[index]].pages.append(index)
+
+    def _keep(self, *indices: int) -> None:
+        if not self._pages.issuperset(indices):
+            self._pages.update(indices)
+            self._known.clear()
 
     def _needed(self, part: Segment, place: int) -> set[int]:
         """Steps to run again in this segment; notes what is kept instead."""
@@ -97,7 +106,7 @@ class _Pages:
             step = program.steps[now]
             assert isinstance(step, (RowOp, Reduction))
             gathered = [one for one in program.wholes(now) if one in program.rows]
-            self._pages.update(gathered)
+            self._keep(*gathered)
             part.reads.update(gathered)
             for index in step.inputs:
                 here = self._places.get(index)
@@ -106,7 +115,7 @@ class _Pages:
                 if index in self._cheapest(index, place):
                     part.reads.add(index)
                     if here is not None:
-                        self._pages.add(index)
+                        self._keep(index)
                 else:
                     again.add(index)
                     waiting.append(index)
@@ -115,6 +124,11 @@ class _Pages:
     def _cheapest(self, index: int, place: int) -> set[int]:
         """What to keep so that a result can be had in a later segment: itself, or what it is
         cheaply made of, whichever is less to keep beside what is kept anyway."""
+        if index not in self._known:
+            self._known[index] = self._found_cheapest(index, place)
+        return self._known[index]
+
+    def _found_cheapest(self, index: int, place: int) -> set[int]:
         program, step = self._program, self._program.steps.get(index)
         if index in self._pages or not isinstance(step, RowOp) or not self._is_cheap(index, step):
             return {index}

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+_BY_TYPE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+
+def tolerance(types: Iterable[torch.dtype]) -> float:
+    """That of the coarsest of the types in which something computes, of which one has a point."""
+    return max(_BY_TYPE[dtype] for dtype in set(types) if dtype in _BY_TYPE)

@@ -104,8 +104,10 @@ class BandPricing:
     def _share(self) -> float:
         """All images of a tile, and for a device elsewhere, the graph being that of fp32 on the
         CPU, its smaller numbers."""
-        item = DTYPES[self.costs.precision].itemsize
-        return self._images * item / self.programs.network.dtype.itemsize
+        item, own = (
+            DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network)
+        )
+        return self._images * item / own
 
     def _seconds(self, layout: Layout) -> float:
         """Bands are of the size that was probed, so they are as fast as the last of the probes."""

@@ -1,0 +1,199 @@
+"""Networks in bf16 or fp16 that take and give pictures in fp32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.models.fast.tokens import FastPointwise
+
+# Layers between no more channels than these make pictures of pictures.
+_PICTURE = 4
+# Of what an edge converts, held at once.
+_STRIP_BYTES = 16 << 20
+
+
+class LowPrecision(nn.Module):
+    """``body``, whose layers compute in bf16 or fp16, between fp32 and fp32.
+
+    ``given`` is the type that the body takes: fp32 where its first and last convolution compute in
+    that (`lower`), or else the low one, and ``reason`` says why.
+    """
+
+    def __init__(self, body: nn.Module, given: torch.dtype, reason: str = "") -> None:
+        super().__init__()
+        self.body, self.given, self.reason = body, given, reason
+
+    def extra_repr(self) -> str:
+        """What the body takes."""
+        return str(self.given)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) to the network's result, both in fp32."""
+        return self.body(images.to(self.given)).float()
+
+
+class Edge(nn.Conv2d):
+    """A convolution in fp32 between whatever it is given and a result in ``result_type``.
+
+    Strips of rows are converted one after another: a copy of everything in fp32 would be the
+    largest thing that many networks hold.
+    """
+
+    result_type: torch.dtype
+
+    @classmethod
+    def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> Edge:
+        """``plain`` with copies of its weights."""
+        edge = cls(
+            plain.in_channels, plain.out_channels, plain.kernel_size, plain.stride, plain.padding,
+            plain.dilation, plain.groups, plain.bias is not None, plain.padding_mode,
+            device="meta",
+        )  # fmt: skip
+        edge.result_type = result_type
+        edge.load_state_dict(plain.state_dict(), assign=True)
+        return edge.requires_grad_(False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As `torch.nn.Conv2d`."""
+        channels = max(self.in_channels, self.out_channels)
+        height = max(1, _STRIP_BYTES // (input.shape[0] * channels * input.shape[3] * 4))
+        plain = isinstance(self.padding, str) or self.padding_mode != "zeros"
+        if plain or torch.compiler.is_exporting() or input.shape[2] <= height:
+            return super().forward(input.float()).to(self.result_type)
+        return self._by_strips(input, height)
+
+    def _by_strips(self, images: Tensor, height: int) -> Tensor:
+        (stride, across), (pad, sides) = self.stride, self._pads()
+        dilation, (down, right) = self.dilation, self.kernel_size
+        reach, wide = dilation[0] * (down - 1) + 1, dilation[1] * (right - 1) + 1
+        rows = (images.shape[2] + 2 * pad - reach) // stride + 1
+        columns = (images.shape[3] + 2 * sides - wide) // across + 1
+        result = torch.empty(
+            images.shape[0], self.out_channels, rows, columns, dtype=self.result_type,
+            device=images.device, memory_format=_order(images),
+        )  # fmt: skip
+        for first in range(0, rows, height):
+            last = min(first + height, rows)
+            low, high = first * stride - pad, (last - 1) * stride + reach - pad
+            strip = images[:, :, max(low, 0) : high].float()
+            strip = F.pad(strip, (0, 0, max(-low, 0), max(high - images.shape[2], 0)))
+            result[:, :, first:last] = F.conv2d(
+                strip, self.weight, self.bias, self.stride, (0, sides), dilation, self.groups
+            )
+        return result
+
+    def _pads(self) -> tuple[int, int]:
+        assert not isinstance(self.padding, str)
+        rows, sides = self.padding
+        return rows, sides
+
+
+def _order(images: Tensor) -> torch.memory_format:
+    last = images.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not images.is_contiguous() else torch.contiguous_format
+
+
+@torch.no_grad()
+def lower(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision:
+    """A copy of ``network`` in ``dtype``, its first and its last convolution in fp32.
+
+    With them stay convolutions between pictures before and behind, and constant filters of the
+    picture: what is rounded where the picture enters, where it leaves and where it is added
+    costs more than everything between. ``image`` (1, C, H, W) is any that the network takes; it is
+    run twice to find the order of the layers and to try the result. Accuracy: approximate.
+
+    A network that cannot be run so is all in ``dtype``, with the ``reason`` in the result.
+    """
+    edges, pictures = _find(network, image, dtype)
+    mixed = copy.deepcopy(network).to(dtype)
+    for name, part in {**edges, **pictures}.items():
+        _put(mixed, name, part)
+    kept = {id(part) for part in mixed.modules() if isinstance(part, Edge)}
+    kept |= {id(part) for part in pictures.values()}
+    for layer in mixed.modules():
+        if id(layer) not in kept and _is_leaf(layer) and _floats(layer.parameters()):
+            layer.register_forward_pre_hook(_cast)
+    try:
+        mixed(image)
+    except RuntimeError as error:
+        # Some layers use the weights of others, of which no hook tells.
+        reason = str(error).strip().partition("\n")[0]
+        return LowPrecision(copy.deepcopy(network).to(dtype), dtype, reason)
+    return LowPrecision(mixed, torch.float32)
+
+
+def _find(
+    network: nn.Module, image: Tensor, dtype: torch.dtype
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """By name the convolutions at both ends, and filters without weights that a picture gets."""
+    order: list[str] = []
+    pictures: list[str] = []
+    named = dict(network.named_modules())
+
+    def seen(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+            if _conv_of(layer) is not None:
+                order.append(name)
+            elif args[0].dim() == 4 and args[0].shape[1] <= _PICTURE:
+                pictures.append(name)
+
+        return note
+
+    hooks = [
+        layer.register_forward_pre_hook(seen(name)) for name, layer in named.items()
+        if _conv_of(layer) is not None or (_is_leaf(layer) and _is_filter(layer))
+    ]  # fmt: skip
+    try:
+        network(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    edges: dict[str, nn.Module] = {}
+    for names, into in ((order, dtype), (order[::-1], torch.float32)):
+        for name in names:
+            conv = _conv_of(named[name])
+            assert conv is not None
+            picture = max(conv.in_channels, conv.out_channels) <= _PICTURE
+            edges[name] = Edge.of(conv, torch.float32 if picture else into)
+            if not picture:
+                break
+    return edges, {name: copy.deepcopy(named[name]) for name in pictures}
+
+
+def _conv_of(layer: nn.Module) -> nn.Conv2d | None:
+    """The convolution that a layer is, or stands for."""
+    plain = layer.plain if isinstance(layer, FastPointwise) else layer
+    return plain if type(plain) is nn.Conv2d else None
+
+
+def _is_leaf(layer: nn.Module) -> bool:
+    return next(layer.children(), None) is None
+
+
+def _is_filter(layer: nn.Module) -> bool:
+    """Whether it has constants and no weights."""
+    return bool(_floats(layer.buffers())) and next(layer.parameters(), None) is None
+
+
+def _floats(tensors: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(network.get_submodule(parent), own, layer)
+
+
+def _cast(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a layer is given, in the type of its weights."""
+    dtype = _floats(layer.parameters())[0].dtype
+    return tuple(
+        one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+        for one in args
+    )

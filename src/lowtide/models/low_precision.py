@@ -14,6 +14,11 @@ from lowtide.models.fast.tokens import FastPointwise
 
 # Layers between no more channels than these make pictures of pictures.
 _PICTURE = 4
+# What makes a convolution what it is, but for its weights.
+_FORM = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+    "padding_mode",
+)  # fmt: skip
 # Of what an edge converts, held at once.
 _STRIP_BYTES = 16 << 20
 
@@ -50,11 +55,8 @@ class Edge(nn.Conv2d):
     @classmethod
     def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> Edge:
         """``plain`` with copies of its weights."""
-        edge = cls(
-            plain.in_channels, plain.out_channels, plain.kernel_size, plain.stride, plain.padding,
-            plain.dilation, plain.groups, plain.bias is not None, plain.padding_mode,
-            device="meta",
-        )  # fmt: skip
+        form: dict[str, Any] = {name: getattr(plain, name) for name in _FORM}
+        edge = cls(**form, bias=plain.bias is not None, device="meta")
         edge.result_type = result_type
         edge.load_state_dict(plain.state_dict(), assign=True)
         return edge.requires_grad_(False)

@@ -60,6 +60,15 @@ def _span() -> nn.Module:
     ).eval())  # fmt: skip
 
 
+def _span_to_unit() -> nn.Module:
+    # It multiplies what it is given by 255 and leaves the way back to its last layer, whose random
+    # weights know nothing of that.
+    network = _span()
+    for weight in network.upsampler[0].parameters():
+        weight.data.div_(255)
+    return network
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "VAE decode": lambda: Part("decode"),
     "VAE encode": lambda: Part("encode"),
@@ -79,6 +88,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         scale=4,
     ),
     "SPAN": _span,
+    "SPAN to 0..1": _span_to_unit,
     "Compact": lambda: _spandrel(
         "Compact", "__arch.SRVGG", "SRVGGNetCompact", num_feat=64, num_conv=16, upscale=2
     ),

@@ -98,7 +98,8 @@ def upscale(
     tile_batch_size: Annotated[int | None, option(panel=_TILES, metavar="N", help=(
         "Tiles run at once."))] = None,
     streams: Annotated[int, option(panel=_TILES, metavar="N", help=(
-        "Images of a folder in flight: while one is computed, others are being written, where the"
+        "Images of a folder in flight: while one is computed, others are being written. On a card"
+        " tiles of an image too: while one is computed, others are copied there and back. Where the"
         " budget has room for it. 1: one after another."))] = 2,
     hann_blend: Annotated[bool | None, option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
         "Blend neighboring tiles over part of their overlap."

@@ -17,6 +17,7 @@ from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
 from lowtide.streaming.pricing.compiled import compiled
 from lowtide.streaming.pricing.facts import Picture, Wishes
+from lowtide.streaming.pricing.flight import in_flight
 from lowtide.streaming.pricing.lanes import in_lanes
 from lowtide.streaming.pricing.streamed import BandPricing
 from lowtide.streaming.pricing.tiles import candidates
@@ -113,7 +114,7 @@ def _chosen(
     while True:
         chosen = choose(plans, budget, wanted, refused)
         if chosen.strategy != "streamed":
-            return plans, chosen
+            return plans, _in_flight(chosen, settings.streams, budget, below)
         try:
             prepared.programs.certificate(*picture.padded)
         except ModelError as error:
@@ -143,6 +144,15 @@ def _in_other_ways(
     if compiling == "off" or facts is None or facts.ratio >= 1:
         return plans
     return plans + [compiled(plan, facts, sharing) for plan in plans]
+
+
+def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> Plan:
+    """``plan`` with as many batches on their way to a card and back as there is room for."""
+    for most in range(streams, 1, -1):
+        more = in_flight(plan, most)
+        if shortfall(more, budget) is None and (below is None or more.upper_bytes < below):
+            return more
+    return plan
 
 
 def _not_streamed(

@@ -70,7 +70,8 @@ class Plan(BaseModel):
     "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
     ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
     ``banded`` is set where the strategy is `streamed`; sizes of tiles then mean nothing. ``lanes``
-    are how many devices take tiles of the image at once. ``compiled`` networks wait for PyTorch's
+    are how many devices take tiles of the image at once, and ``in_flight`` how many batches are on
+    their way to a single one and back. ``compiled`` networks wait for PyTorch's
     compiler before the first tile.
     """
 
@@ -111,6 +112,7 @@ class Plan(BaseModel):
     model_sha256: str = ""
     banded: BandPlan | None = None
     lanes: int = 1
+    in_flight: int = 1
     compiled: bool = False
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
@@ -141,6 +143,7 @@ class Plan(BaseModel):
             return f"{self.strategy} {self.width}×{self.height}{more}"
         batch = f", {self.batch} at a time" if self.batch > 1 else ""
         lanes = f", on {self.lanes} devices" if self.lanes > 1 else ""
+        lanes += f", {self.in_flight} in flight" if self.in_flight > 1 else ""
         return (
             f"{self.strategy} {self.tile_width}×{self.tile_height}"
             f" overlap {self.overlap} ({self.tiles} tiles{batch}{lanes}){more}"

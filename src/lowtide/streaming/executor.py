@@ -14,6 +14,7 @@ from lowtide.core.rows import RowSink, RowSource
 from lowtide.memory.plan import Plan
 from lowtide.streaming.banded import run_banded
 from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.crossing import BesideWork
 from lowtide.streaming.lanes import Lane, Lanes
 from lowtide.streaming.layout import Axis, split_axis
 from lowtide.streaming.merge import StripMerger
@@ -71,42 +72,56 @@ def run(
         )  # fmt: skip
         return Outcome(tiles=1)
     rows, columns = plan_axes(plan)
-    steps = [TileStep(one, source.info) for one in (network, *others[: plan.lanes - 1])]
+    beside = BesideWork(network.device) if plan.in_flight > 1 else None
+    steps = [TileStep(one, source.info, beside) for one in (network, *others[: plan.lanes - 1])]
     resilient = [ResilientStep(step, plan, network.scale) for step in steps]
-    lanes = Lanes([Lane(one.network.device, by) for one, by in zip(steps, resilient, strict=True)])
+    lanes = Lanes(
+        [Lane(one.network.device, by) for one, by in zip(steps, resilient, strict=True)],
+        plan.in_flight,
+    )
     window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
     size = (source.info.height, source.info.width)
     merger = StripMerger(rows, columns, steps[0], sink, size, resilient[0].repeated)
     outcome = Outcome()
+    across = len(columns.starts)
+    # Whatever is begun before the last one is finished outlives its place in the window.
+    kept = plan.in_flight > 1 or len(steps) > 1
+    groups = _groups(window, rows, columns, lanes, kept=kept)
     try:
-        for row, top in enumerate(rows.starts):
-            strip = window.rows(top, top + rows.tile)
-            tiles = [strip[:, left : left + columns.tile] for left in columns.starts]
-            column = 0
-            for results in lanes.run(_groups(tiles, lanes)):
-                check_cancel(cancel)
-                _merge(merger, row, column, results)
-                column += len(results)
-                del results
-                if over_budget is not None and over_budget():
-                    lanes.shrink("over the budget")
-            written = merger.finish(row)
-            outcome.tiles += column
-            if on_rows is not None:
-                on_rows(written)
+        for results in lanes.run(groups):
+            check_cancel(cancel)
+            row, column = divmod(outcome.tiles, across)
+            _merge(merger, row, column, results)
+            outcome.tiles += len(results)
+            last = column + len(results) == across
+            del results
+            if over_budget is not None and over_budget():
+                lanes.shrink("over the budget")
+            if last:
+                written = merger.finish(row)
+                if on_rows is not None:
+                    on_rows(written)
     finally:
         lanes.close()
     outcome.events, outcome.redone = lanes.events, sum(step.redone for step in steps)
     return outcome
 
 
-def _groups(tiles: Sequence[np.ndarray], lanes: Lanes) -> Iterator[Sequence[np.ndarray]]:
-    """Neighbors that are run at once; fewer when batches had to shrink meanwhile."""
-    first = 0
-    while first < len(tiles):
-        batch = lanes.batch
-        yield tiles[first : first + batch]
-        first += batch
+def _groups(
+    window: RowWindow, rows: Axis, columns: Axis, lanes: Lanes, *, kept: bool
+) -> Iterator[Sequence[np.ndarray]]:
+    """Neighbors in a row that are run at once, row by row; fewer when batches had to shrink
+    meanwhile. Those that are not ``kept`` change when the next row is asked for."""
+    for top in rows.starts:
+        strip, first = window.rows(top, top + rows.tile), 0
+        while first < len(columns.starts):
+            batch = lanes.batch
+            tiles = [
+                strip[:, left : left + columns.tile]
+                for left in columns.starts[first : first + batch]
+            ]
+            yield [tile.copy() for tile in tiles] if kept else tiles
+            first += batch
 
 
 def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from lowtide.memory.failures import is_out_of_memory
-from lowtide.streaming.recovery import ResilientStep
-
-Tiles = Sequence[np.ndarray]
+from lowtide.streaming.recovery import ResilientStep, Tiles
 
 
 @dataclass
@@ -28,15 +25,16 @@ class Lane:
 
 
 class Lanes:
-    """Runs groups of tiles through ``lanes``, as many groups at once as there are lanes.
+    """Runs groups of tiles through ``lanes``, as many groups at once as there are lanes; a single
+    one may have ``in_flight`` groups on their way to its device and back.
 
     Results come in the order of their groups, so that one thread puts them together. A device that
     fails otherwise than for lack of memory is left out, and another one does what it had; the last
     one's error is raised. `close` ends the threads.
     """
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self._all, self._able = list(lanes), list(lanes)
+    def __init__(self, lanes: Sequence[Lane], in_flight: int = 1) -> None:
+        self._all, self._able, self._in_flight = list(lanes), list(lanes), in_flight
         self._lost: list[str] = []
 
     @property
@@ -58,9 +56,12 @@ class Lanes:
             lane.step.shrink(why)
 
     def run(self, groups: Iterable[Tiles]) -> Iterator[list[Tensor]]:
-        """The results of each group, in order. No more groups are held than there are lanes."""
+        """The results of each group, in order. No more groups are held than are run at once; a
+        group is kept until then, and must not change."""
         if len(self._all) == 1:
-            yield from map(self._all[0].step, groups)
+            step = self._all[0].step
+            several = self._in_flight > 1
+            yield from step.in_flight(groups, self._in_flight) if several else map(step, groups)
             return
         left, begun = iter(groups), deque[tuple[Tiles, Lane, Future[list[Tensor]]]]()
         while True:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +14,26 @@ from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.failures import is_out_of_memory, release
 from lowtide.memory.plan import Plan
 from lowtide.streaming.layout import least_tile, round_up, split_axis
+from lowtide.streaming.step import Begun
 
 T = TypeVar("T")
+Tiles = Sequence[np.ndarray]
+
+
+class Step(Protocol):
+    """What runs tiles, as `TileStep` does."""
+
+    def __call__(self, tiles: Tiles) -> Tensor:
+        """Their results, stacked."""
+        ...
+
+    def begin(self, tiles: Tiles) -> Begun:
+        """Begin a call."""
+        ...
+
+    def finish(self, begun: Begun) -> Tensor:
+        """Its results."""
+        ...
 
 
 class ResilientStep:
@@ -27,9 +46,7 @@ class ResilientStep:
     but for rounding. Raises `OutOfMemoryError` when the smallest part fails.
     """
 
-    def __init__(
-        self, step: Callable[[Sequence[np.ndarray]], Tensor], plan: Plan, scale: int
-    ) -> None:
+    def __init__(self, step: Step, plan: Plan, scale: int) -> None:
         self._step, self._plan, self._scale = step, plan, scale
         self.batch = plan.batch
         self.events: list[str] = []
@@ -44,7 +61,7 @@ class ResilientStep:
         self.events.append(f"{why}: {self.batch} tiles at a time from here")
         return True
 
-    def __call__(self, tiles: Sequence[np.ndarray]) -> list[Tensor]:
+    def __call__(self, tiles: Tiles) -> list[Tensor]:
         """(h, w, bands) arrays of one shape to float32 (bands, h·s, w·s) results, in order."""
         results: list[Tensor] = []
         while len(results) < len(tiles):
@@ -58,6 +75,53 @@ class ResilientStep:
             else:
                 results.append(self._in_parts(group[0]))
         return results
+
+    def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
+        """The results of each group in order, up to ``most`` of which are begun at a time.
+
+        After a group that memory ran out on no other is begun until all before it are finished;
+        then it is run alone.
+        """
+        left, begun = iter(groups), deque[tuple[Tiles, Begun | None]]()
+        while True:
+            while len(begun) < most and not (begun and begun[-1][1] is None):
+                group = next(left, None)
+                if group is None:
+                    break
+                begun.append((group, self._begun(group)))
+            if not begun:
+                return
+            yield self._finished(*begun.popleft())
+
+    def _begun(self, group: Tiles) -> Begun | None:
+        """A group on its way, or None where memory does not suffice, now or before."""
+        failure: BaseException
+        if len(group) > self.batch or group[0].shape in self._too_large:
+            return None
+        try:
+            return self._step.begin(group)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        release(failure, self._plan.device)
+        self._note_repeat()
+        return None
+
+    def _finished(self, group: Tiles, begun: Begun | None) -> list[Tensor]:
+        failure: BaseException
+        if begun is None:
+            return self(group)
+        try:
+            return list(self._step.finish(begun).unbind())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        del begun
+        release(failure, self._plan.device)
+        self._note_repeat()
+        return self(group)
 
     def repeated(self, call: Callable[[], T]) -> T:
         """``call()``, and once more if memory ran out on it; raises what the second try raises.
@@ -89,7 +153,7 @@ class ResilientStep:
             self.events.append(event)
         self.events[self._place_of_repeats] = event
 
-    def _attempt(self, group: Sequence[np.ndarray]) -> Tensor | None:
+    def _attempt(self, group: Tiles) -> Tensor | None:
         """The results of a group, or None if memory ran out on it twice, now or before."""
         failure: BaseException
         if group[0].shape in self._too_large:

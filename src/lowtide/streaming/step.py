@@ -13,6 +13,7 @@ from lowtide.core.errors import NotFiniteError
 from lowtide.core.precision import Precision
 from lowtide.core.rows import ImageInfo
 from lowtide.streaming.channels import ChannelPlan
+from lowtide.streaming.crossing import AtOnce, Crossing, Landing
 
 Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; it is given fp32 and gives that.
@@ -47,22 +48,61 @@ class Network:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
-class TileStep:
-    """Runs equal tiles through a network, for images of one kind."""
+@dataclass(frozen=True)
+class Begun:
+    """Tiles on their way: what was given in floats, and the result with its sum, still to come."""
 
-    def __init__(self, network: Network, info: ImageInfo) -> None:
+    units: Tensor
+    result: Landing
+    total: Landing
+
+
+class TileStep:
+    """Runs equal tiles through a network, for images of one kind.
+
+    A call is `begin` and then `finish`. ``crossing`` may let Python go on while the device is at
+    work, so that more tiles are begun before the first ones are finished.
+    """
+
+    def __init__(
+        self, network: Network, info: ImageInfo, crossing: Crossing | None = None
+    ) -> None:
         self.network = network
         self.info = info
+        self._crossing = crossing or AtOnce(network.device)
         self.channels = ChannelPlan(info.bands, network.in_channels, network.out_channels)
         self.peak = _PEAK[info.sample]
         self.redone = 0
 
-    @torch.inference_mode()
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
         """(h, w, bands) sample arrays to float32 (n, bands, h·s, w·s) in 0..1, on the host."""
-        batch = self._units(tiles)
-        result = self._run(self.channels.to_network(batch))
-        return self.channels.from_network(result, batch)
+        return self.finish(self.begin(tiles))
+
+    @torch.inference_mode()
+    def begin(self, tiles: Sequence[np.ndarray]) -> Begun:
+        """Give the tiles to the network; they are not read again."""
+        units = self._units(tiles)
+        result = self.network.forward(self._given(units))
+        # NaN and infinity survive a sum, which is told without bringing the result here.
+        return Begun(units, self._crossing.back(result), self._crossing.back(result.sum()))
+
+    @torch.inference_mode()
+    def finish(self, begun: Begun) -> Tensor:
+        """The result of a call, when it is there. Raises `NotFiniteError`."""
+        network = self.network
+        total, result = begun.total.wait(), begun.result.wait()
+        if not total.isfinite() and network.exact_forward is not None:
+            self.redone += 1
+            result = network.exact_forward()(self._given(begun.units)).cpu()
+            total = result.sum()
+        if not total.isfinite():
+            raise NotFiniteError
+        return self.channels.from_network(result, begun.units)
+
+    def _given(self, units: Tensor) -> Tensor:
+        """What the network gets, on its device and in its order."""
+        images = self._crossing.there(self.channels.to_network(units))
+        return images.contiguous(memory_format=self.network.memory_format)
 
     def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
         """Sample arrays to what the network gets, float32 (n·images, channels, h, w)."""
@@ -88,18 +128,6 @@ class TileStep:
             floats.mul_(1 / self.peak)
         return floats.permute(2, 0, 1)
 
-    def _run(self, images: Tensor) -> Tensor:
-        network = self.network
-        given = images.to(network.device)
-        given = given.contiguous(memory_format=network.memory_format)
-        result = network.forward(given)
-        if not _finite(result) and network.exact_forward is not None:
-            self.redone += 1
-            result = network.exact_forward()(given)
-        if not _finite(result):
-            raise NotFiniteError
-        return result.cpu()
-
     def to_samples(self, unit: Tensor) -> np.ndarray:
         """Float (bands, h, w) in 0..1 to (h, w, bands) samples of the image's type, rounded."""
         rows = unit.permute(1, 2, 0)
@@ -109,8 +137,3 @@ class TileStep:
         if self.peak == 255:
             return levels.to(torch.uint8).numpy()
         return levels.to(torch.int32).numpy().astype(np.uint16)
-
-
-def _finite(values: Tensor) -> bool:
-    """Whether all values are finite, in one pass: NaN and infinity survive a sum."""
-    return bool(values.sum().isfinite())

@@ -7,8 +7,8 @@ rest. Peaks: a fresh process for each row, whose heap gives freed memory back, s
 anonymous memory is what lives; pages in memory are in it, pages on disk are told apart. Times:
 all ways of one model and size in one process, one after another and then the other way round, by
 processor seconds, in a heap that keeps what was freed for all of them. Capture is not in the
-times; it is told beside them. Errors: against the whole run, and of both against one in fp64, unless they
-are the same; autoencoders are not compared with it, which would take hours.
+times; it is told beside them. Errors: against the whole run, and of both against one in fp64,
+unless they are the same; autoencoders are not compared with it, which would take hours.
 """
 
 from __future__ import annotations

@@ -96,6 +96,8 @@ def _chosen(
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
         plans = candidates(prepared.costs, prepared.shape, picture, wishes)
+        if not prepared.others:
+            plans = [_in_flight(plan, settings.streams, budget, below) for plan in plans]
         plans = _in_other_ways(plans, prepared, settings.compile, images)
     if settings.compile == "on":
         refused.append(Refusal(what="streamed", reason="networks in bands are not compiled"))
@@ -114,7 +116,7 @@ def _chosen(
     while True:
         chosen = choose(plans, budget, wanted, refused)
         if chosen.strategy != "streamed":
-            return plans, _in_flight(chosen, settings.streams, budget, below)
+            return plans, chosen
         try:
             prepared.programs.certificate(*picture.padded)
         except ModelError as error:

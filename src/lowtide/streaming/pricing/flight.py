@@ -16,7 +16,7 @@ def in_flight(plan: Plan, streams: int) -> Plan:
     """
     rows, columns = plan_axes(plan)
     most = min(streams, len(rows.starts) * -(-len(columns.starts) // plan.batch))
-    if plan.device == "cpu" or plan.lanes > 1 or plan.tiles == 1 or most < 2:
+    if plan.device == "cpu" or plan.tiles == 1 or most < 2:
         return plan
     ledger = []
     for one in plan.ledger:

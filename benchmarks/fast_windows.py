@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.adapt import adapt
+from lowtide.models.low_precision import lower
 from streaming import apart
 
 # Times at these sides; DRCT is what most of the time of a job is spent in.
@@ -41,29 +42,26 @@ def ways(name: str) -> tuple[str, ...]:
     return TRAINED_WAYS if name == "CRAFT" else WAYS
 
 
-def dtype_of(way: str) -> torch.dtype:
-    """Of the image that a way is given."""
-    return DTYPES.get(way.partition(" ")[2], torch.float32)
-
-
 def model_of(name: str, way: str) -> nn.Module:
     """The model as it is, or as its file is loaded."""
     model = made(name)
     if way != "spandrel":
         adapt(model)
-    if way.endswith("int8"):
+    _, _, precision = way.partition(" ")
+    if precision == "int8":
         quantize(model, "cpu")
-        return model
-    return model.to(dtype_of(way))
+    elif precision:
+        return lower(model, DTYPES[precision], image_of(name, 64, 64))
+    return model
 
 
-def image_of(name: str, height: int, width: int, way: str = "") -> Tensor:
+def image_of(name: str, height: int, width: int) -> Tensor:
     """An input that the model takes."""
     grain = GRAIN.get(name, 8)
     image = given(name, *(-(-side // grain) * grain for side in (height, width)))
     if name not in GRAIN:  # these pad for themselves
         image = image[..., :height, :width]
-    return image.to(dtype_of(way))
+    return image
 
 
 def run_error(name: str) -> dict[str, Any]:
@@ -85,7 +83,7 @@ def run_once(name: str, way: str, side: int) -> None:
     """One run; the model is made in the first, which is not measured."""
     torch.set_num_threads(2)
     if way not in _ready:
-        _ready[way] = model_of(name, way), image_of(name, side, side, way)
+        _ready[way] = model_of(name, way), image_of(name, side, side)
     model, image = _ready[way]
     with torch.inference_mode():
         model(image)
@@ -99,9 +97,9 @@ def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
     figures: dict[str, dict[str, Any]] = {}
     with torch.inference_mode():
         for way in ways(name):
-            model, image = model_of(name, way), image_of(name, side, side, way)
+            model, image = model_of(name, way), image_of(name, side, side)
             runs[way] = lambda model=model, image=image: model(image)
-            result = runs[way]().float()
+            result = runs[way]()
             whole = result if whole is None else whole
             figures[way] = {"cpu_s": [], "wall_s": [], **apart(result, whole)}
         for _, way in in_turns(ways(name), pairs):

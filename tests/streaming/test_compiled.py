@@ -1,5 +1,7 @@
 """Networks compiled for one shape, and what plans make of that."""
 
+import functools
+
 import pytest
 import torch
 import torch._inductor.config
@@ -69,3 +71,18 @@ def test_a_compiled_plan_waits_and_counts_the_compiler(plan):
     unknown = compiled(plan, None, 1)
     assert unknown.ledger[-1].origin == "prior"
     assert unknown.seconds > plan.seconds
+
+
+def test_a_folder_of_many_sizes_is_compiled_for_each(monkeypatch):
+    made = []
+
+    def backend(graph, _):
+        made.append(graph)
+        return graph.forward
+
+    # Dynamo's part alone: a C++ compiler would take seconds for each.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    net = network(conv_net())
+    for side in range(16, 28):  # PyTorch's own limit is 8
+        compile_for(net, (1, 3, side, side))
+    assert len(made) == 12

@@ -21,6 +21,8 @@ from lowtide.streaming.step import Network
 _TOLERANCE = {"fp32": 1e-4}
 _LOW_TOLERANCE = 5e-2
 _RUNS = 3
+# For which one network is compiled in a process at most: a folder may have images of many sizes.
+_SHAPES = 256
 
 
 class CompileFacts(BaseModel):
@@ -103,12 +105,18 @@ def load_compiler() -> None:
 
 
 def _compiled(fast: ForOneShape, images: Tensor) -> Tensor:
+    import torch._dynamo.config
     import torch._inductor.config
 
     # In this process, where it is counted, and not in one for each core beside it. A build for
     # cards warns where there is none.
     with (
         torch._inductor.config.patch(compile_threads=1),
+        # PyTorch runs a network of more shapes than it likes as it is, without a word.
+        torch._dynamo.config.patch(
+            recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES,
+            fail_on_recompile_limit_hit=True,
+        ),
         errors_only("torch.utils.cpp_extension"),
     ):
         try:

@@ -1,5 +1,7 @@
 """A model that this machine never ran: probed within the budget, then remembered."""
 
+import torch
+
 import lowtide
 from lowtide.memory.store import CostStore
 
@@ -15,3 +17,14 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     # What a limit cut short is measured again with more room.
     store = CostStore()
     assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
+
+
+def test_weights_in_both_precisions_are_counted(source, tmp_path, monkeypatch, model):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    image = lowtide.upscale(source, tmp_path / "out.png", precision="bf16").images[0]
+    (weights,) = [row.value for row in image.plan.ledger if row.name == "weights"]
+    exact = model.descriptor.weight_bytes
+    # Those in fp32 are there to be compared with; a third of the others stays in fp32.
+    low = lowtide.load("lowtide-x2").lower(torch.bfloat16)
+    assert weights == exact + low.descriptor.weight_bytes
+    assert 1.5 * exact < weights < 1.8 * exact

@@ -13,6 +13,7 @@ from lowtide.core.figures import psnr
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.tokens import FastLinear
+from lowtide.models.model import weight_bytes
 
 
 class Layers(nn.Module):
@@ -34,6 +35,9 @@ class Layers(nn.Module):
 def test_large_layers_are_rounded_and_no_others():
     plain, rounded = Layers(), Layers()
     assert quantize(rounded, "cpu") == 3
+    # Of each large layer three quarters are saved, but for a scale of each row.
+    saved = sum(3 * out * into - 4 * out for into, out in ((32, 48), (48, 36), (36, 40)))
+    assert weight_bytes(plain) - weight_bytes(rounded) == pytest.approx(saved, rel=0.1)
     assert type(rounded.small.weight) is type(rounded.conv.weight) is nn.Parameter
     assert type(rounded.large.weight) is not nn.Parameter
     assert type(rounded.fast) is nn.Linear

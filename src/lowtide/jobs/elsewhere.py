@@ -37,11 +37,11 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     network = dataclasses.replace(
         here.network, device=profile.name, precision=precision, channels_last=False
     )
-    weight_bytes = here.costs.weight_bytes
+    weight_bytes = here.costs.weight_bytes  # those in fp32 are there too, to be compared with
     if precision != "fp32":
         low = load(settings.model_name).lower(DTYPES[precision])
         network = dataclasses.replace(network, forward=low.module)
-        weight_bytes = low.descriptor.weight_bytes
+        weight_bytes += low.descriptor.weight_bytes
     costs = _costs(here, network, profile, weight_bytes)
     return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)
 

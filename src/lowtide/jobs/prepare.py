@@ -26,6 +26,7 @@ from lowtide.memory.store import CostStore
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.eight_bits import quantize, torchao_parts
 from lowtide.models.foreign import families
+from lowtide.models.model import weight_bytes
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.compiled import CompileFacts, CompileStore
 from lowtide.streaming.pricing.facts import Picture, Shape
@@ -209,7 +210,7 @@ def _prepare(
             if on_probe is not None:
                 on_probe()
             costs, complete = probe(
-                network, sha256=descriptor.sha256, weight_bytes=model.descriptor.weight_bytes,
+                network, sha256=descriptor.sha256, weight_bytes=_weights(network),
                 align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
                 cancel=cancel,
             )  # fmt: skip
@@ -238,6 +239,17 @@ def _network(model: Model, device: str, precision: Precision) -> Network:
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
     )  # fmt: skip
+
+
+def _weights(network: Network) -> int:
+    """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
+    assert isinstance(network.forward, torch.nn.Module)
+    low = weight_bytes(network.forward)
+    if network.exact_forward is None:
+        return low
+    exact = network.exact_forward()
+    assert isinstance(exact, torch.nn.Module)
+    return low + weight_bytes(exact)
 
 
 def network_on(network: Network, device: str) -> Network:

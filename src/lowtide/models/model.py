@@ -8,6 +8,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.core.errors import UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
@@ -30,7 +31,7 @@ class Model:
         self.descriptor = replace(
             descriptor,
             parameters=sum(parameter.numel() for parameter in module.parameters()),
-            weight_bytes=_weight_bytes(module),
+            weight_bytes=weight_bytes(module),
         )
 
     def __repr__(self) -> str:
@@ -87,7 +88,7 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        self.descriptor = replace(self.descriptor, weight_bytes=_weight_bytes(self.module))
+        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
         return self
 
     def lower(self, dtype: torch.dtype) -> Self:
@@ -102,7 +103,7 @@ class Model:
             device=self.device,
         )  # fmt: skip
         self.module = lower(self.module, dtype, image).eval()
-        self.descriptor = replace(self.descriptor, weight_bytes=_weight_bytes(self.module))
+        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
         return self
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
@@ -155,6 +156,13 @@ def require_device(device: str | torch.device) -> torch.device:
     return wanted
 
 
-def _weight_bytes(module: nn.Module) -> int:
-    tensors = (*module.parameters(), *module.buffers())
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def weight_bytes(module: nn.Module) -> int:
+    """What parameters and buffers occupy, those in 8 bits with their scales."""
+    return sum(map(_stored_bytes, (*module.parameters(), *module.buffers())))
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if is_traceable_wrapper_subclass(tensor):  # it has another type than what it is made of
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()

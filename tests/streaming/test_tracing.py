@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from toys import conv_net, network
 from toys import costs as toy_costs
 
@@ -12,8 +13,10 @@ from lowtide.core.rows import ImageInfo
 from lowtide.memory.estimating import scratch
 from lowtide.memory.estimating.scratch import operand_bytes
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming import tracing
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
 from lowtide.streaming.pricing.tiles import candidates
+from lowtide.streaming.probe import probe
 from lowtide.streaming.step import Network
 from lowtide.streaming.tracing import trace_grain, trace_points
 
@@ -49,6 +52,33 @@ def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     assert max(run) <= limit
     assert points[-1].pixels == 2048**2
     assert points[-1].peak_bytes >= 2 * 3 * 4 * 2048**2
+
+
+class InParts(nn.Module):
+    """Works through an image in squares of one size, as attention does through windows."""
+
+    def forward(self, x):
+        result = torch.empty_like(x)
+        for top in range(0, x.shape[2], 32):
+            for left in range(0, x.shape[3], 32):
+                part = x[..., top : top + 32, left : left + 32]
+                result[..., top : top + 32, left : left + 32] = part * 2
+        return result
+
+
+def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
+    parts = Network(InParts(), 1, 3, 3)
+    monkeypatch.setattr(tracing, "_MANY_OPERATORS", 1000)
+    few = trace_points(parts, align=1, minimum=0)
+    assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
+    # What lies beyond goes on as it was: the image, the result and a part.
+    costs = toy_costs(None).model_copy(update={"traced": few})
+    assert costs.activation_bytes(2048**2) == pytest.approx(2 * 12 * 2048**2, rel=0.01)
+
+
+def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
+    probe(network(conv_net()), sha256="0", weight_bytes=0, align=1, minimum=0)
+    assert not FakeTensorMode.cache
 
 
 def test_what_cannot_be_traced_has_no_points() -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
+from lowtide.core.heap import trim_heap
 from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
@@ -235,6 +236,7 @@ def _network(model: Model, device: str, precision: Precision) -> Network:
         quantize(model.module, device)
     elif precision != "fp32":
         model.lower(DTYPES[precision])
+        trim_heap(collect=True)  # of the runs that found its layers' order
     return Network(
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,

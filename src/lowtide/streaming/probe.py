@@ -85,11 +85,14 @@ def probe(
     if kind == "cpu":
         # On CUDA the allocator's own figures of real runs are the better ones. Imported here
         # because a run whose costs are known traces nothing.
+        from lowtide.memory.tracing.fake import forget_shapes
         from lowtide.streaming.tracing import trace_grain, trace_points
 
         traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
         grain = trace_grain(network, align=align)
         costs = costs.model_copy(update={"traced": traced, "grain": grain})
+        forget_shapes()
+        trim_heap(collect=True)
     return costs, complete
 
 

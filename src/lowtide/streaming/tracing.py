@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -25,6 +26,9 @@ from lowtide.streaming.step import Network
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _MEASURED_BYTES = 512 << 20
 _LARGEST_GRAIN = 128
+# Larger sizes take as many more, and minutes, where a network works through its windows in parts
+# of one size: what it holds then grows with the pixels alone.
+_MANY_OPERATORS = 10_000
 # Rows of an estimate that are not the run's own: they have rows of their own in a plan.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
@@ -73,6 +77,7 @@ def trace_points(
     network: Network, *, align: int, minimum: int, limit_bytes: int | None = None
 ) -> tuple[TracedPoint, ...]:
     """(pixels, bytes) for squares of growing size; empty for a network that cannot be traced.
+    Those that take many operators end it.
 
     The scratch of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB),
     and grows with the pixels from there on.
@@ -94,6 +99,8 @@ def trace_points(
             per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
         points.append(TracedPoint(pixels=side * side, peak_bytes=peak))
+        if len(trace.ops) > _MANY_OPERATORS:
+            break
     scratch.store.save()
     return tuple(points)
 
@@ -110,10 +117,13 @@ def trace_grain(network: Network, *, align: int) -> int:
     base = max(grains, default=align)
     try:
         least, beyond = _live(network, base), _live(network, base + align)
-        padded = [g for g in grains if beyond - least > (_live(network, base + g) - least) * 3 // 4]
+        for found, grain in pairwise([align, *grains]):
+            # One step beyond takes as much as all of a grain, if it is one.
+            if beyond - least <= (_live(network, base + grain) - least) * 3 // 4:
+                return found
     except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then
         return align
-    return max(padded, default=align)
+    return base
 
 
 def _live(network: Network, side: int) -> int:

@@ -200,7 +200,7 @@ def _touched_bytes(run: Callable[[], Any]) -> int | None:
     run()  # what is compiled and kept once is no scratch
     reading, most = RESIDENT_PEAK.reading(), 0
     for _ in range(_TOUCHES):
-        trim_heap(collect=True)  # so that what the heap reuses is touched anew
+        trim_heap()  # so that what the heap reuses is touched anew
         before = status_bytes("VmRSS")
         if not reading.restart() or not before:
             return None

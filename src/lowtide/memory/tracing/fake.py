@@ -87,6 +87,12 @@ class Faker:
             )
 
 
+def forget_shapes() -> None:
+    """Drop what PyTorch keeps of each operator and shape that was traced: tens of MiB for a large
+    model, for traces that will not come."""
+    FakeTensorMode.cache_clear()
+
+
 def model_tensors(model: nn.Module) -> list[Tensor]:
     """Every tensor that a model keeps: parameters, buffers, and plain attributes."""
     found: dict[int, Tensor] = {}

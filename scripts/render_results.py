@@ -126,9 +126,10 @@ def large_images(rows: Rows) -> str:
             "accuracy", "cpu_s", "wall_s")  # fmt: skip
     sizes = [row for row in rows if "width" in row]
     parts = [table(head, [[figure(key, row.get(key)) for key in keys] for row in sizes])]
-    for row in (row for row in rows if row["row"] == "ratio"):
+    for row in (row for row in rows if row["row"].startswith("ratio")):
         cells = [[FIGURES[key], figure("ratio", row[key])] for key in FIGURES if key in row]
-        parts.append(table(["larger image divided by the smaller", "ratio"], cells))
+        head = "larger image divided by the smaller" + row["row"].removeprefix("ratio")
+        parts.append(table([head, "ratio"], cells))
     return "\n\n".join(parts)
 
 

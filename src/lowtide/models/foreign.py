@@ -1,4 +1,4 @@
-"""Model files of the upscaling world, through spandrel.
+"""Model files of the upscaling world, through spandrel and, where it does not know them, our own.
 
 spandrel recognizes about forty families by the names of their tensors and deduces their shapes.
 Every use of it, its private names included, is in this file. Importing it takes a second or
@@ -20,6 +20,7 @@ from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
 from lowtide.models.fast.adapt import adapt
 from lowtide.models.files import is_zip
 from lowtide.models.fused import fold
+from lowtide.models.paragonsr2 import tier_file
 
 if TYPE_CHECKING:
     import spandrel
@@ -57,17 +58,20 @@ def load(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelDescriptor
     ModelError for damage, for a file that asks for more, for an unknown family, and for a
     model that does not turn one gray or RGB image into another.
     """
-    found = _recognize(path, _state_dict(path))
+    state = _state_dict(path)
+    if tier_file.fits(state):
+        return tier_file.load(path, name, digest, state)
+    found = _recognize(path, state)
     _require_image_model(path, found)
     return _module(found), _describe(path, name, digest, found)
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families spandrel recognizes, in alphabetical order."""
+    """Names of the families that are recognized, in alphabetical order."""
     from spandrel import MAIN_REGISTRY
 
-    entries = MAIN_REGISTRY.architectures()
-    return tuple(sorted((entry.architecture.name for entry in entries), key=str.lower))
+    known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
+    return tuple(sorted((*known, tier_file.FAMILY), key=str.lower))
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:

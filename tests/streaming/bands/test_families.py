@@ -1,6 +1,7 @@
 """Whole families of networks by bands, as others wrote them: nothing here knows their insides."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from running import by_bands, check_parity, convolved_orders, program_of
 from torch import nn
 
 from lowtide.models.fused import fold
+from lowtide.models.paragonsr2.tier_config import TierConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.streaming.bands.placement import page_maker
 
 
@@ -45,6 +48,13 @@ FAMILIES = {
         "DRCT", "__arch.drct_arch", "DRCT", **{**SWIN, "depths": [6], "num_heads": [2]},
         window_size=8, gc=8,
     ),
+    # Windows that go round the image without a mask; a dictionary and a mean over the image.
+    **{
+        f"ParagonSR2 {tier}": lambda tier=tier: ParagonTier(replace(
+            TierConfig.of(tier, 2), features=16, groups=1, blocks=2, window=8
+        ))
+        for tier in ("stream", "photo", "pro")
+    },
 }  # fmt: skip
 
 

@@ -161,6 +161,30 @@ def test_a_certificate_is_remembered(model, monkeypatch):
             model.first.bias -= 0.5
 
 
+class Either(nn.Module):
+    """Two networks of one name and the same weights."""
+
+    def __init__(self, wide):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.wide = nn.Conv2d(3, 3, 3, padding=1), wide
+
+    def forward(self, image):
+        result = self.conv(image)
+        return self.conv(result) + result if self.wide else result
+
+
+def test_a_certificate_is_of_what_a_module_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    # At 40 rows both are compared at the same size: neither proof is the other's.
+    for wide in (False, True):
+        module, image = Either(wide).eval(), torch.rand(1, 3, 40, 40)
+        with torch.no_grad():
+            expected = module(image)
+        result = lowtide.stream(module, budget="64MiB")(image)
+        torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
 def test_layouts_are_remembered(model, monkeypatch):
     image = torch.rand(1, 3, 96, 64)
     first = lowtide.stream(model, budget="64MiB").prepare(image).layout

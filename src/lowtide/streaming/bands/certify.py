@@ -50,7 +50,7 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
     wanted = operators(program)
     allowed = tolerance(node.like.dtype for node in program.graph.nodes)
     for height, width in ([_small(side, least) for side in image.shape[2:]] for least in _LEAST):
-        found = _remembered(module, image, height, width, folder)
+        found = _remembered(module, image, height, width, wanted, folder)
         if found.error > allowed:
             raise ModelError(
                 f"bands of this model differ from the whole by {found.error:.1e} of its range",
@@ -65,9 +65,9 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
 
 
 def _remembered(
-    module: nn.Module, image: Tensor, height: int, width: int, folder: Path | None
+    module: nn.Module, image: Tensor, height: int, width: int, wanted: str, folder: Path | None
 ) -> Certificate:
-    key = _key(module, image, height, width)
+    key = _key(module, image, height, width, wanted)
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _known(path)
     if found is None:
@@ -139,11 +139,13 @@ def _known(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compared again and replaced
 
 
-def _key(module: nn.Module, image: Tensor, height: int, width: int) -> str:
+def _key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str) -> str:
     digest = hashlib.sha256()
+    # The operators too: what a module does need not show in its name and its weights.
     facts = (
         type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        str(_order(image)), (height, width), str(torch.__version__), code_digest(),
+        str(_order(image)), (image.shape[1], height, width), str(torch.__version__),
+        code_digest(), wanted,
     )  # fmt: skip
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():

@@ -1,0 +1,95 @@
+"""Checkpoints of ParagonSR2 as they are published: recognized by the names of their tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import ModelError
+from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.paragonsr2.magic import BLUR, SHARP
+from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
+
+FAMILY = "ParagonSR2"
+_ALWAYS = ("conv_in", "conv_mid", "up.0", "conv_out")
+_BLOCK = "body.0.blocks.0."
+# A tensor of the first block that no other tier has.
+_SIGNS: dict[Tier, str] = {
+    "stream": "dw1.weight", "pro": "token_ca.token_dict", "photo": "norm.scale",
+    "realtime": "scale.gamma",
+}  # fmt: skip
+# The fixed path is in the files too, some of which are in half precision.
+_BASE = {"base.sharp.kernel": SHARP, "base.blur.kernel": BLUR}
+_NEAR = 1e-3
+
+
+def fits(state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors of a tier."""
+    return (
+        "detail_gain" in state and all(f"{name}.weight" in state for name in _ALWAYS)
+        and any(_BLOCK + sign in state for sign in _SIGNS.values())
+    )  # fmt: skip
+
+
+def load(
+    path: Path, name: str, digest: str, state: Mapping[str, Tensor]
+) -> tuple[ParagonTier, ModelDescriptor]:
+    """The network of a checkpoint that `fits`, in fp32 on the CPU, and facts about it.
+
+    How much the fixed path sharpens and how large windows are is not in the file: they are those
+    of the tier. Raises ModelError for tensors that do not fit together.
+    """
+    config = config_of(path, state)
+    network = ParagonTier(config)
+    _check_base(path, state)
+    learned = {key: value for key, value in state.items() if not key.startswith("base.")}
+    try:
+        network.load_state_dict(learned)
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines()
+        raise ModelError(
+            f"{path} looks like {FAMILY} ({config.tier}), but its tensors do not fit:"
+            f" {lines[-1].strip()}"
+        ) from error
+    # In `pro` and with windows that go round the image, every pixel may depend on all others.
+    everywhere = config.tier == "pro" or config.attention
+    return network, ModelDescriptor(
+        name=name, architecture=FAMILY, purpose="SR" if config.scale > 1 else "Restoration",
+        scale=config.scale, in_channels=config.channels, out_channels=config.channels,
+        size=SizeRule(), supports_half=True, supports_bfloat16=True,
+        tiling="discouraged" if everywhere else "supported",
+        tags=(config.tier, f"{config.features}nf", f"{config.groups}x{config.blocks}"),
+        parameters=0, weight_bytes=0, sha256=digest, license=None, path=str(path),
+    )  # fmt: skip
+
+
+def config_of(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
+    """The shape that the tensors' names and sizes tell."""
+    tier = next(tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state)
+    features, channels = state["conv_in.weight"].shape[:2]
+    scale = math.isqrt(len(state["up.0.weight"]) // features)
+    if scale * scale * features != len(state["up.0.weight"]) or channels not in (1, 3):
+        raise ModelError(f"{path} looks like {FAMILY} ({tier}), but enlarges by no whole factor")
+    places = {tuple(map(int, key.split(".")[1:4:2])) for key in state if key.startswith("body.")}
+    groups, blocks = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    attention = any(".qkv." in key for key in state)
+    return replace(
+        TierConfig.of(tier, scale), channels=channels, features=features, groups=groups,
+        blocks=blocks, attention=attention,
+    )  # fmt: skip
+
+
+def _check_base(path: Path, state: Mapping[str, Tensor]) -> None:
+    for key, taps in _BASE.items():
+        kernel = state.get(key)
+        if kernel is None:
+            continue
+        wanted = torch.tensor(taps)
+        if kernel.shape != wanted.shape or (kernel.float() - wanted).abs().max() > _NEAR:
+            raise ModelError(f"{path} looks like {FAMILY}, but its fixed path is another one")

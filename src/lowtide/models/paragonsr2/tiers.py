@@ -1,0 +1,67 @@
+"""ParagonSR2 as it is trained today: realtime, stream, photo and pro."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.models.paragonsr2.blocks import NanoBlock, PhotoBlock, ProBlock, StreamBlock
+from lowtide.models.paragonsr2.magic import MagicBase
+from lowtide.models.paragonsr2.tier_config import TierConfig
+
+
+class _Group(nn.Module):
+    """Blocks in a row; a name in the checkpoints."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class ParagonTier(nn.Module):
+    """A fixed enlargement by the Magic Kernel plus learned detail.
+
+    (B, C, H, W) in 0..1 becomes (B, C, H * scale, W * scale), unclamped. In `pro` every pixel
+    depends on the whole image, by channel attention; in `photo` those of opposite borders depend
+    on each other (`WrappedWindows`).
+    """
+
+    def __init__(self, config: TierConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, scale = config.features, config.scale
+        self.base = MagicBase(config.channels, scale, config.alpha)
+        self.conv_in = nn.Conv2d(config.channels, width, 3, padding=1)
+        self.body = nn.Sequential(*(
+            _Group([
+                _block(config, group * config.blocks + place) for place in range(config.blocks)
+            ])
+            for group in range(config.groups)
+        ))  # fmt: skip
+        self.conv_mid = nn.Conv2d(width, width, 3, padding=1)
+        self.up = nn.Sequential(
+            nn.Conv2d(width, width * scale**2, 3, padding=1), nn.PixelShuffle(scale)
+        )
+        self.conv_out = nn.Conv2d(width, config.channels, 3, padding=1)
+        self.detail_gain = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Enlarge ``x``; see the class for shapes and ranges."""
+        detail = self.conv_out(self.up(self.conv_mid(self.body(self.conv_in(x)))))
+        return self.base(x) + detail * self.detail_gain
+
+
+def _block(config: TierConfig, index: int) -> nn.Module:
+    shift = config.window // 2 * (index % 2)
+    match config.tier:
+        case "realtime":
+            return NanoBlock(config.features)
+        case "stream":
+            return StreamBlock(config.features)
+        case "photo":
+            return PhotoBlock(config.features, config.window, shift, config.attention)
+        case "pro":
+            return ProBlock(config.features, config.window, shift, config.attention)

@@ -19,7 +19,7 @@ from lowtide.models.paragonsr2.tiers import ParagonTier
 FAMILY = "ParagonSR2"
 _ALWAYS = ("conv_in", "conv_mid", "up.0", "conv_out")
 _BLOCK = "body.0.blocks.0."
-# A tensor of the first block that no other tier has.
+# A tensor of the first block that no later tier has.
 _SIGNS: dict[Tier, str] = {
     "stream": "dw1.weight", "pro": "token_ca.token_dict", "photo": "norm.scale",
     "realtime": "scale.gamma",
@@ -71,7 +71,8 @@ def load(
 
 def config_of(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
     """The shape that the tensors' names and sizes tell."""
-    tier = next(tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state)
+    tiers: list[Tier] = [tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state]
+    tier = tiers[0]
     features, channels = state["conv_in.weight"].shape[:2]
     scale = math.isqrt(len(state["up.0.weight"]) // features)
     if scale * scale * features != len(state["up.0.weight"]) or channels not in (1, 3):

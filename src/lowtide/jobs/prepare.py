@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,10 +10,10 @@ from typing import Literal
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
-from lowtide.core.heap import trim_heap
 from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
+from lowtide.jobs.networks import laid_out, network_of, weights_of
 from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
@@ -24,15 +22,14 @@ from lowtide.memory.estimating.calibration import RunBounds, run_bounds
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
-from lowtide.models import Model, ModelDescriptor, load, names
-from lowtide.models.eight_bits import quantize, torchao_parts
+from lowtide.models import ModelDescriptor, load, names
+from lowtide.models.eight_bits import torchao_parts
 from lowtide.models.foreign import families
-from lowtide.models.model import weight_bytes
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.compiled import CompileFacts, CompileStore
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
-from lowtide.streaming.step import DTYPES, Forward, Network
+from lowtide.streaming.step import Network
 
 # Of the budget, for rows waiting to be run or written.
 _ROW_SHARE = 0.03
@@ -192,7 +189,7 @@ def _prepare(
         raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
     wanted = settings.precision if replayed is None else replayed.precision
     precision = resolve_precision(wanted, descriptor, device)
-    network = _network(model, device, precision)
+    network = network_of(model, device, precision)
     shape = Shape(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,
@@ -211,7 +208,7 @@ def _prepare(
             if on_probe is not None:
                 on_probe()
             costs, complete = probe(
-                network, sha256=descriptor.sha256, weight_bytes=_weights(network),
+                network, sha256=descriptor.sha256, weight_bytes=weights_of(network),
                 align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
                 cancel=cancel,
             )  # fmt: skip
@@ -219,72 +216,9 @@ def _prepare(
     # Tiles on the grid that the model pads to inside: what it would add would only be run.
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
-    network = _lay_out(network, model, layout.channels_last)
+    network = laid_out(network, model, layout.channels_last)
     return Prepared(
         model.descriptor, network, shape, costs, precision, Programs(network),
         run_bounds("tiled", device), run_bounds("streamed", device),
         compiling=CompileStore(device).get(descriptor.sha256, precision),
     )  # fmt: skip
-
-
-def _network(model: Model, device: str, precision: Precision) -> Network:
-    facts, twin = model.descriptor, None
-    if precision != "fp32":
-        twin = _fp32_twin(copy.deepcopy(model), device)
-    model.to(device=device)
-    if precision == "int8":
-        quantize(model.module, device)
-    elif precision != "fp32":
-        model.lower(DTYPES[precision])
-        trim_heap(collect=True)  # of the runs that found its layers' order
-    return Network(
-        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
-        out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
-    )  # fmt: skip
-
-
-def _weights(network: Network) -> int:
-    """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
-    assert isinstance(network.forward, torch.nn.Module)
-    low = weight_bytes(network.forward)
-    if network.exact_forward is None:
-        return low
-    exact = network.exact_forward()
-    assert isinstance(exact, torch.nn.Module)
-    return low + weight_bytes(exact)
-
-
-def network_on(network: Network, device: str) -> Network:
-    """``network`` once more on a device; on the same one with the same weights."""
-    module = network.forward
-    assert isinstance(module, torch.nn.Module)
-    if device == network.device:
-        # Models keep things of their own while they run, which no two threads may share.
-        return replace(network, forward=_with_same_tensors(module))
-    exact = network.exact_forward
-    return replace(
-        network, forward=_copied_to(module, device), device=device,
-        exact_forward=exact and functools.cache(lambda: _copied_to(exact(), device)),
-    )  # fmt: skip
-
-
-def _copied_to(forward: Forward, device: str) -> torch.nn.Module:
-    assert isinstance(forward, torch.nn.Module)
-    return copy.deepcopy(forward).to(device)
-
-
-def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
-    tensors = (*module.parameters(), *module.buffers())
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-
-
-def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
-    """The model in fp32, moved to the device only when it is first called for."""
-    return functools.partial(model.module.to, device)
-
-
-def _lay_out(network: Network, model: Model, channels_last: bool) -> Network:
-    if not channels_last:
-        return network
-    model.to(memory_format=torch.channels_last)
-    return Network(**{**network.__dict__, "channels_last": True})

@@ -15,13 +15,8 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.jobs.context import Context
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.prepare import (
-    Prepared,
-    load_libraries,
-    network_on,
-    prepare,
-    resolve_devices,
-)
+from lowtide.jobs.networks import network_on
+from lowtide.jobs.prepare import Prepared, load_libraries, prepare, resolve_devices
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings

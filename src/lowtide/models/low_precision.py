@@ -142,7 +142,7 @@ def _find(
         def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
             if _conv_of(layer) is not None:
                 order.append(name)
-            elif args[0].dim() == 4 and args[0].shape[1] <= _PICTURE:
+            elif args and args[0].dim() == 4 and args[0].shape[1] <= _PICTURE:
                 pictures.append(name)
 
         return note

@@ -1,0 +1,82 @@
+"""Models as networks that the runner takes: on a device, in a precision, in an order of memory."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import replace
+
+import torch
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.precision import Precision
+from lowtide.models import Model
+from lowtide.models.eight_bits import quantize
+from lowtide.models.model import weight_bytes
+from lowtide.streaming.step import DTYPES, Forward, Network
+
+
+def network_of(model: Model, device: str, precision: Precision) -> Network:
+    """``model``, moved to ``device`` and changed to compute in ``precision``, which keeps another
+    of it in fp32 beside any lower one."""
+    facts, twin = model.descriptor, None
+    if precision != "fp32":
+        twin = _fp32_twin(copy.deepcopy(model), device)
+    model.to(device=device)
+    if precision == "int8":
+        quantize(model.module, device)
+    elif precision != "fp32":
+        model.lower(DTYPES[precision])
+        trim_heap(collect=True)  # of the runs that found its layers' order
+    return Network(
+        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
+        out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
+    )  # fmt: skip
+
+
+def weights_of(network: Network) -> int:
+    """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
+    assert isinstance(network.forward, torch.nn.Module)
+    low = weight_bytes(network.forward)
+    if network.exact_forward is None:
+        return low
+    exact = network.exact_forward()
+    assert isinstance(exact, torch.nn.Module)
+    return low + weight_bytes(exact)
+
+
+def network_on(network: Network, device: str) -> Network:
+    """``network`` once more on a device; on the same one with the same weights."""
+    module = network.forward
+    assert isinstance(module, torch.nn.Module)
+    if device == network.device:
+        # Models keep things of their own while they run, which no two threads may share.
+        return replace(network, forward=_with_same_tensors(module))
+    exact = network.exact_forward
+    return replace(
+        network, forward=_copied_to(module, device), device=device,
+        exact_forward=exact and functools.cache(lambda: _copied_to(exact(), device)),
+    )  # fmt: skip
+
+
+def _copied_to(forward: Forward, device: str) -> torch.nn.Module:
+    assert isinstance(forward, torch.nn.Module)
+    return copy.deepcopy(forward).to(device)
+
+
+def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
+    """The model in fp32, moved to the device only when it is first called for."""
+    return functools.partial(model.module.to, device)
+
+
+def laid_out(network: Network, model: Model, channels_last: bool) -> Network:
+    """``network``, which is ``model``'s, for images whose channels lie last, or as it is."""
+    if not channels_last:
+        return network
+    model.to(memory_format=torch.channels_last)
+    return replace(network, channels_last=True)

@@ -24,6 +24,7 @@ from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.adapt import adapt
 from lowtide.models.low_precision import lower
+from lowtide.streaming.step import DTYPES
 from streaming import apart
 
 # Times at these sides; DRCT is what most of the time of a job is spent in.
@@ -34,7 +35,6 @@ GRAIN = {"DRCT": 16, "DRCT-L": 16, "HAT": 16}
 WAYS = ("spandrel", "fast", "fast bf16")
 # What a lower precision costs in accuracy is asked of trained weights.
 TRAINED_WAYS = (*WAYS, "fast fp16", "fast int8")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def ways(name: str) -> tuple[str, ...]:

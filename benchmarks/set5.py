@@ -104,10 +104,11 @@ def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scal
             assert accuracy is not None
             figure = accuracy.execution_error
             stated[picture] = figure.psnr_db if figure is not None else None
-            level = psnr(read(tiled) / 255.0, read(whole) / 255.0)
+            pieces, full = read(tiled), read(whole)
+            level = psnr(pieces / 255.0, full / 255.0)
             actual[picture] = None if np.isinf(level) else round(level, 2)
-            scores[picture] = psnr_y(read(tiled), high, scale)
-            apart = np.abs(read(tiled).astype(int) - read(whole))
+            scores[picture] = psnr_y(pieces, high, scale)
+            apart = np.abs(pieces.astype(int) - full)
             # None is no difference at all; 0.01 dB is the rounding of the statement itself.
             held.append(
                 apart.max() <= 1 and apart.mean() <= _ROUNDED

@@ -177,8 +177,8 @@ def measure(
                 ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]), **figures,
             )  # fmt: skip
     same = not results.row(rows[MEMORY])["max_abs_error"]
-    slow = same or name.startswith("VAE")
-    if not slow and "rms_error_to_fp64" not in results.row(rows["whole"]):
+    spared = same or name.startswith("VAE")
+    if not spared and "rms_error_to_fp64" not in results.row(rows["whole"]):
         errors = measure_fresh("streaming:run_errors", name, height, width, budgets[MEMORY]).result
         for way, figures in errors.items():
             results.complete(rows[way], **figures)

@@ -95,18 +95,12 @@ class ResilientStep:
 
     def _begun(self, group: Tiles) -> Begun | None:
         """A group on its way, or None where memory does not suffice, now or before."""
-        failure: BaseException
         if len(group) > self.batch or group[0].shape in self._too_large:
             return None
-        try:
-            return self._step.begin(group)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = error
-        release(failure, self._plan.device)
-        self._note_repeat()
-        return None
+        begun = self._unless_lacking(lambda: self._step.begin(group))
+        if begun is None:
+            self._note_repeat()
+        return begun
 
     def _finished(self, group: Tiles, begun: Begun | None) -> list[Tensor]:
         failure: BaseException
@@ -155,11 +149,15 @@ class ResilientStep:
 
     def _attempt(self, group: Tiles) -> Tensor | None:
         """The results of a group, or None if memory ran out on it twice, now or before."""
-        failure: BaseException
         if group[0].shape in self._too_large:
             return None
+        return self._unless_lacking(lambda: self.repeated(lambda: self._step(group)))
+
+    def _unless_lacking(self, call: Callable[[], T]) -> T | None:
+        """``call()``, or None where memory ran out on it, once what that held is let go of."""
+        failure: BaseException
         try:
-            return self.repeated(lambda: self._step(group))
+            return call()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -45,19 +45,30 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
-class NanoBlock(nn.Module):
-    """Wider channels, a depthwise 3×3 convolution, and back (`realtime`)."""
+class _Mixing(nn.Module):
+    """Wider channels, a depthwise 3×3 convolution, and back: what most blocks begin with."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         wide = _EXPANSION * channels
         self.conv1, self.conv2 = nn.Conv2d(channels, wide, 1), nn.Conv2d(wide, channels, 1)
         self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        return self.conv2(F.gelu(self.dw(self.conv1(x))))
+
+
+class NanoBlock(_Mixing):
+    """Mixing, and nothing else (`realtime`)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
         self.scale = LayerScale(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""
-        return x + self.scale(self.conv2(F.gelu(self.dw(self.conv1(x)))))
+        return x + self.scale(self.mixed(x))
 
 
 class StreamBlock(nn.Module):
@@ -82,15 +93,12 @@ class StreamBlock(nn.Module):
         return x + self.scale(self.out(gated))
 
 
-class PhotoBlock(nn.Module):
-    """A normed `NanoBlock`, then attention in windows by the same scale (`photo`)."""
+class PhotoBlock(_Mixing):
+    """Normed mixing, then attention in windows by the same scale (`photo`)."""
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
-        super().__init__()
-        wide = _EXPANSION * channels
+        super().__init__(channels)
         self.norm = RMSNorm(channels)
-        self.conv1, self.conv2 = nn.Conv2d(channels, wide, 1), nn.Conv2d(wide, channels, 1)
-        self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
         self.scale = LayerScale(channels)
         self.attention = attention
         if attention:
@@ -99,7 +107,7 @@ class PhotoBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""
-        x = x + self.scale(self.conv2(F.gelu(self.dw(self.conv1(self.norm(x))))))
+        x = x + self.scale(self.mixed(self.norm(x)))
         return x + self.scale(self.attn(self.attn_norm(x))) if self.attention else x
 
 
@@ -139,16 +147,12 @@ class TokenAttention(nn.Module):
         return found.transpose(1, 2).reshape(x.shape)
 
 
-class ProBlock(nn.Module):
-    """A normed `NanoBlock`, channel attention, attention in windows, and a dictionary (`pro`)."""
+class ProBlock(_Mixing):
+    """Normed mixing, channel attention, attention in windows, and a dictionary (`pro`)."""
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
-        super().__init__()
-        wide = _EXPANSION * channels
-        self.norm1 = RMSNorm(channels)
-        self.conv1, self.conv2 = nn.Conv2d(channels, wide, 1), nn.Conv2d(wide, channels, 1)
-        self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
-        self.scale1 = LayerScale(channels)
+        super().__init__(channels)
+        self.norm1, self.scale1 = RMSNorm(channels), LayerScale(channels)
         self.channel_attn, self.scale2 = ChannelAttention(channels), LayerScale(channels)
         self.attention = attention
         if attention:
@@ -159,7 +163,7 @@ class ProBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""
-        x = x + self.scale1(self.conv2(F.gelu(self.dw(self.conv1(self.norm1(x))))))
+        x = x + self.scale1(self.mixed(self.norm1(x)))
         x = x + self.scale2(self.channel_attn(x))
         if self.attention:
             x = x + self.scale3(self.window_attn(self.norm3(x)))

@@ -3,8 +3,7 @@
     python benchmarks/large_streamed.py [--budget 1GiB] [--fresh]
 
 A Compact model (64 channels, 16 convolutions, x2, fixed random weights), uncompressed TIFF to TIFF,
-as the plan chooses (tiles, of a model that reaches 18 pixels) and by ``--strategy streamed``, whose
-bands are as wide as the image. A fresh process for each size; what the model costs was learned
+as the plan chooses and in tiles. A fresh process for each size; what the model costs was learned
 before.
 """
 
@@ -19,7 +18,7 @@ from photographs import photograph
 from tile_loop import run
 
 SIDES = (2048, 8192)
-WAYS = {"as planned": "auto", "by bands": "streamed"}
+WAYS = {"as planned": "auto", "in tiles": "tiled"}
 
 
 def compact(path: Path) -> str:

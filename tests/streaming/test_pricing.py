@@ -12,7 +12,7 @@ from lowtide.memory.choice import choose
 from lowtide.memory.costs import ProbePoint
 from lowtide.memory.estimating.calibration import Calibration, RunBounds
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
-from lowtide.streaming.pricing.ledger import affordable_pixels
+from lowtide.streaming.pricing.ledger import affordable_pixels, comparable_pixels
 from lowtide.streaming.pricing.tiles import candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
@@ -172,6 +172,16 @@ def test_affordable_pixels_grow_with_the_budget_and_stay_within_it():
     assert few == plan.run_pixels
     assert few < many
     assert costs(None).activation_bytes(many) < plan.upper_bytes + 500 * MIB
+
+
+def test_what_is_compared_in_fp32_fits_beside_what_stays():
+    array = np.empty((2000, 3000, 4), np.uint8)
+    plan = make_plan(array, None, tile=256, batch=1)
+    ample = comparable_pixels(costs(None), plan, 1 << 30)
+    assert ample == 512 * 512 // 2  # color and opacity
+    scarce = comparable_pixels(costs(None), plan, 160 * MIB)
+    assert 64 * 64 <= scarce < ample
+    assert 2 * costs(None).activation_bytes(2 * scarce) < 160 * MIB
 
 
 def test_a_budget_below_the_smallest_plan_names_it():

@@ -81,10 +81,34 @@ def test_low_precision_is_measured_against_fp32():
 
     low = network(Low(), precision="bf16", exact_forward=lambda: exact)
     plan = make_plan(array, 4, tile=64)
-    stated = measure_precision(low, ArraySource(array), plan)
+    stated = measure_precision(low, ArraySource(array), plan, 64 * 64)
     assert stated.against == "fp32"
     assert 30 < stated.psnr_db < 90
     twin = dataclasses.replace(low, forward=exact, precision="fp32")
     a, _ = run_array(low, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
     b, _ = run_array(twin, array.astype(np.float32) / 255, make_plan(array.astype(np.float32), 4))
     assert stated.psnr_db == pytest.approx(psnr(a, b), abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("align", "minimum", "square"), [(1, 0, False), (4, 24, False), (8, 0, True)]
+)
+def test_low_precision_is_measured_on_parts_that_fit(align, minimum, square):
+    """Whatever the plan runs at once: a streamed one has a single tile, the image."""
+    array, seen = RNG.integers(0, 256, (96, 96, 3), np.uint8), []
+
+    class Watched(torch.nn.Module):
+        def forward(self, images):
+            seen.append(images.shape[2] * images.shape[3])
+            return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    low = network(Watched(), precision="bf16", exact_forward=Watched)
+    plan = make_plan(array, 4).model_copy(
+        update={"align": align, "minimum": minimum, "square": square}
+    )
+    assert plan.tiles == 1
+    stated = measure_precision(low, ArraySource(array), plan, 20 * 50)
+    assert math.isinf(stated.psnr_db)
+    assert stated.tiles_sampled == 3 < stated.tiles_total
+    (pixels,) = set(seen)
+    assert (0.5 if square else 0.7) * 20 * 50 <= pixels <= 20 * 50

@@ -69,12 +69,16 @@ class RowSource(Protocol):
         ...
 
 
-class RowSink(Protocol):
-    """An image that is written from top to bottom."""
+class RowWriter(Protocol):
+    """Takes rows from top to bottom."""
 
     def write(self, rows: np.ndarray) -> None:
         """Append rows, shape (n, width, bands), in the sample type the sink was opened with."""
         ...
+
+
+class RowSink(RowWriter, Protocol):
+    """An image that is written from top to bottom."""
 
     def commit(self) -> Path:
         """Finish the file, give it its real name, and return that name."""

@@ -11,7 +11,7 @@ from lowtide.media import open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.plan import Plan
 from lowtide.models.low_precision import LowPrecision
-from lowtide.streaming.pricing.ledger import affordable_pixels
+from lowtide.streaming.pricing.ledger import affordable_pixels, comparable_pixels
 from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
 from lowtide.streaming.step import Network
 
@@ -47,9 +47,10 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
             execution = _figure(measure_execution(network, rows, plan, allowed))
     if plan.precision != "fp32":
         with _reopen(context, source) as rows:
-            precision = _figure(measure_precision(network, rows, plan))
+            allowed = comparable_pixels(costs, plan, limit_bytes)
+            precision = _figure(measure_precision(network, rows, plan, allowed))
     if plan.strategy == "streamed":
-        proof = context.prepared.programs.certificate(plan.padded_height, plan.padded_width)
+        proof = context.prepared.programs.certificate(*plan.network_size)
         why = (
             "bands of rows with all that they depend on; on a small image they differed from the"
             f" whole by {proof.error:.0e} of its largest value"

@@ -118,7 +118,7 @@ def _chosen(
         if chosen.strategy != "streamed":
             return plans, chosen
         try:
-            prepared.programs.certificate(*picture.padded)
+            prepared.programs.certificate(*chosen.network_size)
         except ModelError as error:
             refused.append(Refusal(what="streamed", reason=error.message))
             plans = [plan for plan in plans if plan.strategy != "streamed"]
@@ -185,7 +185,7 @@ def _streamed(pricing: BandPricing, budget: Budget) -> list[Plan]:
 
 
 def _draft(plan: Plan) -> tuple[object, ...]:
-    return plan.banded, plan.heap
+    return plan.banded, plan.heap, plan.tile_width
 
 
 def _replayed(

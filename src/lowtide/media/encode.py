@@ -21,6 +21,7 @@ _SUBSAMPLING = {"auto": "auto", "4:4:4": "off", "4:2:0": "on"}
 # Classic TIFF counts bytes in 32 bits; the rest is for directories, metadata and rows that
 # compression makes larger.
 _CLASSIC_TIFF_BYTES = 3_900_000_000
+_STRIP_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,14 @@ def _save_tiff(
         name,
         compression=options.tiff_compression,
         predictor="float" if sample == 4 else "horizontal",
+        # Who writes and who reads a TIFF holds whole strips of it.
+        tile_height=_strip_rows(image.width * image.bands * sample),
         bigtiff=raw > _CLASSIC_TIFF_BYTES,
         resunit="cm" if unit == "cm" else "inch",
         keep=keep,
     )
+
+
+def _strip_rows(row_bytes: int) -> int:
+    """Rows of a strip: as many as `_STRIP_BYTES` hold, in multiples of 8."""
+    return min(max(_STRIP_BYTES // row_bytes // 8, 1), 16) * 8

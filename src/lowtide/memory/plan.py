@@ -69,10 +69,10 @@ class Plan(BaseModel):
     nevertheless. ``heap`` is what the C heap of the command line's process does with freed blocks;
     "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
     ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
-    ``banded`` is set where the strategy is `streamed`; sizes of tiles then mean nothing. ``lanes``
-    are how many devices take tiles of the image at once, and ``in_flight`` how many batches are on
-    their way to a single one and back. ``compiled`` networks wait for PyTorch's
-    compiler before the first tile.
+    ``banded`` is set where the strategy is `streamed`; tiles are then panels as high as the image,
+    of which only a wide one has several, and ``run_pixels`` means nothing. ``lanes`` are how many
+    devices take tiles of the image at once, and ``in_flight`` how many batches are on their way to
+    a single one and back. ``compiled`` networks wait for PyTorch's compiler before the first tile.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -123,6 +123,11 @@ class Plan(BaseModel):
         )
 
     @property
+    def network_size(self) -> tuple[int, int]:
+        """(height, width) of what the network is given by a streamed plan, band by band."""
+        return self.padded_height, self.tile_width
+
+    @property
     def predicted_bytes(self) -> int:
         """Expected peak on the compute device."""
         return self.bytes_at("device")
@@ -155,6 +160,7 @@ class Plan(BaseModel):
         segments, most = len(self.banded.bands), max(self.banded.bands)
         parts = f"{segments} segments of" if segments > 1 else "in"
         bands = f"{parts} up to {most} bands" if segments > 1 else f"{parts} {most} bands"
+        bands += f" and {self.tiles} panels" if self.tiles > 1 else ""
         if not self.banded.pages_bytes:
             return bands
         pages = format_bytes(self.banded.pages_bytes)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.core.rows import RowSink, RowSource
+from lowtide.core.rows import RowSource, RowWriter
 from lowtide.memory.plan import BandPlan, Plan
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.programs import Programs
@@ -25,7 +25,7 @@ WRITE_ROWS = 32
 
 
 def run_banded(
-    network: Network, source: RowSource, sink: RowSink, plan: Plan, programs: Programs,
+    network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
 ) -> None:  # fmt: skip
@@ -99,7 +99,7 @@ class _Meter:
 class _Writer:
     """Result rows to samples of the file's type; padding is cut."""
 
-    def __init__(self, step: TileStep, samples: Samples, sink: RowSink, plan: Plan) -> None:
+    def __init__(self, step: TileStep, samples: Samples, sink: RowWriter, plan: Plan) -> None:
         self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
         self._keep(0)
 

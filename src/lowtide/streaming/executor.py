@@ -18,6 +18,7 @@ from lowtide.streaming.crossing import BesideWork
 from lowtide.streaming.lanes import Lane, Lanes
 from lowtide.streaming.layout import Axis, split_axis
 from lowtide.streaming.merge import StripMerger
+from lowtide.streaming.panels import run_panels
 from lowtide.streaming.recovery import ResilientStep
 from lowtide.streaming.step import Network, TileStep
 from lowtide.streaming.window import RowWindow
@@ -66,7 +67,8 @@ def run(
     `OutOfMemoryError`, and whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
-        run_banded(
+        by_bands = run_panels if plan.tiles > 1 else run_banded
+        by_bands(
             network, source, sink, plan, programs or Programs(network), scratch=scratch,
             on_rows=on_rows, cancel=cancel,
         )  # fmt: skip

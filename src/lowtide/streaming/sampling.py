@@ -15,11 +15,12 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.rows import RowSource
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import plan_axes
-from lowtide.streaming.layout import Axis, round_up
+from lowtide.streaming.layout import Axis, round_up, split_axis
 from lowtide.streaming.step import Network, TileStep
 from lowtide.streaming.window import RowWindow
 
 _ALL, _MOST, _SHARE = 9, 8, 0.05
+_PARTS = 3
 # One-sided 95 % points of Student's t for 1, 2, ... degrees of freedom.
 _T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86)
 
@@ -91,10 +92,24 @@ def measure_execution(
     )
 
 
-def measure_precision(network: Network, source: RowSource, plan: Plan) -> MeasuredError:
-    """Compare a sample of tiles at the plan's precision with the same tiles in fp32."""
-    rows, columns = plan_axes(plan)
-    samples = _choose(plan, rows, columns, False, 0)[:3]
+def measure_precision(
+    network: Network, source: RowSource, plan: Plan, allowed_pixels: int
+) -> MeasuredError:
+    """Compare parts of the image at the plan's precision with the same in fp32.
+
+    A part has ``allowed_pixels`` input pixels at most: in fp32 each takes twice what it takes in
+    half precision, and of a streamed plan the network gets the whole only by bands. ``source`` is
+    read from its start and consumed.
+    """
+    rows, columns = _parts(plan, allowed_pixels)
+    count = len(rows.starts) * len(columns.starts)
+    samples = [
+        _Sample(row, column, rows.starts[row], columns.starts[column], rows.tile, columns.tile)
+        for row, column in (
+            divmod(index, len(columns.starts))
+            for index in sorted(random.Random(0).sample(range(count), min(count, _PARTS)))
+        )
+    ]
     assert network.exact_forward is not None, "low precision needs its fp32 twin"
     exact = dataclasses.replace(network, forward=network.exact_forward(), precision="fp32")
     low, high = TileStep(network, source.info), TileStep(exact, source.info)
@@ -104,9 +119,24 @@ def measure_precision(network: Network, source: RowSource, plan: Plan) -> Measur
         difference = low([area]) - high([area])
         squares.append((float(difference.square().sum(dtype=torch.float64)), difference.numel()))
         largest = max(largest, float(difference.abs().max()))
-    return MeasuredError(
-        _decibel(_upper_mean(squares, plan.tiles)), largest, len(samples), plan.tiles, "fp32"
+    bound = _decibel(_upper_mean(squares, count))
+    return MeasuredError(bound, largest, len(samples), count, "fp32")
+
+
+def _parts(plan: Plan, allowed_pixels: int) -> tuple[Axis, Axis]:
+    """The image in parts of up to so many pixels, none of them smaller than the model takes."""
+
+    def side(length: int, wanted: int) -> int:
+        on_grid = max(wanted // plan.align, 1) * plan.align
+        return min(length, max(on_grid, round_up(plan.minimum, plan.align)))
+
+    height = side(plan.padded_height, math.isqrt(allowed_pixels))
+    width = height if plan.square else side(plan.padded_width, allowed_pixels // height)
+    rows, columns = (
+        split_axis(length, part, 0, align=plan.align)
+        for length, part in ((plan.padded_height, height), (plan.padded_width, width))
     )
+    return rows, columns
 
 
 def _choose(

@@ -11,6 +11,16 @@ from lowtide.streaming.layout import reflect_index
 _READ_ROWS = 16  # decode in blocks, so that no second copy of a strip exists
 
 
+def take_rows(source: RowSource, done: int, count: int) -> np.ndarray:
+    """The next rows, ``count`` or what is left after ``done``; raises `ImageError` where a file
+    ends before its image does."""
+    height = source.info.height
+    rows = source.read(min(count, height - done))
+    if not len(rows):
+        raise ImageError(f"the image ended after {done} of {height} rows")
+    return rows
+
+
 class RowWindow:
     """A window that moves down a source; rows above it are forgotten.
 
@@ -46,11 +56,7 @@ class RowWindow:
         return self._buffer[: stop - start]
 
     def _take(self, count: int) -> None:
-        rows = self._source.read(count)
-        if not len(rows):
-            raise ImageError(
-                f"the image ended after {self._first + self._held} of {self._info.height} rows"
-            )
+        rows = take_rows(self._source, self._first + self._held, count)
         target = self._buffer[self._held : self._held + len(rows)]
         target[:, : self._info.width] = rows
         if self._columns:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from lowtide.core import scratch
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.streaming.bands import disk_page
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.pages import MemoryPage, memory_order
 
@@ -316,8 +316,8 @@ def test_a_full_disk_is_an_error_that_says_so(model, monkeypatch):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    real = disk_page.tempfile.TemporaryFile
-    monkeypatch.setattr(disk_page.tempfile, "TemporaryFile", lambda **kw: Full(real(**kw)))
+    real = scratch.tempfile.TemporaryFile
+    monkeypatch.setattr(scratch.tempfile, "TemporaryFile", lambda **kw: Full(real(**kw)))
     before = open_files()
     with pytest.raises(OutputError, match="disk is full"):
         lowtide.stream(model, budget="64MiB", pages="disk")(torch.rand(1, 3, 64, 64))
@@ -327,5 +327,5 @@ def test_a_full_disk_is_an_error_that_says_so(model, monkeypatch):
 
 def test_a_folder_that_is_not_there(model, tmp_path):
     small = lowtide.stream(model, budget="64MiB", pages="disk", scratch=tmp_path / "none")
-    with pytest.raises(OutputError, match="no page can be kept"):
+    with pytest.raises(OutputError, match="nothing can be kept"):
         small(torch.rand(1, 3, 64, 64))

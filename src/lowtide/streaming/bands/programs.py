@@ -22,8 +22,9 @@ from lowtide.streaming.bands.placement import placements
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.step import Network
 
-# Sizes whose programs are kept: a folder of photographs has upright and lying ones.
-_KEPT = 2
+# Sizes whose programs are kept: a folder of photographs has upright and lying ones, and wide ones
+# may be run in panels.
+_KEPT = 4
 # Layouts that become candidates, of all that were drafted.
 _FRONT = 8
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.core.errors import ImageError
 from lowtide.core.rows import RowSource
 from lowtide.streaming.bands.spans import Spans
 from lowtide.streaming.layout import reflect_index
 from lowtide.streaming.step import TileStep
+from lowtide.streaming.window import take_rows
 
 READ_ROWS = 16
 
@@ -81,9 +81,7 @@ class Samples:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _take(self) -> None:
-        rows = self._source.read(min(READ_ROWS, self._info.height - self._read))
-        if not len(rows):
-            raise ImageError(f"the image ended after {self._read} of {self._info.height} rows")
+        rows = take_rows(self._source, self._read, READ_ROWS)
         self._pieces.append((self._read, np.array(rows)))
         self._read += len(rows)
 

@@ -12,6 +12,10 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.pricing.facts import Picture
 
 ROW_BUFFERS = "input rows", "output rows"
+# Rows of the ledger that are there whatever the network gets.
+_STAYING = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
+# Network pixels for a comparison: more would show no more, and fewer say nothing.
+_COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
 # Allowed for a tiled plan at least, whatever past runs say.
 LEAST_MARGIN = 16 * MIB
 # Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
@@ -87,6 +91,17 @@ def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
         if _run_bytes(costs, more) - used > spare:
             break
         pixels = more
+    return pixels // plan.images_per_tile
+
+
+def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+    """Image pixels that may be run at once in fp32, which takes twice as much as the plan's half
+    precision, when the plan itself is done."""
+    places = {"device", "host"} if costs.device == "cpu" else {"device"}
+    kept = sum(row.upper for row in plan.ledger if row.place in places and row.name in _STAYING)
+    pixels = _COMPARED_PIXELS
+    while pixels > _FEWEST_PIXELS and 2 * _run_bytes(costs, pixels) > budget_bytes - kept:
+        pixels = pixels * 7 // 8
     return pixels // plan.images_per_tile
 
 

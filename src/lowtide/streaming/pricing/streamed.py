@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.core.heap import heap_setting
 from lowtide.core.units import MIB
@@ -15,6 +16,7 @@ from lowtide.streaming.bands.choose import DRAFTED_WITHIN
 from lowtide.streaming.bands.drafts import Layout
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import READ_ROWS
+from lowtide.streaming.layout import round_up, split_axis, tightest_tile
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.pricing.ledger import AS_FAST, calibrated, in_both_heaps, ledger, row
 from lowtide.streaming.step import DTYPES
@@ -24,22 +26,62 @@ _GRAPH_BYTES, _STEP_BYTES, _GRAPH_UPPER = 2 * MIB, 30 << 10, 2.5
 # What the heap keeps between bands, as a share of what they take: blocks of two sizes take turns,
 # and the C library's aligned ones do not fit the gaps that their like left.
 _KEPT, _KEPT_UPPER = 1.1, 1.8
+# Columns of a panel at most, of images of which there are several, and the share that may be run
+# twice where panels meet.
+_PANEL, _FEW_PANELS, _TWICE = 2048, 3, 0.05
+# What a scratch file takes in or gives in a second, and the rows that go through at once.
+_FILE_BYTES, _MOVED_ROWS = 1 << 30, 2 * 16
 
 
 @dataclass(frozen=True)
 class BandPricing:
     """Prices layouts of one network for one picture. Methods raise `ModelError` for a network
-    that cannot be streamed."""
+    that cannot be streamed.
+
+    ``panel`` is how many columns are run at a time, by default all of them.
+    """
 
     costs: ModelCosts
     shape: Shape
     picture: Picture
     programs: Programs
+    panel: int | None = None
 
     def candidates(self, *, small: bool = False) -> list[Plan]:
         """Plans by bands, a few between least memory and least time, with what they take roughly;
-        ``small`` adds those for scarce memory."""
+        ``small`` adds those for scarce memory. Wide images may be run in panels too."""
+        panel = None if self.panel else self._narrower()
+        plans = replace(self, panel=panel).candidates(small=small) if panel else []
+        return self._of_one_width(small=small) + plans
+
+    def _narrower(self) -> int | None:
+        """The columns of panels that are worth pricing."""
+        width = self.picture.padded[1]
+        most = round_up(_PANEL, self.shape.align)
+        if self.costs.reach is None or width < _FEW_PANELS * most or self.shape.square:
+            return None
+        if self._overlap > _TWICE * most:
+            return None
+        return tightest_tile(width, most, self._overlap, self.shape.align, self.shape.minimum)
+
+    @property
+    def _overlap(self) -> int:
+        """Columns that two panels share: what the model reaches, or an opacity's edges."""
+        return 2 * max(self.costs.reach or 0, 1)
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        """(height, width) of what the network gets."""
         height, width = self.picture.padded
+        return height, self.panel or width
+
+    @property
+    def _panels(self) -> int:
+        align, (_, width) = self.shape.align, self.picture.padded
+        return len(split_axis(width, self._size[1], self._overlap, align=align).starts)
+
+    def _of_one_width(self, *, small: bool) -> list[Plan]:
+        height, width = self._size
         plans: list[Plan] = []
         for layout in self.programs.layouts(height, width, small=small):
             drafted = row(
@@ -68,7 +110,9 @@ class BandPricing:
 
     def told(self, plan: Plan) -> Plan:
         """``plan``, one of `candidates`, with what it takes exactly."""
-        height, width = self.picture.padded
+        if plan.tile_width != self._size[1]:
+            return replace(self, panel=plan.tile_width).told(plan)
+        height, width = self._size
         assert plan.banded is not None
         banded = plan.banded
         key = banded.cuts, banded.again, banded.bands, banded.pages
@@ -79,13 +123,15 @@ class BandPricing:
 
     def _plan(self, layout: Layout, running: Sequence[LedgerRow]) -> Plan:
         costs, shape, info = self.costs, self.shape, self.picture.info
-        height, width = self.picture.padded
+        height, width = self._size
         return Plan(
             strategy="streamed", accuracy="exact", device=costs.device,
             precision=costs.precision, channels_last=costs.channels_last,
-            width=info.width, height=info.height, padded_width=width, padded_height=height,
+            width=info.width, height=info.height,
+            padded_width=self.picture.padded[1], padded_height=height,
             scale=shape.scale, align=shape.align, minimum=shape.minimum, square=shape.square,
-            tile_width=width, tile_height=height, overlap=0, blend=0, batch=1, tiles=1,
+            tile_width=width, tile_height=height, overlap=self._overlap if self.panel else 0,
+            blend=0, batch=1, tiles=self._panels,
             images_per_tile=self._images, run_pixels=height * width * self._images,
             seam_share=0.0, seconds=self._seconds(layout), recovery=("smaller plan",),
             ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.streamed.usual),
@@ -110,14 +156,26 @@ class BandPricing:
         return self._images * item / own
 
     def _seconds(self, layout: Layout) -> float:
-        """Bands are of the size that was probed, so they are as fast as the last of the probes."""
-        last = self.costs.points[-1]
-        height, width = self.picture.padded
-        network = height * width * last.seconds / last.pixels
-        return (network + layout.overhead_seconds) * self._images
+        """A pixel of a band takes what one takes in a run on as many pixels as the band has, within
+        the sizes that were probed: those of a few rows stay in the caches."""
+        total, (least, *_, most) = math.prod(self._size), (one.pixels for one in self.costs.points)
+        sizes = [min(max(total // number, least), most) for number in layout.bands]
+        network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
+        panel = (network + layout.overhead_seconds) * self._images
+        return panel * self._panels + 2 * self._joined_bytes / _FILE_BYTES
+
+    @property
+    def _joined_bytes(self) -> int:
+        """What panels are given and what they make, all of which lies on disk at the end."""
+        if not self.panel:
+            return 0
+        info = self.picture.info
+        given = info.row_bytes * self.panel * self._panels // info.width
+        return (given + info.row_bytes * self.shape.scale**2) * info.height
 
     def _ledger(self, layout: Layout, running: Sequence[LedgerRow]) -> Iterator[LedgerRow]:
-        info, program = self.picture.info, self.programs.of(*self.picture.padded)
+        info, program = self.picture.info, self.programs.of(*self._size)
+        row_bytes = info.row_bytes * self._size[1] // self.picture.padded[1]
         graph = _GRAPH_BYTES + _STEP_BYTES * len(program.steps)
         rows = [
             row(one.name, one.place, one.value * self._share, one.upper * self._share, one.origin)
@@ -134,13 +192,17 @@ class BandPricing:
         (given,) = program.graph.inputs
         readers = sum(given in part.reads for part in layout.segments)
         band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS
-        held = info.row_bytes * (info.height if readers > 1 else min(info.height, band))
-        made = info.row_bytes * self.shape.scale * 2 * WRITE_ROWS
+        held = row_bytes * (info.height if readers > 1 else min(info.height, band))
+        made = row_bytes * self.shape.scale * 2 * WRITE_ROWS
+        if self.panel:
+            # Before and after, when no network runs, whole rows go through.
+            held = max(held, info.row_bytes * _MOVED_ROWS)
+            made = max(made, info.row_bytes * self.shape.scale * _MOVED_ROWS)
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
         if layout.pages == "host":
             locked = layout.pages_bytes * self._share
             rows.append(row("pages", "host", locked, locked, "known"))
         return ledger(
-            self.costs, self.picture, rows, staged_bytes=4 * info.row_bytes * band,
-            row_bytes=(held, made), scratch_bytes=int(on_disk),
+            self.costs, self.picture, rows, staged_bytes=4 * row_bytes * band,
+            row_bytes=(held, made), scratch_bytes=int(on_disk) + self._joined_bytes,
         )  # fmt: skip

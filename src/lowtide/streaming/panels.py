@@ -1,0 +1,166 @@
+"""Wide images by the strategy `streamed`: panels side by side, one after another.
+
+Rows that a network holds between bands are as long as the image is wide. Of an image in panels
+they are as long as a panel, and what grows with the image lies on disk: the panels' shares of the
+file, read once, and their results, until all are there to be joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.rows import ImageInfo, RowSource, RowWriter
+from lowtide.core.scratch import ScratchFile
+from lowtide.memory.plan import Plan
+from lowtide.streaming.banded import run_banded
+from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.layout import Axis, split_axis
+from lowtide.streaming.step import Network
+from lowtide.streaming.window import take_rows
+
+# Rows that go from file to file at once.
+_MOVED_ROWS = 16
+
+
+def panel_columns(plan: Plan) -> Axis:
+    """Where the panels of a streamed plan lie; one where it has none."""
+    return split_axis(plan.padded_width, plan.tile_width, plan.overlap, align=plan.align)
+
+
+def run_panels(
+    network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
+    *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+) -> None:  # fmt: skip
+    """As `run_banded`, panel by panel. Raises what that does, and `OutputError` when the disk of
+    ``scratch`` is full."""
+    columns = panel_columns(plan)
+    told = _Told(plan.height * plan.scale, len(columns.starts), on_rows)
+    with ExitStack() as files:
+        panels = [
+            files.enter_context(RowFile(_part(source.info, width), scratch))
+            for _, width in _shares(columns, source.info.width)
+        ]
+        _deal(source, panels, columns, cancel)
+        made = list[RowFile]()
+        for index, panel in enumerate(panels):
+            low, high = columns.span(index)
+            wanted = min(high, plan.width) - low
+            result = RowFile(_part(source.info, wanted * plan.scale), scratch)
+            made.append(files.enter_context(result))
+            left = (low - columns.starts[index]) * plan.scale
+            run_banded(
+                network, panel, _Cut(result, left), _narrow(plan, panel.info.width), programs,
+                scratch=scratch, on_rows=told.more, cancel=cancel,
+            )  # fmt: skip
+            panel.close()
+        _join(made, sink, plan.height * plan.scale, cancel)
+    told.all()
+
+
+def _shares(columns: Axis, width: int) -> list[tuple[int, int]]:
+    """(first column, columns) of each panel in the file; padding is made anew."""
+    return [(start, min(columns.tile, width - start)) for start in columns.starts]
+
+
+def _part(info: ImageInfo, width: int) -> ImageInfo:
+    return ImageInfo(width, info.height, info.bands, info.sample)
+
+
+def _narrow(plan: Plan, width: int) -> Plan:
+    """The plan of one panel, ``width`` columns of which are in the file."""
+    return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
+
+
+def _deal(source: RowSource, panels: Sequence[RowFile], columns: Axis, cancel: Cancel) -> None:
+    """Give each panel its share of every row."""
+    shares = _shares(columns, source.info.width)
+    done = 0
+    while done < source.info.height:
+        check_cancel(cancel)
+        rows = take_rows(source, done, _MOVED_ROWS)
+        for (left, width), panel in zip(shares, panels, strict=True):
+            panel.write(rows[:, left : left + width])
+        done += len(rows)
+
+
+def _join(made: Sequence[RowFile], sink: RowWriter, height: int, cancel: Cancel) -> None:
+    for top in range(0, height, _MOVED_ROWS):
+        check_cancel(cancel)
+        count = min(_MOVED_ROWS, height - top)
+        sink.write(np.concatenate([panel.read(count) for panel in made], axis=1))
+
+
+class RowFile:
+    """Rows in a scratch file, read from the top once they are written."""
+
+    def __init__(self, info: ImageInfo, folder: Path | None) -> None:
+        """``info`` is what a row is; how many there are is left open."""
+        self.info = info
+        self._file = ScratchFile(folder)
+        self._written = self._read = 0
+
+    def write(self, rows: np.ndarray) -> None:
+        """Append rows, shape (n, width, bands)."""
+        data = np.ascontiguousarray(rows)
+        self._file.put(self._written * self.info.row_bytes, data.data.cast("B"))
+        self._written += len(rows)
+
+    def read(self, count: int) -> np.ndarray:
+        """The next ``count`` rows, fewer only at the end."""
+        count = min(count, self._written - self._read)
+        rows = np.empty((count, self.info.width, self.info.bands), self.info.sample)
+        if count:
+            self._file.get(self._read * self.info.row_bytes, rows.data.cast("B"))
+        self._read += count
+        return rows
+
+    def close(self) -> None:
+        """Give the disk space back; may be called more than once."""
+        self._file.close()
+
+    def __enter__(self) -> RowFile:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class _Cut:
+    """Takes a panel's results, and passes on those that are its own: from ``left`` on, as many as
+    ``target`` is wide."""
+
+    def __init__(self, target: RowFile, left: int) -> None:
+        self._target, self._left = target, left
+
+    def write(self, rows: np.ndarray) -> None:
+        self._target.write(rows[:, self._left : self._left + self._target.info.width])
+
+
+class _Told:
+    """Rows of panels, told as rows of the image."""
+
+    def __init__(
+        self, height: int, panels: int, on_rows: Callable[[int], None] | None
+    ) -> None:
+        self._height, self._panels, self._on_rows = height, panels, on_rows
+        self._done = self._told = 0
+
+    def more(self, rows: int) -> None:
+        """So many rows of one panel; the last of the image is told when it is written."""
+        self._done += rows
+        self._tell(min(self._done // self._panels, self._height - 1))
+
+    def all(self) -> None:
+        """Everything is written."""
+        self._tell(self._height)
+
+    def _tell(self, rows: int) -> None:
+        if self._on_rows is not None and rows > self._told:
+            self._on_rows(rows - self._told)
+            self._told = rows

@@ -1,0 +1,165 @@
+"""Wide images in panels: equal to the whole, in memory that does not grow with the width."""
+
+import errno
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_banded import assert_same, run_plan
+from toys import ArraySink, ArraySource, Strided, conv_net, costs, network, pictures
+
+from lowtide.core import scratch
+from lowtide.core.errors import Cancelled, ImageError, OutputError
+from lowtide.core.rows import ImageInfo
+from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.executor import run
+from lowtide.streaming.panels import RowFile, panel_columns
+from lowtide.streaming.pricing.facts import Picture, Shape
+from lowtide.streaming.pricing.streamed import BandPricing
+
+picture = pictures(seed=3)
+REACH = 4  # of `conv_net`
+
+
+def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None):
+    height, width = size
+    padded = -(-height // align) * align, -(-width // align) * align
+    shape = Shape(net.scale, net.in_channels, net.out_channels, align)
+    info = ImageInfo(width, height, bands, sample)
+    return BandPricing(costs(reach), shape, Picture(info, padded), Programs(net), panel)
+
+
+def in_panels(net, array, panel, **more):
+    height, width, bands = array.shape
+    pricing = priced(net, (height, width), bands, str(array.dtype), panel=panel, **more)
+    return pricing.candidates()[0], pricing.programs
+
+
+@pytest.mark.parametrize("sample", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
+    net, array = network(conv_net()), picture(23, 67, bands, sample)
+    plan, programs = in_panels(net, array, 20)
+    assert plan.tiles == len(panel_columns(plan).starts) > 4
+    assert_same(net, array, plan, programs, scratch=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("width", [21, 33, 64, 97, 130])
+def test_any_width(width):
+    net, array = network(conv_net()), picture(11, width, 3)
+    plan, programs = in_panels(net, array, 20)
+    assert_same(net, array, plan, programs)
+
+
+@pytest.mark.parametrize(("height", "width"), [(5, 65), (61, 79), (64, 128), (30, 90)])
+def test_padding_is_that_of_the_whole(height, width):
+    net, array = network(Strided().eval(), scale=1), picture(height, width, 3)
+    plan, programs = in_panels(net, array, 32, align=4, reach=8)
+    assert plan.tiles > 1
+    assert_same(net, array, plan, programs)
+
+
+def test_an_opacity_keeps_its_edges_where_a_model_reaches_nothing():
+    pointwise = torch.nn.Conv2d(3, 3, 1).eval().requires_grad_(False)
+    net, array = network(pointwise, scale=1), picture(12, 50, 4)
+    array[:, :, 3] = np.where(np.arange(50) < 25, 0, 255)
+    plan, programs = in_panels(net, array, 10, reach=0)
+    assert_same(net, array, plan, programs)
+
+
+def test_progress_counts_rows_of_the_image():
+    net, array = network(conv_net()), picture(40, 60, 3)
+    plan, programs = in_panels(net, array, 20)
+    told = []
+    run(net, ArraySource(array), ArraySink(), plan, programs=programs, on_rows=told.append)
+    assert sum(told) == 80
+    assert all(rows > 0 for rows in told)
+
+
+def test_stops_between_bands(tmp_path):
+    net, array = network(conv_net()), picture(40, 60, 3)
+    plan, programs = in_panels(net, array, 20)
+    asked, sink = [], ArraySink()
+
+    def cancel():
+        asked.append(None)
+        return len(asked) == 6
+
+    with pytest.raises(Cancelled):
+        run(net, ArraySource(array), sink, plan, programs=programs, cancel=cancel,
+            scratch=tmp_path)  # fmt: skip
+    assert not sink.parts
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_ends_early_is_named_as_such():
+    net, array = network(conv_net()), picture(40, 60, 3)
+    plan, programs = in_panels(net, array, 20)
+    source = ArraySource(array)
+    source.array = array[:17]
+    with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
+        run(net, source, ArraySink(), plan, programs=programs)
+
+
+def test_a_full_disk_is_said(monkeypatch):
+    net, array = network(conv_net()), picture(40, 60, 3)
+    plan, programs = in_panels(net, array, 20)
+
+    class Full:
+        def seek(self, at):
+            pass
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(scratch.tempfile, "TemporaryFile", lambda **_: Full())
+    with pytest.raises(OutputError, match="the disk is full"):
+        run_plan(net, array, plan, programs)
+
+
+def test_rows_come_back_from_a_file_as_they_went():
+    rows = picture(30, 7, 3, "uint16")
+    with RowFile(ImageInfo(7, 30, 3, "uint16"), None) as file:
+        file.write(rows[:13])
+        file.write(rows[13:, ::-1][:, ::-1])
+        found = [file.read(11), file.read(11), file.read(11), file.read(11)]
+    assert [len(part) for part in found] == [11, 11, 8, 0]
+    np.testing.assert_array_equal(np.concatenate(found), rows)
+
+
+def test_wide_images_of_local_models_are_priced_in_panels():
+    net = network(conv_net(features=16))
+    for width, expected in ((4000, False), (9000, True)):
+        plans = priced(net, (64, width)).candidates()
+        assert any(plan.tiles > 1 for plan in plans) == expected
+    assert all(plan.tiles == 1 for plan in priced(net, (64, 9000), reach=None).candidates())
+    assert all(plan.tiles == 1 for plan in priced(net, (64, 9000), reach=200).candidates())
+
+
+def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
+    net = network(conv_net(features=16))
+    size = 3000, 9000
+    pricing = priced(net, size)
+    (panel,) = {plan.tile_width for plan in pricing.candidates() if plan.tiles > 1}
+    told = pricing.told(next(plan for plan in pricing.candidates() if plan.tiles > 1))
+    narrow = priced(net, (3000, panel)).candidates()
+    assert told.banded.bands in {plan.banded.bands for plan in narrow}
+    disk = told.bytes_at("disk")
+    assert 3 * 3000 * 9000 * 5 < disk < 1.02 * 3 * 3000 * 9000 * 5
+    assert "panels" in told.title
+    assert told.network_size == (3000, panel)
+
+
+def test_several_ways_are_told_apart():
+    net = network(conv_net(features=16))
+    pricing = priced(net, (512, 9000))
+    for plan in pricing.candidates():
+        again = replace(pricing).told(plan)
+        assert (again.tile_width, again.tiles, again.banded) == (
+            plan.tile_width, plan.tiles, plan.banded
+        )  # fmt: skip

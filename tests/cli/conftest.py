@@ -55,7 +55,7 @@ def lowtide_process():
 
     def run(*words, **options) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "lowtide", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
     return run
 

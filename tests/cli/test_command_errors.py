@@ -201,7 +201,7 @@ def test_a_real_control_c(tmp_path, save, photo):
                 break
         time.sleep(0.2)
         job.send_signal(signal.SIGINT)
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=300)
     assert job.returncode == 130, err
     assert "error: interrupted" in err
     assert "Traceback" not in err
@@ -220,7 +220,7 @@ main(sys.argv[1:])
 @pytest.mark.skipif(sys.platform == "win32", reason="limits files as Unix does")
 def test_a_full_disk(source, tmp_path, out):
     command = [sys.executable, "-c", FULL, "upscale", str(source), "-o", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "error: " in done.stderr
     assert "the disk is full" in done.stderr

@@ -87,6 +87,11 @@ class HierarchicalAttention(LocalWindowAttention):
             return 0, height
         return super().rows_needed(first, last, height, width)
 
+    def row_grain(self, height: int, width: int) -> int:
+        """Rows of the result that are computed together."""
+        windows = self.stage(height, width) == "windows"
+        return super().row_grain(height, width) if windows else 1
+
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 

@@ -20,6 +20,7 @@ from lowtide.attention.spatial.image import (
     project,
     usual_heads,
 )
+from lowtide.attention.spatial.known_rows import KnownRows
 from lowtide.attention.spatial.position import PositionKind, make_position
 from lowtide.attention.spatial.strips import PARTS, LocalAttention, Part
 from lowtide.attention.spatial.windows import Boundary, Form, Windows
@@ -28,7 +29,7 @@ from lowtide.core.errors import UsageError
 Kernel = Literal["auto", "portable", "triton"]
 
 
-class LocalWindowAttention(nn.Module):
+class LocalWindowAttention(KnownRows):
     """Each pixel attends to the pixels of a window round it.
 
     Takes (batch, ``channels``, height, width) of any size, values of any range, and returns the
@@ -122,6 +123,10 @@ class LocalWindowAttention(nn.Module):
                 del found
 
         return gather_rows(image, last - first, pieces())
+
+    def row_grain(self, height: int, width: int) -> int:
+        """Rows of the result that are computed together: those of one window after another."""
+        return self.windows.step if self.windows.phase[0] == 0 else 1
 
     def explain(self, image: Tensor) -> str:
         """What computes ``image``, and why not the other way."""

@@ -51,8 +51,8 @@ class Block:
         batch, _, *sides = given
         return [batch, self.channels, *(side * self.times // self.apart for side in sides)]
 
-    def seen(self, span: Span, size: int) -> Span:
-        """Rows of an input ``size`` high that rows of the result are made of."""
+    def seen(self, span: Span, size: int, width: int = 0) -> Span:
+        """Rows of an input ``size`` high, of any width, that rows of the result are made of."""
         first, last = (row * self.apart // self.times for row in (span[0], span[1] - 1))
         low = (first - self.halo) // self.grain * self.grain
         high = -(-(last + self.apart + self.halo) // self.grain) * self.grain

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from lowtide.attention.spatial.known_rows import KnownRows
 from lowtide.core.errors import ModelError
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.block_proof import prove
+from lowtide.streaming.bands.known_block import KnownBlock
+
+AnyBlock = Block | KnownBlock
 
 # The place of a block in a graph while it is made; only its shape is ever asked for.
 _library = torch.library.Library("lowtide", "DEF")
@@ -27,11 +31,15 @@ class Blocks:
 
     def __init__(self, module: nn.Module) -> None:
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
-        self._found: dict[nn.Module, Block] = {}
+        # Modules that tell their rows need no graph.
+        self._found: dict[nn.Module, AnyBlock] = {
+            inner: KnownBlock(name, inner)
+            for inner, name in self._names.items() if isinstance(inner, KnownRows)
+        }
         self._entered: list[tuple[nn.Module, Tensor | None]] = []
 
     @property
-    def found(self) -> list[Block]:
+    def found(self) -> list[AnyBlock]:
         """In the order in which they were found."""
         return list(self._found.values())
 
@@ -83,7 +91,7 @@ class Blocks:
         return False
 
 
-def _stand_in(which: int, block: Block) -> Callable[[Tensor], Tensor]:
+def _stand_in(which: int, block: AnyBlock) -> Callable[[Tensor], Tensor]:
     def forward(image: Tensor) -> Tensor:
         return torch.ops.lowtide.block(image, which, block.shape(image.shape))
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.bands.block import Block
-from lowtide.streaming.bands.blocks import Blocks
+from lowtide.streaming.bands.blocks import AnyBlock, Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
@@ -79,7 +78,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _graph(module: nn.Module, exported: Any, blocks: Sequence[Block]) -> Graph:
+def _graph(module: nn.Module, exported: Any, blocks: Sequence[AnyBlock]) -> Graph:
     signature = exported.graph_signature
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
@@ -134,7 +133,7 @@ def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
 
 
 def _call(
-    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[Block]
+    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[AnyBlock]
 ) -> int:
     target = node.target
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and not _at_rest(node):

@@ -7,21 +7,43 @@ and imports no PyTorch.
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
 from lowtide.models.paragonsr2.config import ParagonConvConfig
+from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
-# A table once there is a second architecture; its descriptor will differ, too.
-PARAGON_CONV = "ParagonConv"
+Config = ParagonConvConfig | VariantConfig
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """Its shapes, its network by module and name, and whether tiles are like the whole."""
+
+    config: type[Config]
+    network: tuple[str, str]
+    tiling: Tiling
+
+
+_KNOWN = {
+    "ParagonConv": _Architecture(
+        ParagonConvConfig, ("lowtide.models.paragonsr2.conv", "ParagonConv"), "supported"
+    ),
+    "ParagonSR2": _Architecture(
+        VariantConfig, ("lowtide.models.paragonsr2.variant", "ParagonVariant"), "discouraged"
+    ),
+}
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -43,10 +65,10 @@ def describe(path: Path, entries: dict[str, str], name: str, digest: str) -> Mod
 
     Raises ModelError for an architecture this version does not know, or a wrong configuration.
     """
-    config = _config(path, entries)
+    config, parameters = _config(path, entries), _count(path)
     return ModelDescriptor(
         name=name,
-        architecture=PARAGON_CONV,
+        architecture=entries[ARCHITECTURE],
         purpose="SR" if config.scale > 1 else "Restoration",
         scale=config.scale,
         in_channels=3,
@@ -54,14 +76,27 @@ def describe(path: Path, entries: dict[str, str], name: str, digest: str) -> Mod
         size=SizeRule(),
         supports_half=True,
         supports_bfloat16=True,
-        tiling="supported",
-        tags=(f"{config.features}nf", f"{config.blocks}nb"),
-        parameters=config.parameters,
-        weight_bytes=4 * (config.parameters + config.constants),
+        tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
+        tags=config.tags,
+        parameters=parameters,
+        weight_bytes=4 * (parameters + config.constants),
         sha256=digest,
         license=None,
         path=str(path),
     )
+
+
+def network_of(config: Config) -> nn.Module:
+    """An untrained network of this shape, in fp32 on the CPU."""
+    (known,) = (one for one in _KNOWN.values() if one.config is type(config))
+    module, name = known.network
+    return getattr(importlib.import_module(module), name)(config)
+
+
+def entries_of(config: Config) -> dict[str, str]:
+    """The metadata that a file with weights of this shape needs."""
+    (name,) = (name for name, one in _KNOWN.items() if one.config is type(config))
+    return {ARCHITECTURE: name, CONFIG: json.dumps(config.to_dict())}
 
 
 def build(path: Path, entries: dict[str, str]) -> nn.Module:
@@ -71,9 +106,7 @@ def build(path: Path, entries: dict[str, str]) -> nn.Module:
     """
     from safetensors.torch import load_file
 
-    from lowtide.models.paragonsr2.conv import ParagonConv
-
-    module = ParagonConv(_config(path, entries))
+    module = network_of(_config(path, entries))
     try:
         module.load_state_dict(load_file(path))
     except RuntimeError as error:
@@ -81,8 +114,16 @@ def build(path: Path, entries: dict[str, str]) -> nn.Module:
     return module
 
 
-def _config(path: Path, entries: dict[str, str]) -> ParagonConvConfig:
-    if entries[ARCHITECTURE] != PARAGON_CONV:
+def _count(path: Path) -> int:
+    """Values in a file, by its header."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _config(path: Path, entries: dict[str, str]) -> Config:
+    if entries[ARCHITECTURE] not in _KNOWN:
         raise ModelError(
             f"{path} needs the architecture {entries[ARCHITECTURE]!r}, "
             f"which this version of Lowtide does not have",
@@ -94,4 +135,4 @@ def _config(path: Path, entries: dict[str, str]) -> ParagonConvConfig:
         raise ModelError(f"the configuration in {path} is damaged: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} has no configuration in its metadata ({CONFIG})")
-    return ParagonConvConfig.from_dict(values)
+    return _KNOWN[entries[ARCHITECTURE]].config.from_dict(values)

@@ -46,6 +46,11 @@ class ParagonConvConfig:
         return asdict(self)
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Its size, as the field writes it."""
+        return f"{self.features}nf", f"{self.blocks}nb"
+
+    @property
     def reach(self) -> int:
         """How far an output pixel looks, in input pixels to each side.
 

@@ -1,0 +1,155 @@
+"""Blocks of the ParagonSR2 variants. All take and give maps (B, C, H, W).
+
+After traiNNer-redux in delafer's fork, commit 069b6d59 (MIT); attention is Lowtide's own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.attention.spatial import (
+    ChannelAttention,
+    HierarchicalAttention,
+    LocalWindowAttention,
+)
+from lowtide.models.paragonsr2.blocks import RMSNorm
+from lowtide.models.paragonsr2.variant_config import VariantConfig
+
+SLOPE = 0.1
+_BRANCH, _REDUCTION = 8, 4
+# Channels of a head, and the part of a block's channels that attend.
+_HEAD, _ATTENDING = 16, 4
+# Gains of the detail, from the busiest to the plainest picture.
+_LEAST_GAIN, _MOST_GAIN = 0.05, 0.2
+
+
+def first_share(depth: int) -> float:
+    """Of a residual branch before training, by how many there are one after another (CaiT,
+    arXiv 2103.17239, table of LayerScale)."""
+    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+
+class Scaled(nn.Module):
+    """A factor for each channel."""
+
+    def __init__(self, channels: int, first: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), first))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any (B, C, H, W)."""
+        return x * self.gamma
+
+
+class Inception(nn.Module):
+    """Depthwise kernels on an eighth of the channels each: 3×3, a row and a column; the rest
+    passes (InceptionNeXt, arXiv 2303.16900)."""
+
+    def __init__(self, channels: int, band: int) -> None:
+        super().__init__()
+        few = max(1, channels // _BRANCH)
+        self.parts = channels - 3 * few, few, few, few
+        self.square = nn.Conv2d(few, few, 3, padding=1, groups=few)
+        self.across = nn.Conv2d(few, few, (1, band), padding=(0, band // 2), groups=few)
+        self.down = nn.Conv2d(few, few, (band, 1), padding=(band // 2, 0), groups=few)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        rest, square, across, down = x.split(self.parts, 1)
+        return torch.cat([rest, self.square(square), self.across(across), self.down(down)], 1)
+
+
+class Attending(nn.Module):
+    """A residual branch of attention, on fewer channels than the block has."""
+
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        width = -(-hidden // _ATTENDING // _HEAD) * _HEAD
+        kind = HierarchicalAttention if config.attention == "hierarchical" else LocalWindowAttention
+        self.norm = RMSNorm(hidden)
+        self.narrow, self.widen = nn.Conv2d(hidden, width, 1), nn.Conv2d(width, hidden, 1)
+        self.attention = kind(
+            width, heads=width // _HEAD, window=config.window, shared=config.shared,
+            form=config.form,
+        )  # fmt: skip
+        self.share = Scaled(hidden, first_share(config.depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        return x + self.share(self.widen(self.attention(self.narrow(self.norm(x)))))
+
+
+class Transformer(nn.Module):
+    """Wider channels, mixed by a depthwise 3×3 convolution and by attention, and back."""
+
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__()
+        features, hidden = config.features, config.hidden
+        self.project_in = nn.Conv2d(features, hidden, 1)
+        self.mix = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.blend = nn.Conv2d(hidden, hidden, 1)
+        self.attend = Attending(config) if config.attention != "none" else nn.Identity()
+        self.modulate = (
+            ChannelAttention(hidden, reduction=_REDUCTION) if config.modulation else nn.Identity()
+        )
+        self.project_out = nn.Conv2d(hidden, features, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        mixed = self.blend(F.leaky_relu(self.mix(self.project_in(x)), SLOPE))
+        return self.project_out(self.modulate(self.attend(mixed)))
+
+
+class Block(nn.Module):
+    """Long thin kernels, then the transformer, each a residual branch; a norm where there is one."""
+
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__()
+        features, first = config.features, first_share(config.depth)
+        self.context, self.context_share = Inception(features, config.band), Scaled(features, first)
+        self.transformer = Transformer(config)
+        self.transformer_share = Scaled(features, first)
+        self.norm = RMSNorm(features) if config.norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        x = x + self.context_share(self.context(x))
+        return self.norm(x + self.transformer_share(self.transformer(x)))
+
+
+class Group(nn.Module):
+    """Blocks in a row, and the way around them."""
+
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.blocks)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        return x + self.blocks(x)
+
+
+class ContentGain(nn.Module):
+    """How much detail a picture gets, from its whole: more for a plain one.
+
+    (B, channels, H, W) in 0..1 becomes (B, 1, 1, 1) from 0.05 to 0.2.
+    """
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        quarter, half = features // 4, features // 2
+        self.near = nn.Conv2d(channels, quarter, 3, padding=1)
+        self.wider = nn.Conv2d(quarter, half, 5, padding=2)
+        self.widest = nn.Conv2d(half, half, 7, padding=3)
+        self.judge = nn.Conv2d(half, 1, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """See the class."""
+        x = image
+        for conv in (self.near, self.wider, self.widest):
+            x = F.leaky_relu(conv(x), SLOPE)
+        busy = torch.sigmoid(self.judge(F.adaptive_avg_pool2d(x, 1)))
+        return _LEAST_GAIN + (_MOST_GAIN - _LEAST_GAIN) * (1 - busy)

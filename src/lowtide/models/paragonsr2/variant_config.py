@@ -1,0 +1,132 @@
+"""Shapes of the ParagonSR2 variants from nano to xl, without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from lowtide.core.errors import ModelError
+from lowtide.models.paragonsr2.config import SCALES
+
+Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
+AttentionKind = Literal["window", "hierarchical", "none"]
+WindowForm = Literal["halo", "blended"]
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """Shape of a `ParagonVariant`.
+
+    ``features`` channels in ``groups`` of ``blocks``, widened ``expansion`` times inside a block
+    and mixed by depthwise kernels up to ``band`` pixels long. ``alpha`` is how much the fixed path
+    sharpens, ``gain`` what the last convolution's weights are multiplied by before training. ``norm`` and ``modulation``
+    are a norm after each block and factors for channels from the image's mean. ``attention`` runs
+    in windows of ``window`` pixels that share ``shared``, of ``form``.
+
+    Raises ModelError for values that make no network.
+    """
+
+    scale: int
+    features: int
+    groups: int
+    blocks: int
+    expansion: float = 2.0
+    band: int = 11
+    alpha: float = 0.5
+    gain: float = 0.1
+    norm: bool = True
+    modulation: bool = True
+    attention: AttentionKind = "window"
+    form: WindowForm = "halo"
+    window: int = 32
+    shared: int = 8
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            known = ", ".join(map(str, SCALES))
+            raise ModelError(f"ParagonSR2 enlarges by {known}, not by {self.scale}")
+        for name, least in (("features", 8), ("groups", 1), ("blocks", 1), ("band", 3)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ModelError(f"{name} must be a whole number from {least} on, not {value!r}")
+        if self.band % 2 == 0:
+            raise ModelError(f"band must be odd, not {self.band}")
+        for name, kinds in (("attention", AttentionKind), ("form", WindowForm)):
+            if getattr(self, name) not in get_args(kinds):
+                known = ", ".join(get_args(kinds))
+                raise ModelError(f"{name} {getattr(self, name)!r} is not one of {known}")
+        if not 0 <= self.alpha <= 1 or not 0 < self.gain <= 1 or self.expansion < 1:
+            raise ModelError("alpha is from 0 to 1, gain above 0 up to 1, expansion from 1 on")
+
+    @classmethod
+    def of(cls, variant: Variant, scale: int, **changes: Any) -> VariantConfig:
+        """A variant as it is meant, with ``changes``. Raises ModelError for other names."""
+        if variant not in _SHAPES:
+            raise ModelError(f"{variant!r} is not one of {', '.join(_SHAPES)}")
+        return replace(cls(scale, *_SHAPES[variant]), **changes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> VariantConfig:
+        """The reverse of `to_dict`; ModelError names entries that are missing or unknown."""
+        wrong = set(values) ^ set(cls.__dataclass_fields__)
+        if wrong:
+            names = ", ".join(sorted(wrong))
+            raise ModelError(f"ParagonSR2's configuration lacks or does not know: {names}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        """The variant that has these features and this depth, or what tells it from those."""
+        for variant, (features, groups, blocks, *_) in _SHAPES.items():
+            if (features, groups, blocks) == (self.features, self.groups, self.blocks):
+                return variant
+        return f"{self.features}nf"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The variant, its size as the field writes it, and its attention."""
+        size = f"{self.features}nf", f"{self.groups}x{self.blocks}"
+        told = {
+            "none": "no attention", "window": f"{self.form} windows",
+            "hierarchical": "hierarchical attention",
+        }  # fmt: skip
+        return *dict.fromkeys((self.name, *size)), told[self.attention]
+
+    @property
+    def constants(self) -> int:
+        """Number of values of the fixed path: filters that sharpen, and one for each place."""
+        if self.scale == 1:
+            return 0
+        side = 2 * -(-2 // self.scale) + 1
+        return 3 * (49 + self.scale**2 * side**2)
+
+    @property
+    def hidden(self) -> int:
+        """Channels inside a block."""
+        return int(self.features * self.expansion)
+
+    @property
+    def depth(self) -> int:
+        """Blocks in all."""
+        return self.groups * self.blocks
+
+
+# Features, groups, blocks of each, expansion, band, alpha, gain, norm, modulation: those of
+# traiNNer-redux in delafer's fork, commit 069b6d59 (MIT). Up to s that code halves the groups and
+# blocks that it states; these are what it builds.
+_SHAPES: dict[Variant, tuple[Any, ...]] = {
+    "nano": (12, 1, 1, 1.2, 7, 0.4, 0.05, False, False),
+    "micro": (16, 1, 1, 1.5, 7, 0.45, 0.08, False, True),
+    "tiny": (24, 1, 1, 1.5, 9, 0.5, 0.1, True, True),
+    "xs": (32, 1, 1, 1.8, 11, 0.5, 0.1, True, True),
+    "s": (48, 1, 2, 2.0, 11, 0.5, 0.1, True, True),
+    "m": (64, 4, 6, 2.0, 11, 0.5, 0.1, True, True),
+    "l": (96, 6, 8, 2.0, 13, 0.55, 0.1, True, True),
+    "xl": (128, 8, 10, 2.0, 15, 0.6, 0.1, True, True),
+}
+VARIANTS: tuple[Variant, ...] = tuple(_SHAPES)

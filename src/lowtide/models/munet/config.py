@@ -1,0 +1,54 @@
+"""Shape of a MUNet, without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowtide.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class MUNetConfig:
+    """``features`` channels at full size, ``widths`` times as many after each halving.
+
+    ``slope`` is that of the leaky ReLUs, ``window`` and ``shared`` are pixels of the attention at
+    the smallest size. Raises ModelError for values that make no network.
+    """
+
+    features: int = 64
+    widths: tuple[int, ...] = (1, 2, 4, 8)
+    slope: float = 0.2
+    attention: bool = True
+    window: int = 32
+    shared: int = 8
+
+    def __post_init__(self) -> None:
+        if type(self.features) is not int or self.features < 8:
+            raise ModelError(f"MUNet's features are a whole number from 8 on, not {self.features}")
+        whole = all(type(width) is int and width >= 1 for width in self.widths)
+        if not self.widths or not whole:
+            raise ModelError(f"MUNet's widths are whole numbers from 1 on, not {self.widths}")
+        if not 0 <= self.slope < 1:
+            raise ModelError(f"MUNet's slope is from 0 to below 1, not {self.slope}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MUNetConfig:
+        """The reverse of `to_dict`; ModelError names entries that are unknown."""
+        unknown = set(values) - set(cls.__dataclass_fields__)
+        if unknown:
+            raise ModelError(f"MUNet's configuration does not know: {', '.join(sorted(unknown))}")
+        given = dict(values)
+        if "widths" in given:
+            given["widths"] = tuple(given["widths"])
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {**asdict(self), "widths": list(self.widths)}
+
+    @property
+    def multiple_of(self) -> int:
+        """Sides are filled up to multiples of this, which the halvings divide."""
+        return 2 ** len(self.widths)

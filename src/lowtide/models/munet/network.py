@@ -1,0 +1,122 @@
+"""MUNet: a U-Net that says of each pixel how real it is."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from lowtide.attention.spatial import LocalWindowAttention
+from lowtide.core.errors import UsageError
+from lowtide.models.munet.branches import Edges, Fusion, Patches, Spectra, conv
+from lowtide.models.munet.config import MUNetConfig
+from lowtide.models.paragonsr2.magic import MagicBase
+
+BRANCHES = "spatial", "edges", "spectra", "patches"
+# Of attention beside what goes past it, before training.
+_FIRST_SHARE = 0.1
+
+
+class Down(nn.Sequential):
+    """Half the size, by a 4×4 convolution."""
+
+    def __init__(self, given: int, made: int, slope: float) -> None:
+        halve = nn.Conv2d(given, made, 4, 2, 1, bias=False)
+        super().__init__(spectral_norm(halve), nn.LeakyReLU(slope))
+
+
+class Up(nn.Module):
+    """Twice the size by the Magic Kernel, and what the way down had there."""
+
+    def __init__(self, given: int, beside: int, made: int, slope: float) -> None:
+        super().__init__()
+        self.enlarge = MagicBase(given, 2, 0.0)
+        self.soften = nn.Sequential(conv(given, made, 3), nn.LeakyReLU(slope))
+        self.merge = nn.Sequential(conv(made + beside, made, 3), nn.LeakyReLU(slope))
+
+    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+        """(B, given, h, w) and (B, beside, 2h, 2w) to (B, made, 2h, 2w)."""
+        return self.merge(torch.cat([self.soften(self.enlarge(x)), beside], 1))
+
+
+class Middle(nn.Module):
+    """Two convolutions at the smallest size, and attention in windows beside them."""
+
+    def __init__(self, channels: int, config: MUNetConfig) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            conv(channels, channels, 3), nn.LeakyReLU(config.slope),
+            conv(channels, channels, 3), nn.LeakyReLU(config.slope),
+        )  # fmt: skip
+        self.attention = None
+        if config.attention:
+            attention = LocalWindowAttention(
+                channels, window=config.window, shared=config.shared
+            )
+            for layer in (attention.qkv, attention.out):
+                spectral_norm(layer)
+            self.attention = attention
+            self.share = nn.Parameter(torch.full((1, channels, 1, 1), _FIRST_SHARE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As large as it comes."""
+        x = self.convs(x)
+        return x if self.attention is None else x + self.share * self.attention(x)
+
+
+class MUNet(nn.Module):
+    """How real each pixel of a picture is, from four points of view.
+
+    (B, 3, H, W) in 0..1, of any size, becomes logits (B, 1, H, W), higher for what looks real. All
+    learned layers have spectral norm 1. A gradient reaches the picture through every branch. Sides
+    are filled up by their last pixels to multiples of ``config.multiple_of`` inside.
+    """
+
+    def __init__(self, config: MUNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        features, slope = config.features, config.slope
+        sizes = [features, *(features * width for width in config.widths)]
+        self.conv_in = nn.Sequential(conv(3, features, 3, bias=True), nn.LeakyReLU(slope))
+        self.down = nn.ModuleList(
+            Down(given, made, slope) for given, made in zip(sizes, sizes[1:], strict=False)
+        )
+        self.middle = Middle(sizes[-1], config)
+        self.up = nn.ModuleList(
+            Up(given, beside, beside, slope)
+            for given, beside in zip(sizes[:0:-1], sizes[-2::-1], strict=True)
+        )
+        self.edges, self.spectra = Edges(features, slope), Spectra(features, slope)
+        self.patches = Patches(sizes[-1], features, slope)
+        self.fusion = Fusion(len(BRANCHES), features, slope)
+        self.conv_out = conv(features, 1, 3, bias=True)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits for each pixel; see the class."""
+        return self.judge(self.branches(image), image)
+
+    def branches(self, image: Tensor) -> dict[str, Tensor]:
+        """What each of `BRANCHES` sees, (B, features, H', W') of the filled-up size."""
+        if image.dim() != 4 or image.shape[1] != 3:
+            raise UsageError(f"MUNet takes (B, 3, H, W), not {tuple(image.shape)}")
+        step = self.config.multiple_of
+        filled = F.pad(
+            image, (0, -image.shape[3] % step, 0, -image.shape[2] % step), mode="replicate"
+        )
+        x = self.conv_in(filled)
+        passed = [x]
+        for down in self.down:
+            x = down(x)
+            passed.append(x)
+        smallest = x = self.middle(passed.pop())
+        for up in self.up:
+            x = up(x, passed.pop())
+        size = filled.shape[2], filled.shape[3]
+        found = x, self.edges(filled), self.spectra(filled), self.patches(smallest, size)
+        return dict(zip(BRANCHES, found, strict=True))
+
+    def judge(self, found: dict[str, Tensor], image: Tensor) -> Tensor:
+        """The logits of what `branches` saw in this image."""
+        logits = self.conv_out(self.fusion([found[name] for name in BRANCHES]))
+        return logits[:, :, : image.shape[2], : image.shape[3]]

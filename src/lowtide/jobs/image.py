@@ -21,6 +21,10 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import Outcome, run
 
 
+# A part of what is expected, by which what is held may grow before the heap is trimmed again.
+_MORE = 8
+
+
 def compute_image(context: Context, work: Work) -> Computed:
     """Make all rows of one image, which are written meanwhile, and after.
 
@@ -83,7 +87,7 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
                     others=context.prepared.others,
                     on_rows=_row_counter(context, work, task.made.height),
                     cancel=context.cancel,
-                    over_budget=lambda: _over_budget(context, plan.upper_bytes + waiting),
+                    over_budget=_Holding(context, plan, waiting).over_budget,
                     programs=context.prepared.programs, scratch=context.scratch,
                 )  # fmt: skip
             sink.close_rows()
@@ -115,12 +119,28 @@ def _writing(plan: Plan, waiting: int) -> LedgerRow:
     })  # fmt: skip
 
 
-def _over_budget(context: Context, expected: int) -> bool:
-    """Whether the run holds more than the budget, after giving back what the heap only keeps."""
-    if context.meter.now_bytes <= expected:
-        return False
-    trim_heap()
-    return context.meter.now_bytes > context.budget.device_bytes
+class _Holding:
+    """What a run holds, beside ``waiting`` bytes that are still to be written.
+
+    Tiles leave gaps that tiles fit; bands differ, and in hundreds of them the heap would come to
+    keep several times what lives, so that it is relieved of more than is expected.
+    """
+
+    def __init__(self, context: Context, plan: Plan, waiting: int) -> None:
+        self._meter, self._budget = context.meter, context.budget.device_bytes
+        banded = plan.strategy == "streamed"
+        self._expected = waiting + (plan.predicted_bytes if banded else plan.upper_bytes)
+        self._limit = self._expected
+
+    def over_budget(self) -> bool:
+        """Whether that is more than the budget, after giving back what the heap only keeps."""
+        if self._meter.now_bytes <= self._limit:
+            return False
+        trim_heap()
+        now = self._meter.now_bytes
+        # Where that much lives, to trim after each band would only take time.
+        self._limit = max(self._expected, now + self._expected // _MORE)
+        return now > self._budget
 
 
 def _row_counter(context: Context, work: Work, total: int) -> Callable[[int], None] | None:

@@ -27,13 +27,13 @@ WRITE_ROWS = 32
 def run_banded(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None,
+    cancel: Cancel = None, on_band: Callable[[], object] | None = None,
 ) -> None:  # fmt: skip
     """Run the whole image by a plan whose strategy is `streamed`.
 
     Color and opacity go through the network side by side, each with bands of its own.
     ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
-    stand for shares of the work. Raises `Cancelled`, `ModelError`, `NotFiniteError`, `UsageError`
+    stand for shares of the work. ``on_band`` is called after each band. Raises `Cancelled`, `ModelError`, `NotFiniteError`, `UsageError`
     for a plan of another network, and what the source and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
@@ -41,7 +41,7 @@ def run_banded(
     step = TileStep(network, source.info)
     samples = Samples(source, height, width)
     writer = _Writer(step, samples, sink, plan)
-    meter = _Meter(plan, on_rows, cancel)
+    meter = _Meter(plan, on_rows, cancel, on_band)
     make_page = page_maker(program, banded.pages, torch.device(network.device), scratch)
     sweep = Sweep(program, segments, banded.bands, make_page)
     pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
@@ -72,16 +72,19 @@ class _Meter:
     """Shares of the work, told as rows; a place to stop."""
 
     def __init__(
-        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel
-    ) -> None:
+        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel,
+        on_band: Callable[[], object] | None,
+    ) -> None:  # fmt: skip
         self._total = plan.height * plan.scale
         self._images = plan.images_per_tile
-        self._on_rows, self._cancel = on_rows, cancel
+        self._on_rows, self._cancel, self._on_band = on_rows, cancel, on_band
         self._share, self._told = 0.0, 0
 
     def band(self, share: float) -> None:
         """A band is done that was this share of one image's work."""
         check_cancel(self._cancel)
+        if self._on_band is not None:
+            self._on_band()
         self._share += share / self._images
         # The last row is told when it is written.
         self._tell(min(int(self._share * self._total), self._total - 1))

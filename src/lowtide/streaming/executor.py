@@ -61,7 +61,7 @@ def run(
     """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
 
     ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
-    each batch; while it says yes, batches shrink. A streamed plan needs ``programs`` of the
+    each batch or band; while it says yes, batches shrink. A streamed plan needs ``programs`` of the
     network, and ``scratch`` is the folder of its pages on disk. ``others`` are the same network
     again, on other devices, for the plan's lanes beyond the first. Raises `Cancelled`,
     `OutOfMemoryError`, and whatever the source and the sink raise.
@@ -70,7 +70,7 @@ def run(
         by_bands = run_panels if plan.tiles > 1 else run_banded
         by_bands(
             network, source, sink, plan, programs or Programs(network), scratch=scratch,
-            on_rows=on_rows, cancel=cancel,
+            on_rows=on_rows, cancel=cancel, on_band=over_budget,
         )  # fmt: skip
         return Outcome(tiles=1)
     rows, columns = plan_axes(plan)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import ImageInfo, RowSource, RowWriter
 from lowtide.core.scratch import ScratchFile
@@ -35,7 +36,7 @@ def panel_columns(plan: Plan) -> Axis:
 def run_panels(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None,
+    cancel: Cancel = None, on_band: Callable[[], object] | None = None,
 ) -> None:  # fmt: skip
     """As `run_banded`, panel by panel. Raises what that does, and `OutputError` when the disk of
     ``scratch`` is full."""
@@ -56,9 +57,11 @@ def run_panels(
             left = (low - columns.starts[index]) * plan.scale
             run_banded(
                 network, panel, _Cut(result, left), _narrow(plan, panel.info.width), programs,
-                scratch=scratch, on_rows=told.more, cancel=cancel,
+                scratch=scratch, on_rows=told.more, cancel=cancel, on_band=on_band,
             )  # fmt: skip
             panel.close()
+            # Blocks of the next one do not fit the gaps that this one's left.
+            trim_heap(collect=True)
         _join(made, sink, plan.height * plan.scale, cancel)
     told.all()
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from lowtide.core.figures import luma_bt601, max_error, psnr, psnr_y
+from lowtide.core.figures import luma_bt601, max_error, psnr, psnr_y, ssim, ssim_y
 
 
 def test_psnr_by_hand() -> None:
@@ -65,3 +65,33 @@ def test_what_cannot_be_compared() -> None:
 def test_importing_is_light() -> None:
     code = "import sys, lowtide.core.figures; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ssim_is_that_of_scikit_image() -> None:
+    from skimage.metrics import structural_similarity
+
+    generator = np.random.default_rng(0)
+    for shape in ((11, 11), (23, 40), (17, 31, 3)):
+        a = generator.integers(0, 256, shape).astype(np.uint8)
+        b = np.clip(a + generator.normal(0, 30, shape), 0, 255).round().astype(np.uint8)
+        # Theirs fills up beyond the border; the middle is a single window's, as all of ours are.
+        _, found = structural_similarity(
+            a, b, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255,
+            channel_axis=2 if len(shape) == 3 else None, full=True,
+        )  # fmt: skip
+        assert ssim(a, b, peak=255) == pytest.approx(found[5:-5, 5:-5].mean(), abs=1e-9)
+        assert ssim(a, a, peak=255) == 1.0
+
+
+def test_ssim_y_is_of_the_luma_without_a_border() -> None:
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(0, 256, (30, 26, 3)).astype(np.uint8) for _ in range(2))
+    expected = ssim(luma_bt601(a[2:-2, 2:-2]), luma_bt601(b[2:-2, 2:-2]), peak=255)
+    assert ssim_y(a, b, 2) == expected
+    b[0] = 255 - b[0]
+    assert ssim_y(a, b, 2) == expected
+
+
+def test_ssim_of_less_than_a_window() -> None:
+    with pytest.raises(ValueError, match="window of 11"):
+        ssim(np.zeros((10, 30)), np.zeros((10, 30)))

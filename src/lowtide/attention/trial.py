@@ -57,6 +57,7 @@ def _tried(
         _disable_current_modes(), torch.inference_mode(False),
         torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
         torch.set_grad_enabled(learns or mask_learns),
+        torch.autocast(device, enabled=False),
     ):  # fmt: skip
         heads = 1 if grouped else 2
         tensors = [
@@ -77,12 +78,12 @@ def _tried(
         ]
         exact = _results(get("reference"), doubled, spec)
         plain = _results(get("sdpa-math"), tensors, spec)
-    allowed = _EIGHT_BITS if name == "sage" else _TIMES[dtype]
-    for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
-        error, usual = _worst(one, wanted), _worst(other, wanted)
-        floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())
-        if not error <= allowed * max(usual, floor):
-            return f"{what} is off by {error:.1e} in a trial, plain operators by {usual:.1e}"
+        allowed = _EIGHT_BITS if name == "sage" else _TIMES[dtype]
+        for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
+            error, usual = _worst(one, wanted), _worst(other, wanted)
+            floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())
+            if not error <= allowed * max(usual, floor):
+                return f"{what} is off by {error:.1e} in a trial, plain operators by {usual:.1e}"
     return None
 
 

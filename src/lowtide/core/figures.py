@@ -62,6 +62,11 @@ def psnr_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
     the enlargement factor), peak 255. Raises ValueError for other types or shapes, and where
     the crop leaves nothing.
     """
+    return psnr(*_lumas(sr, hr, crop), peak=255.0)
+
+
+def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
+    """The luma of both, without their borders."""
     import numpy as np
 
     for name, image in (("sr", sr), ("hr", hr)):
@@ -72,7 +77,55 @@ def psnr_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
         raise ValueError(f"a crop of {crop} does not suit an image of {width}x{height}")
     _require_alike(sr, hr)
     inner = (slice(crop, height - crop), slice(crop, width - crop))
-    return psnr(luma_bt601(sr[inner]), luma_bt601(hr[inner]), peak=255.0)
+    return luma_bt601(sr[inner]), luma_bt601(hr[inner])
+
+
+def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
+    """Structural similarity, 1 for equal images, computed in float64 (Wang et al., 2004).
+
+    Protocol: windows of 11x11 pixels with Gaussian weights of 1.5, only those that lie wholly in
+    the image; K1 = 0.01, K2 = 0.03; of color images the mean over the channels, which are last.
+    ``peak`` is the value of white. Raises ValueError for different shapes, and for images smaller
+    than a window.
+    """
+    import numpy as np
+
+    _require_alike(a, b)
+    if min(a.shape[:2]) < _WINDOW:
+        raise ValueError(f"an image of {a.shape[1]}x{a.shape[0]} is smaller than a window of 11")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    first, second = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    mean_a, mean_b = _windowed(a), _windowed(b)
+    variance_a = _windowed(a * a) - mean_a**2
+    variance_b = _windowed(b * b) - mean_b**2
+    shared = _windowed(a * b) - mean_a * mean_b
+    alike = (2 * mean_a * mean_b + first) * (2 * shared + second)
+    apart = (mean_a**2 + mean_b**2 + first) * (variance_a + variance_b + second)
+    return float(np.mean(alike / apart))
+
+
+def ssim_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
+    """SSIM of the luma of an upscaled image and its original, both uint8 of shape (H, W, 3), by
+    the protocol of `psnr_y`. Raises ValueError as that does, and as `ssim` does."""
+    pair = _lumas(sr, hr, crop)
+    return ssim(*pair, peak=255.0)
+
+
+_WINDOW = 11
+
+
+def _windowed(image: np.ndarray) -> np.ndarray:
+    """Gaussian means of all windows in an image: down, then across."""
+    import numpy as np
+
+    places = np.arange(_WINDOW) - _WINDOW // 2
+    weights = np.exp(-(places**2) / (2 * 1.5**2))
+    weights /= weights.sum()
+    for axis in (0, 1):
+        length = image.shape[axis] - _WINDOW + 1
+        parts = [np.take(image, range(at, at + length), axis) for at in range(_WINDOW)]
+        image = np.tensordot(weights, np.stack(parts), 1)
+    return image
 
 
 def _require_alike(a: np.ndarray, b: np.ndarray) -> None:

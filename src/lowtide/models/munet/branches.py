@@ -21,9 +21,9 @@ def luma(image: Tensor) -> Tensor:
     return (image.float() * weights).sum(1, keepdim=True)
 
 
-def conv(given: int, made: int, kernel: int, *, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """A convolution of spectral norm 1 (arXiv 1802.05957) that keeps the size, or divides it."""
-    made_of = nn.Conv2d(given, made, kernel, stride, (kernel - 1) // 2, bias=bias)
+def conv(given: int, made: int, kernel: int, *, bias: bool = False) -> nn.Module:
+    """A convolution of spectral norm 1 (arXiv 1802.05957) that keeps the size."""
+    made_of = nn.Conv2d(given, made, kernel, padding=kernel // 2, bias=bias)
     nn.init.kaiming_normal_(made_of.weight, a=0.2)
     return spectral_norm(made_of)
 

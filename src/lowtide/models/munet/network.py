@@ -90,7 +90,8 @@ class MUNet(nn.Module):
         self.edges, self.spectra = Edges(features, slope), Spectra(features, slope)
         self.patches = Patches(sizes[-1], features, slope)
         self.fusion = Fusion(len(BRANCHES), features, slope)
-        self.conv_out = conv(features, 1, 3, bias=True)
+        # Without a bias: losses that compare pictures with each other give it no gradient.
+        self.conv_out = conv(features, 1, 3)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits for each pixel; see the class."""

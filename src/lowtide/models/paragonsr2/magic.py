@@ -49,7 +49,8 @@ class MagicBase(nn.Module):
         """Enlarge ``x``; see the class for shapes."""
         if self.alpha:
             sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
-            x = torch.lerp(x, sharp, self.alpha)
+            # Not as a lerp, which would have both of one type, and under autocast they are not.
+            x = x + self.alpha * (sharp - x)
         places = F.conv2d(
             x, self.places, padding=self.places.shape[-1] // 2, groups=self.channels
         )

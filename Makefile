@@ -8,11 +8,15 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-gpu wheel clean
+.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-gpu wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
 	@echo "the picture is demo/coffee_x2.png"
+
+# A few minutes: photographs, a training, its curves, and a picture before and after.
+demo-train: $(VENV)/.dev
+	$(BIN)/python scripts/demo_train.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

@@ -56,11 +56,13 @@ def test_the_tables_are_those_of_the_result_files():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["upscale", "models", "doctor"])
+@pytest.mark.parametrize("command", ["upscale", "models", "doctor", "train sr"])
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
-    commands = typer.main.get_command(app).commands
-    names = {name for option in commands[command].params
+    found = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    names = {name for option in found.params
              for name in (*option.opts, *option.secondary_opts)}  # fmt: skip
     options = {name for name in names if name.startswith("-")}
     assert options

@@ -9,7 +9,16 @@ import warnings
 
 import typer
 
-from lowtide.cli import bench_upscale, doctor, models, plan_train, plan_upscale, upscale
+from lowtide.cli import (
+    bench_upscale,
+    doctor,
+    export,
+    models,
+    plan_train,
+    plan_upscale,
+    train,
+    upscale,
+)
 from lowtide.cli.shell import State
 
 _EXIT_CODES = (
@@ -29,12 +38,18 @@ plans = typer.Typer(help="Say what a command would do and use, without running i
                     no_args_is_help=True)  # fmt: skip
 benches = typer.Typer(help="Measure ways to do a thing, side by side on this machine.",
                       no_args_is_help=True)  # fmt: skip
+trains = typer.Typer(help="Train a model inside a budget.", no_args_is_help=True)
+exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
 plans.command("upscale")(plan_upscale.plan)
 plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")
+trains.command("sr")(train.sr)
+app.add_typer(trains, name="train")
+exports.command("onnx")(export.onnx)
+app.add_typer(exports, name="export")
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)
 

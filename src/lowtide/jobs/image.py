@@ -20,7 +20,6 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import Outcome, run
 
-
 # A part of what is expected, by which what is held may grow before the heap is trimmed again.
 _MORE = 8
 

@@ -33,8 +33,9 @@ def run_banded(
 
     Color and opacity go through the network side by side, each with bands of its own.
     ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
-    stand for shares of the work. ``on_band`` is called after each band. Raises `Cancelled`, `ModelError`, `NotFiniteError`, `UsageError`
-    for a plan of another network, and what the source and the sink raise.
+    stand for shares of the work. ``on_band`` is called after each band. Raises `Cancelled`,
+    `ModelError`, `NotFiniteError`, `UsageError` for a plan of another network, and what the source
+    and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
     program, segments, banded = programs.of(height, width), *_layout(plan, programs)

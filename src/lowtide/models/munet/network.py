@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,7 +82,7 @@ class MUNet(nn.Module):
         sizes = [features, *(features * width for width in config.widths)]
         self.conv_in = nn.Sequential(conv(3, features, 3, bias=True), nn.LeakyReLU(slope))
         self.down = nn.ModuleList(
-            Down(given, made, slope) for given, made in zip(sizes, sizes[1:], strict=False)
+            Down(given, made, slope) for given, made in pairwise(sizes)
         )
         self.middle = Middle(sizes[-1], config)
         self.up = nn.ModuleList(

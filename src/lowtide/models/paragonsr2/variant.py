@@ -12,6 +12,7 @@ from lowtide.models.paragonsr2.magic import MagicBase
 from lowtide.models.paragonsr2.variant_blocks import SLOPE, ContentGain, Group
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
+
 class ParagonVariant(nn.Module):
     """Enlargement by the Magic Kernel plus learned detail.
 

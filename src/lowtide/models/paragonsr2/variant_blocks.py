@@ -104,7 +104,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Long thin kernels, then the transformer, each a residual branch; a norm where there is one."""
+    """Long thin kernels, then the transformer, each a residual branch; then a norm, if any."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()

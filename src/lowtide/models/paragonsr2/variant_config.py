@@ -20,9 +20,10 @@ class VariantConfig:
 
     ``features`` channels in ``groups`` of ``blocks``, widened ``expansion`` times inside a block
     and mixed by depthwise kernels up to ``band`` pixels long. ``alpha`` is how much the fixed path
-    sharpens, ``gain`` what the last convolution's weights are multiplied by before training. ``norm`` and ``modulation``
-    are a norm after each block and factors for channels from the image's mean. ``attention`` runs
-    in windows of ``window`` pixels that share ``shared``, of ``form``.
+    sharpens, ``gain`` what the last convolution's weights are multiplied by before training.
+    ``norm`` and ``modulation`` are a norm after each block and factors for channels from the
+    image's mean. ``attention`` runs in windows of ``window`` pixels that share ``shared``, of
+    ``form``.
 
     Raises ModelError for values that make no network.
     """

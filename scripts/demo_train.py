@@ -1,0 +1,109 @@
+"""Train ParagonSR2 nano for a few minutes, and draw what became of it.
+
+    python scripts/demo_train.py            # what `make demo-train` runs
+
+Photographs that ship inside scikit-image go to ``demo/training``, as files; the rest is `lowtide
+train sr examples/train_nano.yml` as a function. ``demo/training/curves.png`` has the loss and the
+scores, ``demo/training/before_after.png`` a detail of a photograph that was held out. Run again, it
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyvips
+from photographs import PHOTOS, TUNING, photograph, shrink
+
+import lowtide
+from lowtide.cli.train import Lines
+from lowtide.core.figures import psnr_y
+from lowtide.jobs.train_sr import TrainReport, train_sr
+from lowtide.models.resample import resize_cubic
+from lowtide.training.config import read_config
+from lowtide.training.log import read_log
+
+ROOT = Path(__file__).parent.parent
+CONFIG = ROOT / "examples" / "train_nano.yml"
+FOLDER = Path("demo") / "training"
+# Photographs are few, and smaller ones have other detail.
+SIZES = (1.0, 0.7, 0.5)
+# Of `camera`, top left corner and side, at the large size.
+DETAIL = (70, 190, 128)
+
+
+def write_photographs() -> None:
+    """Photographs to train on and to hold out."""
+    for names, folder, sizes in ((PHOTOS, "photos", SIZES), (TUNING, "held_out", (1.0,))):
+        place = FOLDER / folder
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            image = photograph(name)
+            for share in sizes:
+                height, width = (round(side * share) for side in image.shape[:2])
+                scaled = resize_cubic(image, height, width) if share < 1 else image
+                path = place / f"{name}_{height}.png"
+                if not path.is_file():
+                    pyvips.Image.new_from_array(scaled).pngsave(str(path))
+
+
+def draw_curves(report: TrainReport) -> Path:
+    """The loss by step, and PSNR-Y of the held-out photographs."""
+    import matplotlib.pyplot as plt
+
+    rows = read_log(Path(report.folder))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    losses = [row for row in rows if "l1loss" in row]
+    left.plot([row["step"] for row in losses], [row["l1loss"] for row in losses])
+    left.set(xlabel="step", ylabel="L1 loss", ylim=(0, None))
+    scores = [row for row in rows if "psnr" in row]
+    right.plot([row["step"] for row in scores], [row["psnr"] for row in scores], marker="o")
+    right.axhline(cubic_score(), linestyle=":", label="cubic")
+    right.set(xlabel="step", ylabel="PSNR-Y of held-out photographs, dB")
+    right.legend()
+    path = FOLDER / "curves.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def cubic_score() -> float:
+    """What cubic enlargement scores on the held-out photographs, PSNR-Y in dB."""
+    scores = []
+    for name in TUNING:
+        low, high = shrink(photograph(name), 2)
+        scores.append(psnr_y(resize_cubic(low, *high.shape[:2]), high, 2))
+    return float(np.mean(scores))
+
+
+def draw_before_after(report: TrainReport) -> Path:
+    """A detail three times: cubic, the trained network, and the original."""
+    low, high = shrink(photograph("camera"), 2)
+    small, large = FOLDER / "camera_small.png", FOLDER / "camera_large.png"
+    pyvips.Image.new_from_array(low).pngsave(str(small))
+    lowtide.upscale(small, large, model=report.best or report.weights, force=True)
+    made = pyvips.Image.new_from_file(str(large)).numpy()
+    top, left, side = DETAIL
+    parts = [
+        image[top : top + side, left : left + side].repeat(3, 0).repeat(3, 1)
+        for image in (resize_cubic(low, *high.shape[:2]), made, high)
+    ]
+    path = FOLDER / "before_after.png"
+    pyvips.Image.new_from_array(np.concatenate(parts, axis=1)).pngsave(str(path))
+    return path
+
+
+def main() -> None:
+    """Write the photographs, train, draw, and say where everything is."""
+    write_photographs()
+    report = train_sr(
+        read_config(CONFIG), FOLDER, on_plan=lambda plan: print(plan), on_step=Lines()
+    )
+    print(f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
+          f" {cubic_score():.2f} dB; {report.parameters:,} parameters")  # fmt: skip
+    for path in (draw_curves(report), draw_before_after(report), report.best):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

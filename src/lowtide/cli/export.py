@@ -1,0 +1,47 @@
+"""`lowtide export`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowtide.cli.shell import guarded, option
+
+_MAIN, _OUT = "Main", "Output"
+
+
+class FilePrecision(StrEnum):
+    """Values of --precision."""
+
+    fp32, fp16, bf16 = "fp32", "fp16", "bf16"
+
+
+@guarded
+def onnx(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=(
+        "A bundled model or a file (.safetensors, .pth, .ckpt)."))],
+    output: Annotated[Path, option("-o", "--output", panel=_MAIN, metavar="FILE", help=(
+        "The .onnx file. Nothing is overwritten without --force."))],
+    precision: Annotated[FilePrecision, option(panel=_MAIN, help=(
+        "Of weights and layers; images and results are fp32."))] = FilePrecision.fp32,
+    opset: Annotated[int, option(panel=_MAIN, metavar="N", help=(
+        "23 has an operator for attention, 20 spells it out for older runtimes."))] = 23,
+    unchecked: Annotated[bool, option("--unchecked", panel=_MAIN, help=(
+        "Keep a file that cannot be run here too."))] = False,
+    force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
+    as_json: Annotated[bool, option("--json", panel=_OUT,
+                                    help="Print the report as JSON on stdout.")] = False,
+) -> None:  # fmt: skip
+    """Write a model as an ONNX file for images of any size, and check it.
+
+    ONNX Runtime runs the file at several sizes; it is kept only if its results are PyTorch's.
+    """
+    from lowtide.jobs.export import export_onnx
+
+    report = export_onnx(
+        model, output, precision=precision.value, opset=opset, force=force, unchecked=unchecked
+    )
+    typer.echo(report.model_dump_json(indent=2) if as_json else str(report))

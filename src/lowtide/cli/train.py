@@ -1,0 +1,147 @@
+"""`lowtide train sr`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowtide.cli.shell import guarded, on_terminal, option
+from lowtide.core.errors import UsageError
+from lowtide.core.units import format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.jobs.train_sr import TrainReport
+    from lowtide.training.loop import Moment
+
+_RUN, _OUT = "Run", "Output"
+EXAMPLE = """\
+# An upscaler, trained on photographs. Folders are searched with all that is in them.
+name: nano-x2
+scale: 2
+manual_seed: 0
+precision: bf16            # fp32, bf16, fp16 (GPU)
+datasets:
+  train:
+    dataroot_gt: [photographs]
+    # dataroot_lq: [small]  # pairs by name; without it, small ones are made:
+    degradation: bicubic   # or real: blur, noise and JPEG, twice
+    lq_size: 32
+    batch_size_per_gpu: 16
+    color: true
+  val:
+    dataroot_gt: [validation]
+network_g:
+  type: paragonsr2_nano    # micro, tiny, xs, s, m, l, xl, realtime, stream, photo, pro
+train:
+  total_iter: 10000
+  warmup_iter: 300
+  losses:
+    - type: l1loss
+  optim_g: {type: adamw, lr: 1.0e-3}
+  scheduler: {type: cosine}
+  ema_decay: 0.999
+val:
+  val_freq: 1000
+  metrics:
+    psnr: {type: psnr, test_y_channel: true}
+logger:
+  print_freq: 100
+  save_checkpoint_freq: 1000
+"""
+
+
+@guarded
+def sr(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help=(
+        "A YAML file; --example prints one."))] = None,
+    output: Annotated[Path, option("-o", "--output", panel=_OUT, metavar="FOLDER", help=(
+        "Where the run's folder is made: weights, states, log. A run that is there goes on."
+    ))] = Path("experiments"),
+    budget: Annotated[str, option(panel=_RUN, metavar="BYTES", help=(
+        "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is cut into as"
+        " many parts as it asks for."))] = "auto",
+    device: Annotated[str, option(panel=_RUN, help="auto, cpu, cuda:0, ...")] = "auto",
+    example: Annotated[bool, option("--example", panel=_OUT, help=(
+        "Print a configuration to begin with, and stop."))] = False,
+    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    as_json: Annotated[bool, option("--json", panel=_OUT, help="The report as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Train an upscaler inside a budget, or go on with one.
+
+    What a step will take is said before the first one. Ctrl-C keeps the state of the step; the
+    same command goes on from there, and so it does after a crash, with the losses of a run that
+    was never stopped. Validation pictures are upscaled as `lowtide upscale` does it: exactly.
+    """
+    if example:
+        typer.echo(EXAMPLE, nl=False)
+        return
+    if config is None:
+        raise UsageError("no configuration is given", hint="lowtide train sr CONFIG.yaml")
+    from lowtide.jobs.train_sr import train_sr
+
+    say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
+    with _until_interrupted() as stop:
+        report = train_sr(
+            config, output, budget=budget, device=device, cancel=stop,
+            on_plan=lambda plan: say(str(plan)), on_step=None if quiet else Lines(),
+        )  # fmt: skip
+    typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that the step in hand is finished and kept; a second one
+    stops at once."""
+    stop = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Lines:
+    """A line now and then: more often where somebody watches."""
+
+    def __init__(self) -> None:
+        self._every = 1.0 if on_terminal() else 10.0
+        self._said = 0.0
+        self._first: int | None = None
+
+    def __call__(self, moment: Moment) -> None:
+        if self._first is None:
+            self._first = moment.step - 1
+        if moment.seconds - self._said < self._every and moment.step < moment.total:
+            return
+        self._said = moment.seconds
+        left = moment.seconds / (moment.step - self._first) * (moment.total - moment.step)
+        losses = ", ".join(f"{name} {value:.4g}" for name, value in moment.losses.items())
+        typer.echo(
+            f"step {moment.step:,} of {moment.total:,}: {losses}, {format_seconds(left)} left",
+            err=True,
+        )
+
+
+def _text(report: TrainReport) -> str:
+    lines = [f"{report.name}: {report.steps:,} steps, {report.parameters:,} parameters"]
+    if report.resumed_at:
+        lines.append(f"went on after step {report.resumed_at:,}")
+    lines += [f"{name}: {score:.4f}" for name, score in report.scores.items()]
+    lines += [f"left out: {path} ({why})" for path, why in report.skipped.items()]
+    lines.append(f"weights: {report.weights}")
+    if report.best:
+        lines.append(f"best:    {report.best}")
+    return "\n".join(lines)

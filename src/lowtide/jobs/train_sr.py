@@ -1,0 +1,126 @@
+"""Training an upscaler inside a budget: the job behind `lowtide train sr`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from lowtide.core.errors import UsageError
+from lowtide.core.progress import Cancel
+from lowtide.jobs.prepare import resolve_device
+from lowtide.jobs.train_memory import StepPlan, plan_step
+from lowtide.jobs.train_validation import Validation
+from lowtide.memory.budget import Budget
+from lowtide.training.config import TrainConfig, TrainData, ValData, read_config
+from lowtide.training.data import (
+    Batches,
+    HighResolutionFolders,
+    PairedFolders,
+    RealDegradation,
+    bicubic,
+)
+from lowtide.training.loop import Moment, Trainer
+from lowtide.training.networks import make_discriminator, make_generator, start_from
+from lowtide.training.weights import save_weights
+
+
+class TrainReport(BaseModel):
+    """What was trained: ``plan`` is what a step was expected to take, ``scores`` the last ones.
+
+    ``weights`` and ``best`` are files, of the averaged weights at the end and of those with the
+    best score.
+    """
+
+    name: str
+    folder: str
+    device: str
+    parameters: int
+    steps: int
+    resumed_at: int
+    plan: StepPlan
+    weights: str
+    best: str | None
+    scores: dict[str, float]
+    skipped: dict[str, str]
+
+
+def train_sr(
+    config: str | Path | TrainConfig, output: str | Path = "experiments", *,
+    budget: str | int = "auto", device: str = "auto",
+    on_plan: Callable[[StepPlan], None] | None = None,
+    on_step: Callable[[Moment], None] | None = None, cancel: Cancel = None,
+) -> TrainReport:  # fmt: skip
+    """Train the upscaler that ``config`` (a file, or what it holds) describes, in
+    ``output``/name.
+
+    Goes on where a run of the same configuration was stopped. The batch is cut into as many parts
+    as ``budget`` asks for; what a step will take is told by ``on_plan`` before the first one.
+
+    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, before
+    the first step wherever that can be known, `BudgetError`, `NotFiniteError`, `Cancelled`.
+    """
+    chosen = config if isinstance(config, TrainConfig) else read_config(config)
+    folder, place = Path(output) / chosen.name, resolve_device(device)
+    data = chosen.datasets.train
+    batches = _batches(chosen, data)
+    generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
+    discriminator = None
+    if chosen.network_d is not None:
+        discriminator = make_discriminator(chosen.network_d, chosen.manual_seed)
+    if chosen.path.pretrain_network_g is not None:
+        start_from(generator, chosen.path.pretrain_network_g, strict=chosen.path.strict_load_g)
+    parsed = Budget.parse(budget, device=place)
+    plan = plan_step(chosen, generator, discriminator, parsed.device_bytes, place)
+    if on_plan is not None:
+        on_plan(plan)
+    trainer = Trainer(
+        chosen, folder, generator, batches, discriminator=discriminator, parts=plan.parts,
+        device=place,
+    )  # fmt: skip
+    resumed = trainer.resume()
+    folder.mkdir(parents=True, exist_ok=True)
+    told = json.dumps(chosen.model_dump(mode="json"), indent=1)
+    (folder / "config.json").write_text(told + "\n")
+    validation = _validation(chosen, folder, place)
+    trainer.run(validation, on_step=on_step, cancel=cancel)
+    last = save_weights(folder / f"{chosen.name}.safetensors", trainer.average, chosen)
+    best = validation.best if validation is not None else None
+    return TrainReport(
+        name=chosen.name, folder=str(folder), device=place,
+        parameters=sum(one.numel() for one in generator.parameters()),
+        steps=trainer.done, resumed_at=resumed, plan=plan, weights=str(last),
+        best=str(best) if best is not None else None,
+        scores=validation.scores if validation is not None else {},
+        skipped={str(path): why for path, why in batches.skipped.items()},
+    )  # fmt: skip
+
+
+def _batches(config: TrainConfig, data: TrainData) -> Batches:
+    return Batches(
+        _data(config, data), patch=data.lq_size, batch=data.batch_size_per_gpu,
+        seed=config.manual_seed, workers=data.num_worker_per_gpu, use_hflip=data.use_hflip,
+        use_rot=data.use_rot, color=data.color, skip_broken=data.skip_broken,
+    )  # fmt: skip
+
+
+def _data(config: TrainConfig, data: TrainData | ValData) -> PairedFolders | HighResolutionFolders:
+    """Pairs, or pictures of which the small ones are made."""
+    if data.dataroot_lq:
+        return PairedFolders(
+            data.dataroot_gt, data.dataroot_lq, config.scale, filename_tmpl=data.filename_tmpl
+        )
+    real = isinstance(data, TrainData) and data.degradation == "real"
+    if real and config.scale > 4:
+        raise UsageError("degradation: real is for scales up to 4")
+    return HighResolutionFolders(
+        data.dataroot_gt, config.scale, RealDegradation() if real else bicubic
+    )
+
+
+def _validation(config: TrainConfig, folder: Path, device: str) -> Validation | None:
+    if config.datasets.val is None:
+        return None
+    return Validation(config, _data(config, config.datasets.val), folder, device)

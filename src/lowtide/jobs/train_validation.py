@@ -1,0 +1,106 @@
+"""Scores of the weights so far, on whole pictures, by the way in which results are made later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from lowtide.core.errors import InputError
+from lowtide.core.figures import psnr, psnr_y, ssim, ssim_y
+from lowtide.jobs.upscale import upscale
+from lowtide.models.resample import resize_cubic
+from lowtide.training.config import Metric, TrainConfig
+from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
+from lowtide.training.weights import save_weights
+
+# (enlarged, original, pixels left out) to a figure, larger is better.
+Figure = Callable[[np.ndarray, np.ndarray, int], float]
+_WEIGHTS = "validated"
+Pictures = PairedFolders | HighResolutionFolders
+
+
+class Validation:
+    """Upscales the validation pictures with each weights it is given, within ``val.budget``.
+
+    Nothing is made smaller to fit: `lowtide.upscale` runs the pictures whole, in bands or in
+    tiles, exactly. ``scores`` are the last, ``best`` the file of the weights with the best first
+    score.
+    """
+
+    def __init__(self, config: TrainConfig, data: Pictures, folder: Path, device: str) -> None:
+        self._config, self._folder, self._device = config, folder, device
+        self._pairs = list(self._stored(data))
+        self.scores: dict[str, float] = {}
+        path = folder / "models" / f"{config.name}_best.safetensors"
+        self.best: Path | None = path if path.is_file() else None
+
+    def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
+        """Mean scores of ``network`` after ``step`` steps, by the metrics' names."""
+        config, metrics = self._config, self._config.val.metrics
+        weights = save_weights(self._folder / "models" / f"{_WEIGHTS}.safetensors", network, config)
+        sums = dict.fromkeys(metrics, 0.0)
+        for low, high in self._pairs:
+            made = self._enlarged(low, weights, step)
+            for name, metric in metrics.items():
+                sums[name] += _figure(metric, config.scale, made, high)
+        self.scores = {name: total / len(self._pairs) for name, total in sums.items()}
+        return self.scores
+
+    def keep_best(self, network: nn.Module) -> None:
+        """Keep these weights as the best so far."""
+        name = f"{self._config.name}_best.safetensors"
+        self.best = save_weights(self._folder / "models" / name, network, self._config)
+
+    def _enlarged(self, low: Path, weights: Path, step: int) -> np.ndarray:
+        target = self._folder / "visualization" / low.stem / f"{low.stem}_{step}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        upscale(
+            low, target, model=str(weights), budget=self._config.val.budget, device=self._device,
+            force=True,
+        )  # fmt: skip
+        made = _eight_bits(read_rgb(target))
+        if not self._config.val.save_img:
+            target.unlink()
+        return made
+
+    def _stored(self, data: Pictures) -> Iterator[tuple[Path, np.ndarray]]:
+        """(file of the small picture, the large one) of each pair; small ones are made once."""
+        scale = self._config.scale
+        for index in range(len(data)):
+            path = data.path(index)
+            image = _eight_bits(read_rgb(path))
+            if isinstance(data, PairedFolders):
+                yield data.low_path(index), image
+                continue
+            height, width = (side // scale * scale for side in image.shape[:2])
+            if not height or not width:
+                raise InputError(f"{path}: {image.shape[1]}×{image.shape[0]} is too small")
+            high = image[:height, :width]
+            low = self._folder / "validation" / f"{index}_{path.stem}.png"
+            _write(low, resize_cubic(high, height // scale, width // scale))
+            yield low, high
+
+
+def _eight_bits(image: np.ndarray) -> np.ndarray:
+    """As the metrics' protocols have it."""
+    return image if image.dtype == np.uint8 else (image / 257).round().astype(np.uint8)
+
+
+def _write(path: Path, image: np.ndarray) -> None:
+    import pyvips
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyvips.Image.new_from_array(image).pngsave(str(path), compression=3)
+
+
+def _figure(metric: Metric, scale: int, made: np.ndarray, high: np.ndarray) -> float:
+    """One metric of one picture; its border is the scale where nothing else is said."""
+    border = scale if metric.crop_border is None else metric.crop_border
+    if metric.test_y_channel:
+        return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](made, high, border)
+    inner = (slice(border, made.shape[0] - border), slice(border, made.shape[1] - border))
+    figure = {"psnr": psnr, "ssim": ssim}[metric.type]
+    return figure(made[inner], high[inner], peak=255.0)

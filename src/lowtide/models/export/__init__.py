@@ -1,0 +1,23 @@
+"""Models as files for other runtimes, and the proof that these give the same."""
+
+from lowtide.models.export.onnx_check import (
+    LARGEST_DIFFERENCE,
+    CannotRunError,
+    OnnxRunner,
+    SizeCheck,
+    checked_sizes,
+    compare,
+    processor_seconds,
+)
+from lowtide.models.export.onnx_file import (
+    OPSETS,
+    ExportPrecision,
+    label,
+    require_packages,
+    write_onnx,
+)
+
+__all__ = [
+    "LARGEST_DIFFERENCE", "OPSETS", "CannotRunError", "ExportPrecision", "OnnxRunner", "SizeCheck",
+    "checked_sizes", "compare", "label", "processor_seconds", "require_packages", "write_onnx",
+]  # fmt: skip

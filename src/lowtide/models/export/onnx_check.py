@@ -1,0 +1,171 @@
+"""Whether an exported file gives what its model gives, at sizes that were not exported."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import LowtideError, ModelError
+from lowtide.core.figures import max_error, psnr
+from lowtide.models.descriptor import SizeRule
+from lowtide.models.export.onnx_file import EXAMPLE_SIDES, IMAGE, RESULT, require_packages
+from lowtide.models.model import Model
+
+# Of pixels in 0..1, in fp32; rounding in another order leaves a hundredth of it.
+LARGEST_DIFFERENCE = 1e-4
+# By what a runtime may be further from fp32 than PyTorch is at the same low precision.
+_ALLOWANCE = 2
+# Height and width: odd, smaller and larger than windows, in both directions, and more pixels than
+# models that take small pictures otherwise call small.
+_SIZES = ((33, 50), (19, 61), (64, 80), (129, 131))
+_TIMED_PAIRS = 3
+# onnxruntime has no base class of its errors, which derive from Exception.
+_REFUSALS = (
+    "NotImplemented", "Fail", "InvalidGraph", "InvalidProtobuf", "InvalidArgument",
+    "RuntimeException", "EPFail",
+)  # fmt: skip
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+
+
+class CannotRunError(LowtideError):
+    """ONNX Runtime's CPU provider cannot run the file: it lacks an operator, or it failed."""
+
+
+@dataclass(frozen=True)
+class SizeCheck:
+    """One size, in pixels. ``difference`` is the largest between the file's result and that of
+    the model in fp32, on a scale of 0..1; ``bound`` is what it may be.
+
+    In fp16 and bf16 ``own_difference`` is that of PyTorch at the same precision, and ``psnr_db``
+    is how near the file comes to fp32, infinity where it is equal; both are None in fp32.
+    """
+
+    height: int
+    width: int
+    difference: float
+    bound: float
+    own_difference: float | None = None
+    psnr_db: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the difference is within the bound; one that is not a number is not."""
+        return self.difference <= self.bound
+
+
+class OnnxRunner:
+    """An ONNX file, run by ONNX Runtime on the CPU with PyTorch's number of threads.
+
+    Raises `CannotRunError` where the runtime refuses the file, and `UsageError` where the package
+    onnxruntime is missing.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        require_packages("onnxruntime")
+        import onnxruntime
+
+        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        self._refusals: tuple[type[Exception], ...] = tuple(
+            getattr(state, name) for name in _REFUSALS if hasattr(state, name)
+        )
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors only
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Threads that wait in a loop would count as processor time.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session: Any
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except self._refusals as error:
+            raise CannotRunError(_first_line(error)) from error
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """fp32 (1, C, H, W) to what the file makes of it."""
+        try:
+            (found,) = self._session.run([RESULT], {IMAGE: image.numpy()})
+        except self._refusals as error:
+            height, width = image.shape[2:]
+            raise CannotRunError(f"at {width}×{height}: {_first_line(error)}") from error
+        return torch.from_numpy(np.asarray(found))
+
+
+def checked_sizes(rule: SizeRule) -> tuple[tuple[int, int], ...]:
+    """(height, width) of the sizes compared: such as ``rule`` allows, none that was exported."""
+    traced = _allowed(EXAMPLE_SIDES, rule)
+    sizes = (_allowed(size, rule) for size in _SIZES)
+    return tuple(dict.fromkeys(size for size in sizes if size != traced))
+
+
+def compare(
+    run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
+) -> SizeCheck:  # fmt: skip
+    """Compare the file with ``model`` in fp32 on an image of ``size`` (height, width).
+
+    ``network`` is what was exported: that of the model, or its copy in a lower precision, whose
+    own error sets the bound. Raises `ModelError` where the result has another shape, and
+    `CannotRunError` where the runtime fails at this size.
+    """
+    image = random_image(model, size)
+    with torch.inference_mode():
+        expected = model.module(image)
+        own = expected if network is model.module else network(image)
+    found = run(image)
+    if found.shape != expected.shape:
+        raise ModelError(
+            f"the exported file makes {tuple(found.shape)} of {size[1]}×{size[0]} pixels,"
+            f" PyTorch {tuple(expected.shape)}"
+        )
+    difference = max_error(found.numpy(), expected.numpy())
+    if network is model.module:
+        return SizeCheck(*size, difference, LARGEST_DIFFERENCE)
+    own_difference = max_error(own.numpy(), expected.numpy())
+    # A model that overflows at this precision must not allow the file everything.
+    allowed = _ALLOWANCE * own_difference if math.isfinite(own_difference) else 0.0
+    bound = max(LARGEST_DIFFERENCE, allowed)
+    decibels = psnr(found.numpy(), expected.numpy())
+    return SizeCheck(*size, difference, bound, own_difference, decibels)
+
+
+def processor_seconds(
+    run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
+) -> tuple[float, float]:  # fmt: skip
+    """Of one image of ``size`` (height, width) by ONNX Runtime and by PyTorch at the same
+    precision: medians of alternating pairs, after `compare` has warmed both up."""
+    image = random_image(model, size)
+    pairs = [(_seconds(run, image), _seconds(network, image)) for _ in range(_TIMED_PAIRS)]
+    return median(one for one, _ in pairs), median(other for _, other in pairs)
+
+
+def random_image(model: Model, size: tuple[int, int]) -> Tensor:
+    """Noise in 0..1, (1, C, height, width), the same in every run."""
+    source = torch.Generator().manual_seed(math.prod(size))
+    return torch.rand(1, model.descriptor.in_channels, *size, generator=source)
+
+
+@torch.inference_mode()
+def _seconds(run: OnnxRunner | nn.Module, image: Tensor) -> float:
+    start = time.process_time()
+    run(image)
+    return time.process_time() - start
+
+
+def _allowed(size: tuple[int, int], rule: SizeRule) -> tuple[int, int]:
+    rows, columns = rule.padding(*size)
+    return size[0] + rows, size[1] + columns
+
+
+def _first_line(error: Exception) -> str:
+    """Without the runtime's name and its numbers of kinds of errors."""
+    return _PREFIX.sub("", str(error).strip().partition("\n")[0])

@@ -1,0 +1,1 @@
+"""Training of super-resolution models in the memory there is."""

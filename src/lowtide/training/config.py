@@ -1,0 +1,228 @@
+"""What a training run is told: a YAML file in the field's terms, checked before anything starts.
+
+Names are those of BasicSR and traiNNer-redux where they have one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lowtide.core.errors import UsageError
+
+Scale = Literal[1, 2, 3, 4, 8]
+TrainPrecision = Literal["fp32", "bf16", "fp16"]
+Folders = Annotated[list[Path], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    """A part of the file: no entry that is not known, and none of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_folder(cls, values: Any) -> Any:
+        """A single folder may stand for a list of one."""
+        if isinstance(values, dict):
+            values = {
+                key: [value] if key.startswith("dataroot_") and isinstance(value, str) else value
+                for key, value in values.items()
+            }
+        return values
+
+
+class TrainData(_Part):
+    """``datasets.train``: ``dataroot_lq`` makes pairs; without it ``degradation`` makes them.
+
+    ``lq_size`` is the side of a patch in low-resolution pixels, ``batch_size_per_gpu`` how many
+    make one step on each device, in ``accum_iter`` parts or as many as the budget asks for.
+    """
+
+    dataroot_gt: Folders
+    dataroot_lq: list[Path] = []
+    filename_tmpl: str = "{}"
+    degradation: Literal["bicubic", "real"] = "bicubic"
+    lq_size: int = Field(default=32, ge=8)
+    batch_size_per_gpu: int = Field(default=16, ge=1)
+    accum_iter: int | None = Field(default=None, ge=1)
+    use_hflip: bool = True
+    use_rot: bool = True
+    color: bool = False
+    num_worker_per_gpu: int = Field(default=0, ge=0, le=64)
+    skip_broken: bool = False
+
+
+class ValData(_Part):
+    """``datasets.val``: whole pictures, as pairs or shrunk by an antialiased cubic filter."""
+
+    dataroot_gt: Folders
+    dataroot_lq: list[Path] = []
+    filename_tmpl: str = "{}"
+
+
+class Datasets(_Part):
+    """``datasets``."""
+
+    train: TrainData
+    val: ValData | None = None
+
+
+class Optim(_Part):
+    """``optim_g`` and ``optim_d``."""
+
+    type: Literal["adamw", "adam"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class Scheduler(_Part):
+    """``scheduler``: a cosine down to ``eta_min`` (a share of the rate), or ``gamma`` at each of
+    the ``milestones``."""
+
+    type: Literal["cosine", "multistep", "constant"] = "cosine"
+    eta_min: float = Field(default=0.02, ge=0, le=1)
+    milestones: list[int] = []
+    gamma: float = Field(default=0.5, gt=0, le=1)
+
+
+class LossEntry(BaseModel):
+    """One of ``losses``: other entries are options of its type.
+
+    Of a GAN loss ``loss_weight`` rises from 0 at ``start_iter`` over ``ramp_iter`` steps.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+    loss_weight: float = Field(default=1.0, gt=0)
+    start_iter: int = Field(default=0, ge=0)
+    ramp_iter: int = Field(default=0, ge=0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the type itself is told."""
+        return dict(self.model_extra or {})
+
+
+class Train(_Part):
+    """``train``."""
+
+    total_iter: int = Field(ge=1)
+    warmup_iter: int = Field(default=0, ge=0)
+    losses: Annotated[list[LossEntry], Field(min_length=1)] = [LossEntry(type="l1loss")]
+    optim_g: Optim = Optim()
+    optim_d: Optim = Optim(lr=1e-4)
+    scheduler: Scheduler = Scheduler()
+    ema_decay: float = Field(default=0.999, ge=0, lt=1)
+    ema_warmup: int = Field(default=10, ge=1)
+    grad_clip: float | None = Field(default=None, gt=0)
+    checkpointing: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+
+
+class Metric(_Part):
+    """One of ``val.metrics``: how it is measured, and whether the best weights are chosen by it."""
+
+    type: Literal["psnr", "ssim"] = "psnr"
+    crop_border: int | None = Field(default=None, ge=0)
+    test_y_channel: bool = True
+
+
+class Val(_Part):
+    """``val``. The first of ``metrics`` chooses the best checkpoint."""
+
+    val_freq: int = Field(default=1000, ge=1)
+    metrics: dict[str, Metric] = {"psnr": Metric()}
+    save_img: bool = False
+    budget: str = "auto"
+
+
+class Logger(_Part):
+    """``logger``."""
+
+    print_freq: int = Field(default=100, ge=1)
+    save_checkpoint_freq: int = Field(default=1000, ge=1)
+    use_tb_logger: bool = False
+
+
+class Paths(_Part):
+    """``path``."""
+
+    pretrain_network_g: Path | None = None
+    strict_load_g: bool = True
+
+
+class TrainConfig(_Part):
+    """A whole file."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    scale: Scale
+    manual_seed: int = Field(default=0, ge=0)
+    precision: TrainPrecision = "fp32"
+    channels_last: bool = True
+    datasets: Datasets
+    network_g: dict[str, Any]
+    network_d: dict[str, Any] | None = None
+    train: Train
+    val: Val = Val()
+    logger: Logger = Logger()
+    path: Paths = Paths()
+
+
+def read_config(path: Path | str) -> TrainConfig:
+    """A configuration from its file.
+
+    Raises `UsageError` for a file that cannot be read, and, with the place and the nearest name,
+    for entries that are unknown, missing or not possible.
+    """
+    import yaml
+
+    file = Path(path)
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict):
+        raise UsageError(f"{file} holds no entries", hint="`lowtide train sr --example` prints one")
+    return parse_config(given, str(file))
+
+
+def parse_config(given: dict[str, Any], where: str = "the configuration") -> TrainConfig:
+    """A configuration from plain values; raises as `read_config`."""
+    try:
+        return TrainConfig.model_validate(given)
+    except ValidationError as error:
+        told = [_told(one["loc"], one["type"], one["msg"]) for one in error.errors()]
+        raise UsageError(f"{where}: {'; '.join(told)}") from error
+
+
+def _told(place: Sequence[int | str], kind: str, message: str) -> str:
+    dotted = ".".join(map(str, place))
+    if kind == "missing":
+        return f"{dotted} is missing"
+    if kind != "extra_forbidden":
+        return f"{dotted}: {message[0].lower()}{message[1:]}"
+    near = difflib.get_close_matches(str(place[-1]), _known(place[:-1]), n=1, cutoff=0.5)
+    return f"{dotted} is not known{f' (did you mean {near[0]}?)' if near else ''}"
+
+
+def _known(place: Sequence[int | str]) -> list[str]:
+    """The entries of a part of the file."""
+    part: Any = TrainConfig
+    for name in place:
+        field = getattr(part, "model_fields", {}).get(name)
+        if field is None:
+            return []
+        part = next(
+            (one for one in (field.annotation, *getattr(field.annotation, "__args__", ()))
+             if isinstance(one, type) and issubclass(one, BaseModel)), None,
+        )  # fmt: skip
+    return list(getattr(part, "model_fields", {}))

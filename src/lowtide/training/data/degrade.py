@@ -1,0 +1,203 @@
+"""How low-resolution pictures are made of high-resolution ones.
+
+`bicubic` is the field's benchmark, `RealDegradation` the random model of what happens to pictures
+on their way through cameras and the Internet (Real-ESRGAN, arXiv 2107.10833).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import pyvips
+
+from lowtide.core.errors import UsageError
+from lowtide.models.resample import keys_cubic, resize_cubic
+from lowtide.training.data.kernels import (
+    BlurConfig,
+    Range,
+    check_ranges,
+    check_shares,
+    draw_kernel,
+    draw_sinc,
+    filtered,
+)
+
+Filter = Literal["area", "bilinear", "bicubic"]
+_FILTERS: tuple[Filter, ...] = get_args(Filter)
+# Photons that make white, for noise of strength 1.
+_PHOTONS = 256
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One round of blur, resizing, noise and JPEG; the defaults are the paper's for the first.
+
+    ``resize_shares`` of the pictures are enlarged, made smaller, or kept, by a factor in
+    ``resize``. ``gaussian_share`` have Gaussian noise with a standard deviation in ``gaussian``
+    (of 255), the others Poisson noise whose strength is in ``poisson``; in ``gray_share`` it is
+    the same for all three bands. ``jpeg`` is the range of qualities. Raises `UsageError` for
+    what is not possible.
+    """
+
+    blur: BlurConfig = field(default_factory=BlurConfig)
+    resize_shares: tuple[float, float, float] = (0.2, 0.7, 0.1)
+    resize: Range = (0.15, 1.5)
+    gaussian_share: float = 0.5
+    gaussian: Range = (1.0, 30.0)
+    poisson: Range = (0.05, 3.0)
+    gray_share: float = 0.4
+    jpeg: tuple[int, int] = (30, 95)
+
+    def __post_init__(self) -> None:
+        check_shares(self, "gaussian_share", "gray_share")
+        check_ranges(self, math.inf, "resize", "gaussian", "poisson")
+        check_ranges(self, 100, "jpeg")
+        if min(self.resize_shares) < 0 or not math.isclose(sum(self.resize_shares), 1):
+            raise UsageError(f"resize_shares must be three that sum to 1: {self.resize_shares}")
+        if not self.resize[0] <= 1 <= self.resize[1]:
+            raise UsageError(f"resize must be a range around 1: {self.resize}")
+
+
+def _second_stage() -> StageConfig:
+    """The paper's second round, which is the weaker one."""
+    return StageConfig(
+        BlurConfig(share=0.8, sigma=(0.2, 1.5)), (0.3, 0.4, 0.3), (0.3, 1.2),
+        gaussian=(1.0, 25.0), poisson=(0.05, 2.5),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RealConfig:
+    """Both rounds, and the share of pictures with a sinc filter at the end."""
+
+    first: StageConfig = field(default_factory=StageConfig)
+    second: StageConfig = field(default_factory=_second_stage)
+    final_sinc_share: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_shares(self, "final_sinc_share")
+
+
+def bicubic(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
+    """GT float32 (H, W, 3) in 0..1 made ``scale`` times smaller as MATLAB does with 8-bit files.
+
+    GT is rounded to 8 bits, LQ comes back as float32 in such steps: what published LQ files hold.
+    Sides are multiples of ``scale``, and nothing here is random.
+    """
+    levels = np.rint(gt * 255).astype(np.uint8)
+    low = resize_cubic(levels, gt.shape[0] // scale, gt.shape[1] // scale)
+    return low.astype(np.float32) / np.float32(255)
+
+
+class RealDegradation:
+    """Blur, resizing, noise and JPEG, twice, each drawn at random (arXiv 2107.10833, figure 2).
+
+    At the end come, in one of two orders, JPEG and the last resizing with a sinc filter.
+    """
+
+    def __init__(self, config: RealConfig | None = None) -> None:
+        self.config = config or RealConfig()
+
+    def __call__(self, gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
+        """GT float32 (H, W, 3) in 0..1 to LQ, ``scale`` times smaller, float32 in 8-bit steps."""
+        size = (gt.shape[0] // scale, gt.shape[1] // scale)
+        first, second = self.config.first, self.config.second
+        image = _worsened(gt, gt.shape[:2], first, generator)
+        image = jpeg(image, _quality(first, generator))
+        image = _worsened(image, size, second, generator)
+        if generator.integers(2):
+            image = jpeg(self._finished(image, size, generator), _quality(second, generator))
+        else:
+            image = self._finished(jpeg(image, _quality(second, generator)), size, generator)
+        return np.rint(np.clip(image, 0, 1) * 255) / np.float32(255)
+
+    def _finished(
+        self, image: np.ndarray, size: tuple[int, int], generator: np.random.Generator
+    ) -> np.ndarray:
+        image = resized(image, size, _filter(generator))
+        if generator.random() < self.config.final_sinc_share:
+            image = filtered(image, draw_sinc(generator))
+        return image
+
+
+def _worsened(
+    image: np.ndarray, size: tuple[int, int], config: StageConfig, generator: np.random.Generator
+) -> np.ndarray:
+    """Blurred, resized to ``size`` times a random factor, and with noise; in 0..1."""
+    if generator.random() < config.blur.share:
+        image = filtered(image, draw_kernel(config.blur, generator))
+    low, high = config.resize
+    kind = int(generator.choice(3, p=config.resize_shares))
+    factor = float(generator.uniform(*((1.0, high), (low, 1.0), (1.0, 1.0))[kind]))
+    target = (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
+    image = np.clip(resized(image, target, _filter(generator)), 0, 1)
+    return np.clip(image + _noise(image, config, generator), 0, 1)
+
+
+def _noise(image: np.ndarray, config: StageConfig, generator: np.random.Generator) -> np.ndarray:
+    """Noise for an image in 0..1: float32 of its shape, or with one band for all."""
+    gray = generator.random() < config.gray_share
+    if generator.random() < config.gaussian_share:
+        shape = (*image.shape[:2], 1 if gray else 3)
+        sigma = np.float32(generator.uniform(*config.gaussian) / 255)
+        return generator.standard_normal(shape, np.float32) * sigma
+    light = image.mean(2, keepdims=True) if gray else image
+    strength = generator.uniform(*config.poisson)
+    caught = generator.poisson(light * _PHOTONS) / _PHOTONS
+    return ((caught - light) * strength).astype(np.float32)
+
+
+def _filter(generator: np.random.Generator) -> Filter:
+    return _FILTERS[int(generator.integers(len(_FILTERS)))]
+
+
+def _quality(config: StageConfig, generator: np.random.Generator) -> int:
+    return int(generator.integers(config.jpeg[0], config.jpeg[1], endpoint=True))
+
+
+def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
+    """float32 (H, W, 3) in 0..1 as it comes back from a JPEG file of ``quality`` 1 to 100.
+
+    Color is stored at half the resolution, as most programs do and as the paper's does.
+    """
+    levels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    file = pyvips.Image.new_from_array(levels).jpegsave_buffer(Q=quality, subsample_mode="on")
+    return pyvips.Image.jpegload_buffer(file).numpy().astype(np.float32) / np.float32(255)
+
+
+def resized(image: np.ndarray, size: tuple[int, int], kind: Filter) -> np.ndarray:
+    """float32 (H, W, C) in another size (height, width), with the borders' pixels repeated.
+
+    ``area`` is the mean over the pixel's area; the other two read 2 or 4 pixels per axis, also
+    where the picture shrinks: the aliasing that such programs make is part of the model.
+    """
+    for axis in (0, 1):
+        index, weights = _taps(image.shape[axis], size[axis], kind)
+        moved = np.moveaxis(image, axis, 0)
+        shares = weights.astype(np.float32)[..., None, None]
+        result = np.zeros((size[axis], *moved.shape[1:]), np.float32)
+        for tap in range(index.shape[1]):
+            result += shares[:, tap] * moved[index[:, tap]]
+        image = np.moveaxis(result, 0, axis)
+    return image
+
+
+def _taps(length: int, size: int, kind: Filter) -> tuple[np.ndarray, np.ndarray]:
+    """For each of ``size`` output pixels the input pixels it reads, and their weights."""
+    step = length / size
+    left = np.arange(size) * step
+    if kind == "area":
+        index = np.floor(left).astype(np.int64)[:, None] + np.arange(math.ceil(step) + 1)
+        edges = left[:, None]
+        weights = np.minimum(edges + step, index + 1) - np.maximum(edges, index)
+        weights = np.clip(weights, 0, None)
+    else:
+        centers = (left + step / 2 - 0.5)[:, None]
+        reach = 1 if kind == "bilinear" else 2
+        index = np.floor(centers).astype(np.int64) + np.arange(1 - reach, 1 + reach)
+        distance = centers - index
+        weights = keys_cubic(distance) if reach == 2 else np.maximum(0, 1 - np.abs(distance))
+    return np.clip(index, 0, length - 1), weights / weights.sum(1, keepdims=True)

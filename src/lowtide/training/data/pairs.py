@@ -1,0 +1,146 @@
+"""Pairs of files: high-resolution pictures and their low-resolution partners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.errors import UsageError
+from lowtide.core.rows import ImageInfo
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.images import (
+    Found,
+    ImageCache,
+    find_images,
+    read_headers,
+    refuse,
+    same_size,
+    shape,
+    side_problems,
+    unit_range,
+)
+
+_Place = tuple[int, Path]
+_PAIR_HINT = "each file of dataroot_gt needs one of dataroot_lq, named by filename_tmpl"
+
+
+class PairedFolders:
+    """Folders of pictures (GT) and folders of the same, ``scale`` times smaller (LQ).
+
+    The names are BasicSR's: the first of ``gt`` belongs to the first of ``lq``, and so on; a
+    GT file ``a/b.png`` belongs to ``a/`` and ``filename_tmpl`` with ``b`` for its braces, with
+    any image suffix. Raises `UsageError` for folders that do not match or a template without
+    braces, and one `InputError` for all files without a partner or with two, for LQ files that
+    are nobody's, sizes that are not exactly ``scale`` times each other, files that are damaged,
+    and those that are not 8 or 16-bit RGB.
+    """
+
+    def __init__(
+        self, gt: Sequence[Path], lq: Sequence[Path], scale: int, filename_tmpl: str = "{}",
+        *, cache: ImageCache | None = None,
+    ) -> None:  # fmt: skip
+        if len(gt) != len(lq):
+            raise UsageError(
+                f"{len(gt)} folders of GT and {len(lq)} of LQ cannot be paired",
+                hint="dataroot_gt and dataroot_lq take as many folders, in the same order",
+            )
+        if filename_tmpl.count("{}") != 1:
+            raise UsageError(
+                f"filename_tmpl {filename_tmpl!r} does not say where the name goes",
+                hint="'{}x4' stands for baby.png and babyx4.png",
+            )
+        self.scale = scale
+        self._cache = cache or ImageCache()
+        matched, problems = _match(find_images(gt), find_images(lq), filename_tmpl)
+        self._pairs, self._infos, wrong = _check_sizes(matched, scale)
+        refuse(problems + wrong, _PAIR_HINT)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def path(self, index: int) -> Path:
+        """The GT file of a pair."""
+        return self._pairs[index][0]
+
+    def low_path(self, index: int) -> Path:
+        """The LQ file of a pair."""
+        return self._pairs[index][1]
+
+    def check(self, patch: int) -> None:
+        """Raise `InputError` naming LQ files with a side below ``patch`` pixels."""
+        paths = [low for _, low in self._pairs]
+        infos = [low for _, low in self._infos]
+        problems = side_problems(paths, infos, patch, "a patch")
+        refuse(problems, "a smaller lq_size, or leave them out")
+
+    def pair(
+        self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A random patch of a pair, changed alike: LQ and GT as float32 (H, W, 3) in 0..1.
+
+        LQ has ``patch`` pixels on a side, GT ``patch * scale``. Raises `InputError` for files
+        that are damaged or no longer what their headers said.
+        """
+        high, low = (self._read(index, side) for side in (0, 1))
+        top, left = (int(generator.integers(side - patch + 1)) for side in low.shape[:2])
+        change = augmentation.draw(generator)
+        cut: list[np.ndarray] = []
+        for image, unit in ((low, 1), (high, self.scale)):
+            rows = slice(top * unit, (top + patch) * unit)
+            columns = slice(left * unit, (left + patch) * unit)
+            cut.append(change.apply(unit_range(image[rows, columns])))
+        return cut[0], cut[1]
+
+    def _read(self, index: int, side: int) -> np.ndarray:
+        path = self._pairs[index][side]
+        return same_size(self._cache.read(path), self._infos[index][side], path)
+
+
+def _match(
+    gt: list[Found], lq: list[Found], template: str
+) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """The pairs, and sentences about everything that has no partner or too many."""
+    low: dict[_Place, list[Path]] = {}
+    for found in lq:
+        low.setdefault((found.folder, found.stem), []).append(found.path)
+    pairs: list[tuple[Path, Path]] = []
+    problems: list[str] = []
+    claimed: dict[_Place, Path] = {}
+    for found in gt:
+        name = found.stem.with_name(template.replace("{}", found.stem.name))
+        partners = low.get((found.folder, name), [])
+        first = claimed.setdefault((found.folder, name), found.path)
+        if not partners:
+            problems.append(f"{found.path}: no LQ file {name}.* belongs to it")
+        elif len(partners) > 1:
+            names = " and ".join(map(str, partners))
+            problems.append(f"{found.path}: {len(partners)} LQ files belong to it: {names}")
+        elif first != found.path:
+            problems.append(f"{found.path}: its LQ file {partners[0]} belongs to {first} too")
+        else:
+            pairs.append((found.path, partners[0]))
+    extra = [path for place, paths in low.items() if place not in claimed for path in paths]
+    return pairs, problems + [f"{path}: belongs to no GT file" for path in extra]
+
+
+def _check_sizes(
+    pairs: list[tuple[Path, Path]], scale: int
+) -> tuple[list[tuple[Path, Path]], list[tuple[ImageInfo, ImageInfo]], list[str]]:
+    """The pairs that can be used, their shapes, and sentences about the others."""
+    headers = read_headers([path for pair in pairs for path in pair])
+    good: list[tuple[Path, Path]] = []
+    infos: list[tuple[ImageInfo, ImageInfo]] = []
+    problems: list[str] = []
+    for pair, high, low in zip(pairs, headers[::2], headers[1::2], strict=True):
+        if isinstance(high, str) or isinstance(low, str):
+            problems += [told for told in (high, low) if isinstance(told, str)]
+        elif (high.width, high.height) != (low.width * scale, low.height * scale):
+            problems.append(
+                f"{pair[0]}: {shape(high)} is not {scale} times {pair[1]}: {shape(low)}"
+            )
+        else:
+            good.append(pair)
+            infos.append((high, low))
+    return good, infos, problems

@@ -1,0 +1,221 @@
+"""The training of an upscaler: steps, averages, states, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.training.config import TrainConfig
+from lowtide.training.data import Batches
+from lowtide.training.ema import MovingAverage
+from lowtide.training.log import Log
+from lowtide.training.losses import make_loss
+from lowtide.training.networks import keep_exact
+from lowtide.training.schedule import ema_decay, rate_share
+from lowtide.training.setup import GAN, engine_of, gan_of, make_twice_differentiable
+from lowtide.training.state import State, last_state, save_state
+from lowtide.training.step import Side, Stepper
+
+
+@dataclass
+class Moment:
+    """A step that is done, for who shows it."""
+
+    step: int
+    total: int
+    losses: dict[str, float]
+    seconds: float
+
+
+class Validates(Protocol):
+    """What scores weights, and keeps those with the best first score."""
+
+    def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
+        """Scores of ``network`` after ``step`` steps; larger is better."""
+        ...
+
+    def keep_best(self, network: nn.Module) -> None:
+        """Keep these weights."""
+        ...
+
+
+class Trainer:
+    """Trains ``generator`` as ``config`` says, in ``folder``, on what ``batches`` gives.
+
+    Goes on from the newest state in the folder; the losses are then those of a run that was never
+    stopped. ``parts`` is how many micro-batches make a step.
+    """
+
+    def __init__(
+        self, config: TrainConfig, folder: Path, generator: nn.Module, batches: Batches, *,
+        discriminator: nn.Module | None = None, parts: int = 1, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.config, self.folder, self._batches = config, folder, batches
+        self._engine = engine_of(config, device)
+        order = torch.channels_last if config.channels_last else torch.contiguous_format
+        self._average = MovingAverage(generator.to(memory_format=order))
+        self._average.module.to(self._engine.device)
+        sides = [self._side(generator.train(), config.train.optim_g)]
+        entries = [one for one in config.train.losses if one.type.lower() != GAN]
+        gan = gan_of(config)
+        if discriminator is not None:
+            discriminator = discriminator.to(memory_format=order).train()
+            if gan is not None and gan.penalty:
+                make_twice_differentiable(discriminator)
+            sides.append(self._side(discriminator, config.train.optim_d))
+        losses = [
+            (entry, make_loss(entry.type, **entry.options).to(self._engine.device))
+            for entry in entries
+        ]
+        self._sides = sides
+        self._stepper = Stepper(
+            sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None, gan,
+            config.train.checkpointing, parts,
+        )  # fmt: skip
+        self._state = State(0, {})
+
+    def _side(self, network: nn.Module, optim: Any) -> Side:
+        keep_exact(network)
+        kind = torch.optim.AdamW if optim.type == "adamw" else torch.optim.Adam
+        optimizer = kind(
+            network.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
+        )
+        wrapped, optimizer = self._engine.prepare(network, optimizer)
+        call = torch.compile(wrapped) if self.config.train.compile else wrapped
+        scaled = self._engine.scaler is not None
+        return Side(self._engine.unwrap_model(wrapped), optimizer, call, scaled)
+
+    @property
+    def average(self) -> nn.Module:
+        """The network with averaged weights, which is what a training is for."""
+        return self._average.module
+
+    @property
+    def done(self) -> int:
+        """Steps so far."""
+        return self._state.step
+
+    def resume(self) -> int:
+        """Go on from the newest state; how many steps that has.
+
+        Raises `UsageError` where it is that of another configuration.
+        """
+        state = last_state(self.folder / "training_states")
+        if state is None:
+            return 0
+        if _essence(state.config) != _essence(self.config.model_dump(mode="json")):
+            raise UsageError(
+                f"{self.folder} holds a training with another configuration",
+                hint="another name, or remove the folder to begin anew",
+            )
+        for name, part in self._parts().items():
+            part.load_state_dict(state.parts[name])
+        self._state = state
+        return state.step
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("generator", "discriminator")
+        found: dict[str, Any] = {"average": self._average.module}
+        for name, side in zip(names, self._sides, strict=False):
+            found[name], found[f"{name} optimizer"] = side.network, side.optimizer
+        if self._engine.scaler is not None:
+            found["scaler"] = self._engine.scaler
+        return found
+
+    def run(
+        self, validate: Validates | None = None, *, on_step: Callable[[Moment], None] | None = None,
+        cancel: Cancel = None,
+    ) -> None:  # fmt: skip
+        """Train to the last step. Raises what a step raises, and `Cancelled` after a state was
+        kept."""
+        config, logger = self.config, self.config.logger
+        log = Log(self.folder, self.done, tensorboard=logger.use_tb_logger)
+        started, first = time.perf_counter(), self.done
+        total = config.train.total_iter
+        try:
+            for low, high in self._batches.prefetch(first):
+                if self.done == total:
+                    break
+                losses = self._step(low, high)
+                done = self.done
+                if on_step is not None:
+                    on_step(Moment(done, total, losses, time.perf_counter() - started))
+                if done % logger.print_freq == 0 or done == total:
+                    log.add(done, self._lap())
+                if validate is not None and (done % config.val.val_freq == 0 or done == total):
+                    log.add(done, self._validated(validate))
+                if done % logger.save_checkpoint_freq == 0 or done == total:
+                    self._keep()
+                if done < total:
+                    self._stop_here(cancel)
+        finally:
+            log.close()
+
+    def _step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
+        config, step = self.config.train, self.done
+        share = rate_share(config.scheduler, step, config.total_iter, config.warmup_iter)
+        for side, optim in zip(self._sides, (config.optim_g, config.optim_d), strict=False):
+            for group in side.optimizer.param_groups:
+                group["lr"] = optim.lr * share
+            side.optimizer.zero_grad()
+        low, high = (one.to(self._engine.device) for one in (low, high))
+        if self.config.channels_last:
+            low = low.contiguous(memory_format=torch.channels_last)
+        losses = self._stepper(low, high, step)
+        for side in self._sides:
+            if config.grad_clip is not None:
+                self._engine.clip_grad_norm_(side.network.parameters(), config.grad_clip)
+            side.optimizer.step()
+        decay = ema_decay(config.ema_decay, config.ema_warmup, step)
+        self._average.follow(self._sides[0].network, decay)
+        state = self._state
+        state.step, state.counted = step + 1, state.counted + 1
+        for name, loss in losses.items():
+            state.sums[name] = state.sums.get(name, 0.0) + loss
+        return losses
+
+    def _lap(self) -> dict[str, Any]:
+        """Mean losses since the last line."""
+        state = self._state
+        means = {name: total / state.counted for name, total in state.sums.items()}
+        state.sums, state.counted = {}, 0
+        return {**means, "lr": self._sides[0].optimizer.param_groups[0]["lr"]}
+
+    def _validated(self, validate: Validates) -> dict[str, Any]:
+        scores = validate(self.average, self.done)
+        first = next(iter(scores.values()))
+        best = self._state.best
+        if best is None or first > best:
+            self._state.best = first
+            validate.keep_best(self.average)
+        return {**scores, "best": self._state.best == first}
+
+    def _keep(self) -> None:
+        if not self._engine.is_main_process:
+            return
+        self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
+        self._state.config = self.config.model_dump(mode="json")
+        save_state(self.folder / "training_states", self._state)
+        self._state.parts = {}
+
+    def _stop_here(self, cancel: Cancel) -> None:
+        try:
+            check_cancel(cancel)
+        except BaseException:
+            self._keep()
+            raise
+
+
+def _essence(config: dict[str, Any]) -> dict[str, Any]:
+    """What must not change in a run that goes on: all but how long it is and what is told of it."""
+    train = {key: one for key, one in config["train"].items() if key != "total_iter"}
+    same = {key: one for key, one in config.items() if key not in ("logger", "val", "train")}
+    return {**same, "train": train}

@@ -1,0 +1,174 @@
+"""A loss of what a network trained to recognize things sees: VGG19's features.
+
+Johnson et al., arXiv 1603.08155; the features are taken before the ReLU since ESRGAN
+(arXiv 1809.00219), and layers and weights below are those usual since Real-ESRGAN
+(arXiv 2107.10833). The network is that of Simonyan and Zisserman, arXiv 1409.1556.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision.models import vgg19
+
+from lowtide.core.errors import UsageError
+from lowtide.training.losses.pixel import comparable, full_precision, nearest, require_positive
+
+# Of ImageNet's RGB in 0..1, as torchvision's networks were trained on it.
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Convolutions of each of VGG19's stages; a ReLU follows each, and pooling each stage.
+_STAGES = 2, 2, 4, 4, 4
+_USUAL = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
+_SOURCE = "give torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
+
+
+class PerceptualLoss(nn.Module):
+    """Sum over layers of weight * mean(|difference of VGG19's features|).
+
+    ``weights`` is a file: torchvision's VGG19 state dict as .pth, or its tensors as .safetensors,
+    with or without ``features.`` before the names; nothing is ever downloaded. ``layers`` maps
+    conv1_1 .. conv5_4 to weights above 0, by default conv1_2 and conv2_2 to 0.1, conv3_4, conv4_4
+    and conv5_4 to 1. Raises UsageError for other layers, and for a file that does not fit.
+
+    The network is frozen, always in eval mode, and no part of this module's parameters or state
+    dict, but it goes to other devices and types with it.
+    """
+
+    def __init__(self, weights: str | Path, layers: Mapping[str, float] | None = None) -> None:
+        super().__init__()
+        self.layers = _checked(_USUAL if layers is None else layers)
+        self._depths = {_depth(name): weight for name, weight in self.layers.items()}
+        # Out of PyTorch's sight in a tuple: nobody trains it, saves it, or puts it in train mode.
+        self._hidden = (_network(Path(weights), max(self._depths)),)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerceptualLoss:
+        """What ``to``, ``cuda`` and the like go through."""
+        self._hidden[0]._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W) in 0..1 to a scalar; gradients go to the prediction only.
+
+        Autocast makes the network compute in its type; features are compared in fp32. Raises
+        UsageError for sides that pooling leaves nothing of (below 16 for conv5), and as
+        `comparable` does.
+        """
+        prediction, target = comparable(prediction, target)
+        network = self._hidden[0]
+        least = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
+        height, width = prediction.shape[2:]
+        if min(height, width) < least:
+            raise UsageError(
+                f"the perceptual loss of {', '.join(self.layers)} needs sides of {least} pixels "
+                f"at least, not a picture of {width}x{height}"
+            )
+        with torch.no_grad():
+            wanted = self._features(target)
+        found = self._features(prediction)
+        terms = [
+            weight * (found[depth] - wanted[depth]).abs().mean()
+            for depth, weight in self._depths.items()
+        ]
+        return torch.stack(terms).sum()
+
+    def _features(self, picture: Tensor) -> dict[int, Tensor]:
+        """(B, 3, H, W) to maps (B, C, h, w) in full precision, by the layer's depth."""
+        network = self._hidden[0]
+        x = (picture - picture.new_tensor(_MEAN).view(1, 3, 1, 1)) / picture.new_tensor(
+            _DEVIATION
+        ).view(1, 3, 1, 1)
+        x = x.to(next(network.parameters()).dtype)
+        found = {}
+        for depth, layer in enumerate(network):
+            x = layer(x)
+            if depth in self._depths:
+                found[depth] = full_precision(x)
+        return found
+
+
+def _checked(layers: Mapping[str, float]) -> dict[str, float]:
+    """Layers with their weights as floats; UsageError for none, an unknown one, a weight not
+    above 0."""
+    known = [
+        f"conv{stage}_{place}" for stage, convs in enumerate(_STAGES, 1)
+        for place in range(1, convs + 1)
+    ]  # fmt: skip
+    if not layers:
+        raise UsageError("the perceptual loss needs at least one layer", hint=nearest("", known))
+    for name in layers:
+        if name not in known:
+            raise UsageError(
+                f"VGG19 has no layer {name!r}; it has conv1_1 to conv{len(_STAGES)}_{_STAGES[-1]}",
+                hint=nearest(name, known),
+            )
+    return {
+        name: require_positive(f"the perceptual weight of {name}", weight)
+        for name, weight in layers.items()
+    }
+
+
+def _depth(name: str) -> int:
+    """Where ``convSTAGE_PLACE`` is among torchvision's ``features``."""
+    stage, place = (int(number) for number in name.removeprefix("conv").split("_"))
+    return sum(2 * convs + 1 for convs in _STAGES[: stage - 1]) + 2 * (place - 1)
+
+
+def _network(path: Path, deepest: int) -> nn.Sequential:
+    """VGG19's ``features`` up to that depth, with the file's weights, frozen, in fp32."""
+    # On the meta device the classifier, six sevenths of VGG19, costs neither time nor memory.
+    with torch.device("meta"):
+        network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
+    needed = network.state_dict()
+    network.load_state_dict(_fitting(_read(path), needed, path), assign=True)
+    for layer in network:
+        if isinstance(layer, nn.ReLU):
+            # In place it would overwrite the features, which are those before it.
+            layer.inplace = False
+    return network.requires_grad_(False).eval()
+
+
+def _fitting(
+    found: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: Path
+) -> dict[str, Tensor]:
+    """Those of a file's tensors that are needed, in fp32; UsageError naming what is missing."""
+    named = {name.removeprefix("features."): tensor for name, tensor in found.items()}
+    wrong = [f"no {name}" for name in needed if name not in named]
+    wrong += [
+        f"{name} of shape {tuple(named[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in needed.items()
+        if name in named and named[name].shape != tensor.shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise UsageError(
+            f"{path} does not fit VGG19: it has {', '.join(wrong[:4])}{more}", hint=_SOURCE
+        )
+    return {name: named[name].float() for name in needed}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .pth or .safetensors file, on the CPU; UsageError if there are none."""
+    suffix = path.suffix.lower()
+    if suffix not in (".pth", ".safetensors"):
+        raise UsageError(f"perceptual weights are .pth or .safetensors, not {path}", hint=_SOURCE)
+    if not path.is_file():
+        raise UsageError(f"there is no file of perceptual weights at {path}", hint=_SOURCE)
+    try:
+        if suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path} cannot be read: {reason}", hint=_SOURCE) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no state dict but a {type(found).__name__}", hint=_SOURCE)
+    return {
+        name: value for name, value in found.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }  # fmt: skip

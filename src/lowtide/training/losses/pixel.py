@@ -1,0 +1,97 @@
+"""Losses of single pixels, and the checks that all losses share.
+
+Below, d is prediction minus target, and the mean is over all pictures, channels and pixels.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+
+
+class L1Loss(nn.Module):
+    """mean(|d|), in the pictures' own unit."""
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
+        prediction, target = comparable(prediction, target)
+        return (prediction - target).abs().mean()
+
+
+class MSELoss(nn.Module):
+    """mean(d**2), in the pictures' own unit squared."""
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
+        prediction, target = comparable(prediction, target)
+        return (prediction - target).square().mean()
+
+
+class CharbonnierLoss(nn.Module):
+    """mean(sqrt(d**2 + eps**2)): L1, rounded where d is below ``eps`` (Charbonnier et al., 1994;
+    in super-resolution since LapSRN, arXiv 1704.03915).
+
+    ``eps`` is in the pictures' own unit and above 0, or a UsageError says so. It is also what the
+    loss of equal pictures is: nothing is subtracted.
+    """
+
+    def __init__(self, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.eps = require_positive("the Charbonnier loss's eps", eps)
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
+        prediction, target = comparable(prediction, target)
+        return ((prediction - target).square() + self.eps**2).sqrt().mean()
+
+
+def comparable(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Both pictures in the same type: fp32, or fp64 if one of them has it; gradients pass.
+
+    Raises UsageError unless both are floats of the same shape (B, 3, H, W) with something in it.
+    """
+    shapes = f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)}"
+    # Broadcasting would compare what was never meant to be compared.
+    if prediction.shape != target.shape:
+        raise UsageError(
+            f"a loss compares pictures of the same shape, not {shapes}",
+            hint="see that the model's scale is that of the pairs of pictures",
+        )
+    if prediction.ndim != 4 or prediction.shape[1] != 3:
+        raise UsageError(f"a loss takes (B, 3, H, W), not {shapes}")
+    if not prediction.numel():
+        raise UsageError(f"a loss takes pictures that are not empty, not {shapes}")
+    if not (prediction.is_floating_point() and target.is_floating_point()):
+        raise UsageError(
+            f"a loss takes floats, not prediction {prediction.dtype} and target {target.dtype}",
+            hint="divide 8-bit pictures by 255",
+        )
+    wide = torch.promote_types(prediction.dtype, target.dtype)
+    wide = torch.promote_types(wide, torch.float32)
+    return prediction.to(wide), target.to(wide)
+
+
+def full_precision(tensor: Tensor) -> Tensor:
+    """A float tensor of any shape in fp32, or in fp64 where it is; gradients pass."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def require_positive(what: str, value: object) -> float:
+    """``value`` as a float; UsageError naming ``what`` unless it is a finite number above 0."""
+    # A settings file may bring 1e-3 as a string, which YAML 1.1 takes it for.
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"{what} must be a finite number above 0, not {value!r}")
+    return float(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown ``name``: the one of ``known`` it is closest to, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"

@@ -1,0 +1,102 @@
+"""A loss of the picture's structure: 1 - MS-SSIM.
+
+Z. Wang, E. P. Simoncelli and A. C. Bovik, Multi-scale structural similarity for image quality
+assessment, Asilomar 2003. Each scale has
+
+    luminance  l  = (2 m_x m_y + C1) / (m_x**2 + m_y**2 + C1)
+    structure  cs = (2 s_xy + C2) / (s_x**2 + s_y**2 + C2)
+
+of means m, variances s**2 and covariance s_xy in Gaussian windows that lie inside the picture.
+Between scales the picture is averaged over 2x2 pixels; an odd last row or column is left out.
+MS-SSIM is the product of the scales' mean cs, the last scale's of l * cs, each to the power of
+the scale's weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.training.losses.pixel import comparable
+
+# The paper's, of five scales, finest first.
+_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+# Of the Gaussian window, in pixels.
+_TAPS, _SIGMA = 11, 1.5
+# (0.01 * white)**2 and (0.03 * white)**2, for white at 1.
+_C1, _C2 = 0.01**2, 0.03**2
+# A similarity below it counts as this much: of a negative one there is no such power, and at 0
+# the power's slope is infinite.
+_FLOOR = 1e-4
+
+
+class MSSSIMLoss(nn.Module):
+    """1 - MS-SSIM, from 0 for equal pictures to 1; as the module describes it.
+
+    Similarity is that of each channel of each picture; the loss is 1 minus their mean. Five scales
+    need sides of 176 pixels. Smaller patches have as many scales as leave a window's 11 pixels of
+    the shorter side, with those weights scaled to a sum of 1; one scale alone is SSIM.
+    """
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W), white at 1, to a scalar; computed in fp32 under autocast too.
+
+        A channel that is not similar at all on some scale, or the contrary of its target, has no
+        gradient from that scale. Raises UsageError for a side below 11, and as `comparable` does.
+        """
+        x, y = comparable(prediction, target)
+        weights = scale_weights(x.shape[2], x.shape[3])
+        # Variances are small differences of large numbers; bf16 has no digits left of them.
+        with torch.autocast(x.device.type, enabled=False):
+            similarity = x.new_ones(x.shape[:2])
+            for scale, weight in enumerate(weights):
+                if scale:
+                    x, y = F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)
+                luminance, structure = _similarities(x, y)
+                last = scale == len(weights) - 1
+                mean = (luminance * structure if last else structure).mean((2, 3))
+                similarity = similarity * mean.clamp(min=_FLOOR).pow(weight)
+            return 1 - similarity.mean()
+
+
+def scale_weights(height: int, width: int) -> tuple[float, ...]:
+    """The weights of as many scales, finest first, as a picture of this size in pixels has.
+
+    Raises UsageError where a side is smaller than the window.
+    """
+    shorter = min(height, width)
+    weights = tuple(
+        weight for scale, weight in enumerate(_WEIGHTS) if shorter >> scale >= _TAPS
+    )  # fmt: skip
+    if not weights:
+        raise UsageError(
+            f"MS-SSIM needs sides of {_TAPS} pixels at least, not a picture of {width}x{height}",
+            hint=f"train on larger patches; all {len(_WEIGHTS)} scales need "
+            f"{_TAPS << len(_WEIGHTS) - 1} pixels",
+        )
+    if len(weights) == len(_WEIGHTS):
+        # They sum to 1.0001 in the paper, and figures are comparable only if they do so here.
+        return weights
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def _similarities(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Luminance and structure of two (B, 3, H, W), each (B, 3, H - 10, W - 10)."""
+    moments = _blur(torch.stack([x, y, x * x, y * y, x * y]))
+    mean_x, mean_y, square_x, square_y, product = moments
+    both, squares = mean_x * mean_y, mean_x * mean_x + mean_y * mean_y
+    luminance = (2 * both + _C1) / (squares + _C1)
+    structure = (2 * (product - both) + _C2) / (square_x + square_y - squares + _C2)
+    return luminance, structure
+
+
+def _blur(maps: Tensor) -> Tensor:
+    """(..., H, W) to (..., H - 10, W - 10): means in Gaussian windows, columns then rows."""
+    offsets = torch.arange(_TAPS, dtype=maps.dtype, device=maps.device) - _TAPS // 2
+    taps = torch.exp(-offsets.square() / (2 * _SIGMA**2))
+    taps = taps / taps.sum()
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    flat = F.conv2d(F.conv2d(flat, taps.view(1, 1, -1, 1)), taps.view(1, 1, 1, -1))
+    return flat.view(*maps.shape[:-2], *flat.shape[-2:])

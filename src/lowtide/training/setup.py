@@ -1,0 +1,58 @@
+"""What a configuration becomes before the first step: the engine, and the adversarial loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.attention.spatial import LocalWindowAttention
+from lowtide.core.errors import UsageError
+from lowtide.training.config import TrainConfig
+from lowtide.training.losses.gan import discriminator_loss
+from lowtide.training.step import GanLoss
+
+GAN = "ganloss"
+
+
+def engine_of(config: TrainConfig, device: str) -> Any:
+    """What moves to devices, casts and scales: accelerate."""
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError as error:
+        raise UsageError(
+            "training needs accelerate", hint="pip install 'lowtide[train]'"
+        ) from error
+    if config.precision == "fp16" and device == "cpu":
+        raise UsageError("precision: fp16 needs a GPU", hint="precision: bf16, or fp32")
+    mixed = "no" if config.precision == "fp32" else config.precision
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
+        AcceleratorState._reset_state()  # of a training before this one, in the same process
+    return Accelerator(mixed_precision=mixed, cpu=device == "cpu")
+
+
+def gan_of(config: TrainConfig) -> GanLoss | None:
+    """The adversarial loss, which is no loss of two pictures."""
+    found = [entry for entry in config.train.losses if entry.type.lower() == GAN]
+    if bool(found) != (config.network_d is not None):
+        raise UsageError("network_d and a loss of type ganloss need each other")
+    if not found:
+        return None
+    options = dict(found[0].options)
+    kind, penalty = options.pop("gan_type", "vanilla"), options.pop("r1_weight", 0.0)
+    if len(found) > 1 or options:
+        raise UsageError(
+            f"ganloss: {', '.join(options) or 'a second one'} is not known",
+            hint="gan_type: vanilla, lsgan, hinge or r3gan; r1_weight",
+        )
+    discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # which knows the kinds
+    return GanLoss(found[0], kind, float(penalty))
+
+
+def make_twice_differentiable(network: nn.Module) -> None:
+    """Attention without a fused kernel, none of which has gradients of its gradients."""
+    for module in network.modules():
+        if isinstance(module, LocalWindowAttention):
+            module.backend = "sdpa-math"

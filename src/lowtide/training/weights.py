@@ -1,0 +1,45 @@
+"""Trained weights as files that say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from lowtide.core.errors import OutputError
+from lowtide.models import native
+from lowtide.models.paragonsr2.config import ParagonConvConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.variant_config import VariantConfig
+from lowtide.training.config import TrainConfig
+
+
+def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
+    """Write ``network`` as a safetensors file that `lowtide.load` takes, and return its name.
+
+    Tiers are written as their author does, by the names of their tensors alone. Raises
+    `OutputError`.
+    """
+    from safetensors.torch import save_file
+
+    entries = {"lowtide.trained_as": config.name, "lowtide.seed": str(config.manual_seed)}
+    shape = getattr(network, "config", None)
+    if isinstance(shape, ParagonConvConfig | VariantConfig):
+        entries |= native.entries_of(shape)
+    else:
+        assert isinstance(network, ParagonTier)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(_plain(network.state_dict()), part, entries)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OutputError(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the order of their dimensions, as files have them."""
+    return {name: weight.detach().cpu().contiguous() for name, weight in state.items()}

@@ -1,0 +1,187 @@
+"""The export job: what is kept, what is refused, and what the report says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lowtide
+from lowtide.core.errors import ModelError, OutputError, UsageError
+from lowtide.jobs import export as job
+from lowtide.jobs.export import export_onnx
+from lowtide.models.export import onnx_file
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def metadata(path):
+    return {one.key: one.value for one in onnx.load(path).metadata_props}
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "model.onnx"
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """As if a package were not installed."""
+
+    def missing(package):
+        found = onnx_file.importlib.util.find_spec
+        monkeypatch.setattr(
+            onnx_file.importlib.util, "find_spec",
+            lambda name, *more: None if name == package else found(name, *more),
+        )  # fmt: skip
+
+    return missing
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """An exporter whose file adds something to every pixel."""
+    write = job.write_onnx
+
+    def alter(share):
+        def altered(model, path, **options):
+            network = write(model, path, **options)
+            graph = onnx.load(path)
+            (bias,) = (one for one in graph.graph.initializer if "conv_up.bias" in one.name)
+            values = onnx.numpy_helper.to_array(bias)
+            more = (values + share).astype(values.dtype)
+            bias.CopyFrom(onnx.numpy_helper.from_array(more, bias.name))
+            onnx.save(graph, path)
+            return network
+
+        monkeypatch.setattr(job, "write_onnx", altered)
+
+    return alter
+
+
+def test_the_report_says_what_was_compared(target):
+    report = export_onnx("lowtide-x2", target)
+    facts = lowtide.load("lowtide-x2").descriptor
+    assert (report.model, report.architecture, report.scale) == ("lowtide-x2", "ParagonConv", 2)
+    assert (report.parameters, report.opset, report.precision) == (facts.parameters, 23, "fp32")
+    assert (report.file, report.bytes) == (str(target), target.stat().st_size)
+    assert report.checked
+    assert len(report.sizes) == 4
+    for one in report.sizes:
+        assert 0 < one.difference < one.bound == 1e-4
+        assert one.psnr_db is None
+    assert report.timing is not None
+    assert report.timing.onnxruntime_seconds > 0 < report.timing.torch_seconds
+    assert metadata(target)["lowtide.checked"] == "yes"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_the_file_upscales_as_the_model_does(target):
+    export_onnx("lowtide-x4", target, opset=20)
+    session = runtime.InferenceSession(str(target), providers=["CPUExecutionProvider"])
+    image = torch.rand(1, 3, 45, 23)
+    (found,) = session.run(None, {"image": image.numpy()})
+    expected = lowtide.load("lowtide-x4")(image)
+    assert (torch.from_numpy(found).clamp(0, 1) - expected).abs().max() < 1e-5
+
+
+def test_half_precision_tells_its_decibels(target):
+    report = export_onnx("lowtide-x2", target, precision="fp16")
+    for one in report.sizes:
+        assert one.own_difference is not None
+        assert one.psnr_db is not None
+        assert one.difference <= one.bound <= max(1e-4, 2 * one.own_difference)
+    assert "dB; PyTorch at this precision" in str(report)
+    assert metadata(target)["lowtide.precision"] == "fp16"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_file_that_gives_something_else_is_not_kept(precision, target, wrong):
+    wrong(0.01)
+    # Also with `unchecked`, which is for files that cannot be run.
+    with pytest.raises(ModelError, match=r"at 50×33 .* 0\.01 from PyTorch's, more than 0\.00"):
+        export_onnx("lowtide-x2", target, precision=precision, unchecked=True)
+    assert not list(target.parent.iterdir())
+
+
+def test_a_file_that_was_there_stays_until_the_new_one_is_good(target, wrong):
+    target.write_bytes(b"old")
+    with pytest.raises(UsageError, match="exists already") as caught:
+        export_onnx("lowtide-x2", target)
+    assert caught.value.hint == "--force to replace it"
+    assert export_onnx("lowtide-x2", target, force=True).checked
+    good = target.read_bytes()
+    wrong(0.01)
+    with pytest.raises(ModelError):
+        export_onnx("lowtide-x2", target, force=True)
+    assert target.read_bytes() == good
+
+
+def test_bf16_is_kept_only_unchecked(target):
+    with pytest.raises(ModelError, match="cannot run it in bf16: Could not find") as caught:
+        export_onnx("lowtide-x2", target, precision="bf16")
+    assert "--unchecked" in (caught.value.hint or "")
+    assert not list(target.parent.iterdir())
+    report = export_onnx("lowtide-x2", target, precision="bf16", unchecked=True)
+    assert not report.checked
+    assert report.sizes == ()
+    assert report.timing is None
+    assert "checked    no: ONNX Runtime's CPU provider cannot run it in bf16" in str(report)
+    assert metadata(target)["lowtide.checked"] == "no"
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_missing_packages_are_known_before_any_work(package, target, without):
+    without(package)
+    with pytest.raises(UsageError, match=f"needs {package}$") as caught:
+        export_onnx("no such model", target)
+    assert caught.value.hint == "pip install 'lowtide[export]'"
+
+
+def test_without_a_runtime_only_unchecked(target, without):
+    without("onnxruntime")
+    report = export_onnx("lowtide-x2", target, unchecked=True)
+    assert report.unchecked_why == "exporting to ONNX needs onnxruntime"
+    assert metadata(target)["lowtide.checked"] == "no"
+
+
+def test_places_that_cannot_be_written_to(tmp_path):
+    with pytest.raises(OutputError, match="this is a folder"):
+        export_onnx("lowtide-x2", tmp_path)
+    with pytest.raises(OutputError, match="cannot be written"):
+        export_onnx("lowtide-x2", tmp_path / "none" / "model.onnx")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot be written"):
+        export_onnx("lowtide-x2", tmp_path / "file" / "model.onnx")
+    with pytest.raises(UsageError, match=r"does not end in \.onnx"):
+        export_onnx("lowtide-x2", tmp_path / "model.pt")
+
+
+def test_a_full_disk(target, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job, "write_onnx", full)
+    with pytest.raises(OutputError, match=r"cannot be written .No space left"):
+        export_onnx("lowtide-x2", target)
+    assert not list(target.parent.iterdir())
+
+
+def test_a_result_of_another_shape_is_refused(target, monkeypatch):
+    load = job.load
+
+    def other(name):
+        model = load(name)
+        other = load("lowtide-x4")
+        other.descriptor = replace(model.descriptor, scale=4)
+        return other
+
+    write = job.write_onnx
+    monkeypatch.setattr(
+        job, "write_onnx", lambda model, path, **options: write(load("lowtide-x2"), path, **options)
+    )
+    monkeypatch.setattr(job, "load", other)
+    with pytest.raises(ModelError, match=r"makes \(1, 3, 66, 100\) of 50×33 pixels"):
+        export_onnx("lowtide-x2", target)
+    assert not list(target.parent.iterdir())

@@ -1,0 +1,181 @@
+"""`lowtide train sr` as a function: real pictures, a real process that is killed, real errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import pyvips
+import yaml
+
+import lowtide
+from lowtide.core.errors import BudgetError, InputError, UsageError
+from lowtide.jobs.train_memory import plan_step
+from lowtide.jobs.train_sr import train_sr
+from lowtide.training.config import parse_config
+from lowtide.training.networks import make_discriminator, make_generator
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three small parts of a photograph to train on, one to validate with, and pairs of them."""
+    from skimage.data import astronaut
+
+    from lowtide.models.resample import resize_cubic
+
+    folder, whole = tmp_path_factory.mktemp("photos"), astronaut()
+    for number, (top, left) in enumerate(((0, 120), (150, 150), (300, 60), (40, 330))):
+        part = np.ascontiguousarray(whole[top : top + 96, left : left + 120])
+        kind = "train" if number < 3 else "val"
+        for name, image in (("hr", part), ("lr", resize_cubic(part, 48, 60))):
+            path = folder / kind / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pyvips.Image.new_from_array(image).pngsave(str(path))
+    return folder
+
+
+def plain(photos, total=6, **more):
+    return {
+        "name": "mine", "scale": 2,
+        "datasets": {
+            "train": {"dataroot_gt": str(photos / "train/hr"), "lq_size": 16,
+                      "batch_size_per_gpu": 4},
+            "val": {"dataroot_gt": str(photos / "val/hr")},
+        },
+        "network_g": {"type": "paragonconv", "features": 8, "blocks": 2},
+        "train": {"total_iter": total, "optim_g": {"lr": 1e-3}},
+        "val": {"val_freq": total, "metrics": {"psnr": {"type": "psnr"}, "ssim": {"type": "ssim"}}},
+        "logger": {"print_freq": 1, "save_checkpoint_freq": 2}, **more,
+    }  # fmt: skip
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "mine" / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_trains_and_scores_and_keeps_what_it_made(photos, tmp_path, pairs):
+    given = plain(photos)
+    if pairs:
+        for kind in ("train", "val"):
+            given["datasets"][kind]["dataroot_lq"] = str(photos / kind / "lr")
+    planned, steps = [], []
+    report = train_sr(
+        parse_config(given), tmp_path, on_plan=planned.append, on_step=steps.append
+    )
+    assert report.steps == 6 == steps[-1].step
+    assert planned == [report.plan]
+    assert planned[0].upper_bytes <= planned[0].budget_bytes
+    assert 15 < report.scores["psnr"] < 60
+    assert 0.5 < report.scores["ssim"] < 1
+    for weights in (report.weights, report.best):
+        model = lowtide.load(weights)
+        assert (model.descriptor.scale, model.descriptor.architecture) == (2, "ParagonConv")
+    assert rows_of(tmp_path)[-1]["best"] is True
+
+
+def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
+    """Whole pictures, whatever the budget: nothing is shrunk to fit."""
+    from lowtide.core.figures import psnr_y
+
+    report = train_sr(parse_config(plain(photos)), tmp_path)
+    made = tmp_path / "made.png"
+    lowtide.upscale(photos / "val/lr/3.png", made, model=report.weights, budget="1GiB")
+    pictures = [pyvips.Image.new_from_file(str(path)).numpy() for path in (
+        made, photos / "val/hr/3.png"
+    )]  # fmt: skip
+    assert report.scores["psnr"] == pytest.approx(psnr_y(*pictures, 2), abs=1e-9)
+
+
+_RUN = """
+import sys
+from lowtide.jobs.train_sr import train_sr
+train_sr(sys.argv[1], sys.argv[2], on_step=lambda moment: print(moment.step, flush=True))
+"""
+
+
+def test_a_killed_process_goes_on_with_the_same_losses(photos, tmp_path):
+    config = tmp_path / "c.yml"
+    config.write_text(yaml.safe_dump(plain(photos, total=40)))
+    command = [sys.executable, "-c", _RUN, str(config), str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= 7:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    states = tmp_path / "killed/mine/training_states"
+    assert any(path.suffix == ".state" for path in states.iterdir())
+    report = train_sr(config, tmp_path / "killed")
+    assert report.resumed_at >= 6
+    train_sr(config, tmp_path / "whole")
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def test_the_budget_cuts_the_batch_into_parts(photos, tmp_path):
+    config = parse_config(plain(photos))
+    network = make_generator({"type": "paragonsr2_s"}, 2, 0)
+    whole = plan_step(config, network, None, 1 << 40, "cpu")
+    assert whole.parts == 1
+    cut = plan_step(config, network, None, int(whole.upper_bytes * 0.8), "cpu")
+    assert cut.parts in (2, 4)
+    assert cut.upper_bytes <= 0.8 * whole.upper_bytes
+    with pytest.raises(BudgetError, match="no step fits") as caught:
+        plan_step(config, network, None, 4 << 20, "cpu")
+    least = plan_step(config, network, None, caught.value.smallest, "cpu")
+    assert least.upper_bytes <= caught.value.smallest
+
+
+def test_checkpointing_takes_less_and_a_discriminator_more(photos):
+    config = parse_config(plain(photos))
+    network = make_generator({"type": "paragonsr2_m", "groups": 2, "blocks": 3}, 2, 0)
+    judge = make_discriminator({"type": "munet", "features": 16, "widths": [1, 2]}, 0)
+    train = config.train.model_copy(update={"checkpointing": "full"})
+    kept = config.model_copy(update={"train": train})
+    alone, less, more = (
+        plan_step(one, network, other, 1 << 40, "cpu").predicted_bytes
+        for one, other in ((config, None), (kept, None), (config, judge))
+    )
+    assert less < 0.8 * alone
+    assert more > alone
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda given: given["datasets"]["train"].update(lq_size=64), InputError, "128 x 128"),
+        (lambda given: given["datasets"]["train"].update(dataroot_lq="val/lr"), InputError,
+         "0.png"),
+        (lambda given: given["datasets"]["train"].update(dataroot_gt="none"), InputError, "none"),
+        (lambda given: given.update(precision="fp16"), UsageError, "GPU"),
+        (lambda given: given.update(network_g={"type": "paragonsr2_nno"}), UsageError, "nno"),
+        (lambda given: given.update(path={"pretrain_network_g": "lowtide-x4"}), UsageError,
+         "another network"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_the_first_step(
+    photos, tmp_path, monkeypatch, change, error, words
+):
+    monkeypatch.chdir(photos)
+    given = plain(photos)
+    change(given)
+    with pytest.raises(error, match=words):
+        train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
+
+
+def test_begins_with_weights_of_a_file(photos, tmp_path):
+    first = train_sr(parse_config(plain(photos)), tmp_path / "a")
+    given = plain(photos, path={"pretrain_network_g": first.weights})
+    given["train"]["optim_g"] = {"lr": 1e-9}
+    second = train_sr(parse_config(given), tmp_path / "b")
+    assert second.scores["psnr"] == pytest.approx(first.scores["psnr"], abs=0.02)

@@ -1,0 +1,270 @@
+"""Training goes on exactly where it was stopped, in parts or at once, and names what goes wrong."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.core.errors import Cancelled, NotFiniteError, UsageError
+from lowtide.training.config import parse_config
+from lowtide.training.loop import Trainer
+from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.state import State, last_state, save_state
+
+GAN = {
+    "network_d": {"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2},
+    "losses": [{"type": "l1loss"},
+               {"type": "ganloss", "gan_type": "r3gan", "loss_weight": 0.1, "r1_weight": 1.0}],
+}  # fmt: skip
+
+
+class Drawn:
+    """Batches that are a function of the step."""
+
+    def __init__(self, batch=4, patch=12):
+        self.shape, self.asked = (batch, 3, patch), []
+
+    def prefetch(self, first):
+        step = first
+        while True:
+            self.asked.append(step)
+            generator = torch.Generator().manual_seed(step)
+            batch, channels, patch = self.shape
+            high = torch.rand(batch, channels, 2 * patch, 2 * patch, generator=generator)
+            yield torch.nn.functional.avg_pool2d(high, 2), high
+            step += 1
+
+
+def config_of(total=8, network_d=None, losses=None, **train):
+    return parse_config({
+        "name": "mine", "scale": 2, "datasets": {"train": {"dataroot_gt": ["none"]}},
+        "network_g": {"type": "paragonsr2_nano", "window": 8, "shared": 2},
+        **({"network_d": network_d} if network_d else {}),
+        "train": {
+            "total_iter": total, "optim_g": {"lr": 1e-3},
+            "losses": losses or [{"type": "l1loss"}, {"type": "fftloss", "loss_weight": 0.1}],
+            **train,
+        },
+        "logger": {"print_freq": 1, "save_checkpoint_freq": 3},
+    })  # fmt: skip
+
+
+def trainer(config, folder, **more):
+    generator = make_generator(config.network_g, config.scale, config.manual_seed)
+    discriminator = None
+    if config.network_d:
+        discriminator = make_discriminator(config.network_d, config.manual_seed)
+    more = {"batches": Drawn(), **more}
+    batches = more.pop("batches")
+    return Trainer(config, folder, generator, batches, discriminator=discriminator, **more)
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def weights_of(one):
+    return {name: weight.clone() for name, weight in one.average.state_dict().items()}
+
+
+class KilledError(Exception):
+    """As if the process were gone."""
+
+
+@pytest.mark.parametrize("extra", [{}, GAN], ids=["pixels", "gan"])
+@pytest.mark.parametrize("at", [2, 4, 7])
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, extra, at):
+    config = config_of(**extra)
+    undisturbed = trainer(config, tmp_path / "a")
+    undisturbed.run()
+
+    def kill(moment):
+        if moment.step == at:
+            raise KilledError
+
+    killed = trainer(config, tmp_path / "b")
+    with pytest.raises(KilledError):
+        killed.run(on_step=kill)
+    again = trainer(config, tmp_path / "b")
+    assert again.resume() == at // 3 * 3 if at > 3 else again.done == 0
+    again.run()
+    assert log_of(tmp_path / "b") == log_of(tmp_path / "a")
+    assert [row["step"] for row in log_of(tmp_path / "b")] == list(range(1, 9))
+    for name, weight in weights_of(undisturbed).items():
+        assert torch.equal(weight, again.average.state_dict()[name]), name
+
+
+def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
+    config, asked = config_of(), []
+
+    def cancel():
+        asked.append(None)
+        return len(asked) == 5
+
+    with pytest.raises(Cancelled):
+        trainer(config, tmp_path).run(cancel=cancel)
+    again = trainer(config, tmp_path)
+    assert again.resume() == 5
+    again.run()
+    whole = trainer(config, tmp_path / "whole")
+    whole.run()
+    assert log_of(tmp_path) == log_of(tmp_path / "whole")
+
+
+def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
+    trainer(config_of(total=4), tmp_path).run()
+    longer = trainer(config_of(total=6), tmp_path)
+    assert longer.resume() == 4
+    longer.run()
+    assert longer.done == 6
+    with pytest.raises(UsageError, match="another configuration"):
+        trainer(config_of(total=9, ema_decay=0.5), tmp_path).resume()
+
+
+def test_parts_of_a_batch_give_its_gradients(tmp_path):
+    runs = [trainer(config_of(total=3), tmp_path / str(parts), parts=parts) for parts in (1, 2, 4)]
+    for run in runs:
+        run.run()
+    for name, weight in weights_of(runs[0]).items():
+        for other in runs[1:]:
+            torch.testing.assert_close(
+                weight, other.average.state_dict()[name], rtol=0, atol=2e-4
+            )
+    rows = [log_of(tmp_path / str(parts)) for parts in (1, 2, 4)]
+    for one, two, four in zip(*rows, strict=True):
+        assert one["l1loss"] == pytest.approx(two["l1loss"], abs=1e-4)
+        assert one["l1loss"] == pytest.approx(four["l1loss"], abs=1e-4)
+
+
+def test_checkpointing_gives_the_same_gradients(tmp_path):
+    """Bit for bit, on the CPU."""
+    config = config_of(total=3)
+    network = {"type": "paragonsr2_m", "groups": 2, "blocks": 2, "window": 8, "shared": 2}
+    runs = []
+    for how in ("none", "full", "selective"):
+        chosen = config.model_copy(update={
+            "network_g": network, "train": config.train.model_copy(update={"checkpointing": how}),
+        })  # fmt: skip
+        runs.append(trainer(chosen, tmp_path / how))
+        runs[-1].run()
+    for name, weight in weights_of(runs[0]).items():
+        for other in runs[1:]:
+            assert torch.equal(weight, other.average.state_dict()[name]), name
+
+
+def test_losses_fall(tmp_path):
+    class Same(Drawn):
+        def prefetch(self, first):
+            low, high = next(super().prefetch(0))
+            while True:
+                yield low, high
+
+    run = trainer(config_of(total=60, optim_g={"lr": 3e-3}), tmp_path, batches=Same())
+    run.run()
+    rows = log_of(tmp_path)
+    assert rows[-1]["l1loss"] < 0.97 * rows[0]["l1loss"]
+
+
+def test_the_average_lags_behind(tmp_path):
+    run = trainer(config_of(total=3, ema_decay=0.9), tmp_path)
+    before = weights_of(run)
+    run.run()
+    after = weights_of(run)
+    moved = [not torch.equal(before[name], after[name]) for name in before]
+    assert any(moved)
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    from lowtide.training import loop
+
+    class Broken(nn.Module):
+        def forward(self, made, _):
+            return made.mean() * torch.nan
+
+    make = loop.make_loss
+    broken = {"fftloss": lambda: Broken()}
+    monkeypatch.setattr(
+        loop, "make_loss", lambda kind, **more: broken.get(kind, lambda: make(kind, **more))()
+    )
+    with pytest.raises(NotFiniteError, match="the loss fftloss is nan in step 0"):
+        trainer(config_of(), tmp_path).run()
+
+
+def test_weights_that_never_learn_are_named(tmp_path):
+    generator = make_generator({"type": "paragonsr2_nano"}, 2, 0)
+    generator.unused = nn.Parameter(torch.zeros(2))
+    run = Trainer(config_of(), tmp_path, generator, Drawn())
+    with pytest.raises(UsageError, match=r"1 weights of network_g .* unused"):
+        run.run()
+
+
+def test_the_discriminator_learns_too(tmp_path):
+    run = trainer(config_of(total=4, **GAN), tmp_path)
+    before = {n: w.clone() for n, w in run._sides[1].network.named_parameters()}
+    run.run()
+    still = [
+        name for name, weight in run._sides[1].network.named_parameters()
+        if torch.equal(weight, before[name])
+    ]  # fmt: skip
+    assert not still
+    names = {"l1loss", "gan", "discriminator", "penalty_real", "penalty_fake"}
+    assert all(names <= set(row) for row in log_of(tmp_path))
+
+
+def test_a_gan_that_begins_later(tmp_path):
+    losses = [{"type": "l1loss"}, {"type": "ganloss", "gan_type": "hinge", "start_iter": 3}]
+    run = trainer(config_of(total=6, network_d=GAN["network_d"], losses=losses), tmp_path)
+    run.run()
+    assert ["gan" in row for row in log_of(tmp_path)] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"losses": [{"type": "ganloss"}]}, "need each other"),
+        ({"network_d": GAN["network_d"]}, "need each other"),
+        ({"losses": [{"type": "l2los"}]}, "l2los"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "gan_typ": "hinge"}]}, "gan_typ is not known"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "gan_type": "hing"}]}, "hing"),
+    ],
+)  # fmt: skip
+def test_losses_that_cannot_be(tmp_path, changes, words):
+    with pytest.raises(UsageError, match=words):
+        trainer(config_of(**changes), tmp_path)
+
+
+def test_bf16_keeps_the_fixed_path_exact(tmp_path):
+    config = config_of(total=2).model_copy(update={"precision": "bf16"})
+    run = trainer(config, tmp_path)
+    seen = []
+    base = run._sides[0].network.base
+    base.register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
+    run.run()
+    assert set(seen) == {torch.float32}
+
+
+def test_states(tmp_path):
+    for step in (5, 20, 100):
+        save_state(tmp_path, State(step, {"a": {"w": torch.ones(2)}}, best=1.5))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["100.state", "20.state"]
+    state = last_state(tmp_path)
+    assert (state.step, state.best) == (100, 1.5)
+    (tmp_path / "100.state").write_bytes(b"cut short")
+    with pytest.raises(Exception, match="cannot be read"):
+        last_state(tmp_path)
+    assert last_state(tmp_path / "none") is None
+
+
+def test_curves_for_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = config_of(total=4)
+    logger = config.logger.model_copy(update={"use_tb_logger": True})
+    trainer(config.model_copy(update={"logger": logger}), tmp_path).run()
+    curves = EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    points = {point.step: point.value for point in curves.Scalars("l1loss")}
+    assert points == pytest.approx({row["step"]: row["l1loss"] for row in log_of(tmp_path)})

@@ -199,8 +199,6 @@ class Trainer:
         return {**scores, "best": self._state.best == first}
 
     def _keep(self) -> None:
-        if not self._engine.is_main_process:
-            return
         self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
         self._state.config = self.config.model_dump(mode="json")
         save_state(self.folder / "training_states", self._state)

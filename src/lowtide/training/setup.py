@@ -30,7 +30,13 @@ def engine_of(config: TrainConfig, device: str) -> Any:
     mixed = "no" if config.precision == "fp32" else config.precision
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()  # of a training before this one, in the same process
-    return Accelerator(mixed_precision=mixed, cpu=device == "cpu")
+    engine = Accelerator(mixed_precision=mixed, cpu=device == "cpu")
+    if engine.num_processes > 1:
+        # Each would draw the same patches, and average weights of its own.
+        raise UsageError(
+            f"this training was started as {engine.num_processes} processes, and is for one"
+        )
+    return engine
 
 
 def gan_of(config: TrainConfig) -> GanLoss | None:

@@ -54,7 +54,7 @@ class PatchData(Protocol):
 
 
 def philox(seed: int, purpose: int, major: int, minor: int) -> np.random.Generator:
-    """Random numbers that are a function of the four, each of 0 to 2**64 - 1."""
+    """Random numbers that are a function of the four, each from 0 to 2**64 - 1."""
     # The lower half of the counter is left to the numbers themselves.
     counter = np.array([0, 0, minor, major], np.uint64)
     key = np.array([seed, purpose], np.uint64)
@@ -113,7 +113,7 @@ class Batches:
         """
         steps = count(first_step)
         if self.workers == 0:
-            yield from map(self.at, steps)
+            yield from map(self.at, steps)  # without end
         pool = ThreadPoolExecutor(self.workers, "lowtide-batches")
         ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
         try:

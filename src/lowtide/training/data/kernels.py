@@ -96,7 +96,7 @@ def sinc_kernel(size: int, cutoff: float) -> np.ndarray:
 
 
 def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarray:
-    """A random kernel as ``config`` says, whether the picture is blurred or not."""
+    """A random kernel (size, size) with the shapes, widths and exponents of ``config``."""
     if generator.random() < config.sinc_share:
         return draw_sinc(generator)
     size = int(generator.choice(_SIZES))
@@ -116,7 +116,7 @@ def _exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) 
 
 
 def draw_sinc(generator: np.random.Generator) -> np.ndarray:
-    """A random sinc filter."""
+    """A random sinc filter (size, size), as at the end of the model too."""
     size = int(generator.choice(_SIZES))
     lowest = _CUTOFF_SMALL if size < _SMALL else _CUTOFF
     return sinc_kernel(size, float(generator.uniform(lowest, math.pi)))

@@ -1,0 +1,236 @@
+"""Degradations: exact sizes, the benchmark's filter, and a random model that repeats itself."""
+
+import math
+
+import numpy as np
+import pytest
+import skimage.data
+
+from lowtide.core.errors import UsageError
+from lowtide.models.resample import resize_cubic
+from lowtide.training.data import (
+    Augmentation,
+    BlurConfig,
+    RealConfig,
+    RealDegradation,
+    StageConfig,
+    bicubic,
+)
+from lowtide.training.data.degrade import jpeg, resized
+from lowtide.training.data.kernels import draw_kernel, filtered, gaussian_kernel, sinc_kernel
+
+NOTHING = StageConfig(
+    BlurConfig(share=0.0), (0.0, 0.0, 1.0), gaussian_share=1.0, gaussian=(1e-6, 1e-6),
+    jpeg=(100, 100),
+)  # fmt: skip
+KERNELS = {
+    "round": gaussian_kernel(21, (2.0, 2.0), 0.0),
+    "generalized": gaussian_kernel(15, (1.5, 1.5), 0.0, "generalized", 0.7),
+    "plateau": gaussian_kernel(15, (1.5, 1.5), 0.0, "plateau", 1.6),
+    "sinc": sinc_kernel(13, math.pi / 2),
+    "stretched": gaussian_kernel(21, (3.0, 0.8), 0.6),
+    "stretched plateau": gaussian_kernel(9, (3.0, 0.8), -2.0, "plateau", 1.2),
+}
+
+
+def numbers(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def astronaut():
+    return skimage.data.astronaut()[:96, 150:246].astype(np.float32) / 255
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 4])
+def test_bicubic_is_what_matlab_makes_of_files(astronaut, scale):
+    low = bicubic(astronaut, scale, numbers())
+    levels = np.rint(astronaut * 255).astype(np.uint8)
+    expected = resize_cubic(levels, 96 // scale, 96 // scale)
+    assert low.dtype == np.float32
+    assert np.array_equal(low, expected.astype(np.float32) / np.float32(255))
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
+def test_sizes_and_range_are_exact(astronaut, scale):
+    gt = astronaut[: 5 * scale * 2, : 7 * scale]
+    made = set()
+    for seed in range(20):
+        low = RealDegradation()(gt, scale, numbers(seed))
+        assert low.shape == (10, 7, 3) and low.dtype == np.float32
+        assert low.min() >= 0 and low.max() <= 1
+        assert np.abs(low * 255 - np.rint(low * 255)).max() < 1e-4
+        made.add(low.tobytes())
+    assert len(made) == 20
+
+
+def test_the_same_numbers_make_the_same_picture(astronaut):
+    for seed in range(5):
+        first, second = (RealDegradation()(astronaut, 2, numbers(seed)) for _ in range(2))
+        assert np.array_equal(first, second)
+
+
+def test_the_picture_given_is_left_alone(astronaut):
+    before = astronaut.copy()
+    RealDegradation()(astronaut, 1, numbers())
+    assert np.array_equal(astronaut, before)
+
+
+def test_the_picture_stays_in_its_place(astronaut):
+    """No filter or resizing may move it: that would teach a network to."""
+    mean = np.mean([RealDegradation()(astronaut, 2, numbers(seed)) for seed in range(60)], axis=0)
+    smooth = gaussian_kernel(9, (1.5, 1.5), 0.0)
+    expected = filtered(bicubic(astronaut, 2, numbers()), smooth)
+    inner = (slice(6, -6), slice(6, -6))
+    errors = {
+        (down, right): np.square(np.roll(mean, (down, right), (0, 1)) - expected)[inner].mean()
+        for down in (-1, 0, 1) for right in (-1, 0, 1)
+    }  # fmt: skip
+    assert min(errors, key=lambda moved: errors[moved]) == (0, 0)
+
+
+def test_rounds_that_do_nothing_leave_the_picture(astronaut):
+    config = RealConfig(NOTHING, NOTHING, final_sinc_share=0.0)
+    low = RealDegradation(config)(astronaut, 1, numbers())
+    # Two JPEG files of quality 100, with color at half the resolution.
+    assert np.abs(low - astronaut).mean() < 0.02
+
+
+def noisy(**changes):
+    """What a round with nothing but noise, of quality 100, adds to flat gray."""
+    stage = dict(blur=BlurConfig(share=0.0), resize_shares=(0.0, 0.0, 1.0), jpeg=(100, 100))
+    config = RealConfig(StageConfig(**(stage | changes)), NOTHING, final_sinc_share=0.0)
+    gray = np.full((128, 128, 3), 0.5, np.float32)
+    return RealDegradation(config)(gray, 1, numbers()) - 0.5
+
+
+def test_noise_has_the_strength_asked_for():
+    gaussian = noisy(gaussian_share=1.0, gray_share=1.0, gaussian=(20.0, 20.0))
+    assert gaussian.std() * 255 == pytest.approx(20, rel=0.05)
+    poisson = noisy(gaussian_share=0.0, gray_share=1.0, poisson=(2.0, 2.0))
+    assert poisson.std() == pytest.approx(2 * math.sqrt(0.5 / 256), rel=0.05)
+
+
+@pytest.mark.parametrize("gaussian_share", [0.0, 1.0])
+def test_gray_noise_is_the_same_in_all_bands(gaussian_share):
+    gray, color = (
+        noisy(gaussian_share=gaussian_share, gray_share=share, gaussian=(20.0, 20.0))
+        for share in (1.0, 0.0)
+    )
+    assert np.abs(gray - gray.mean(2, keepdims=True)).mean() < 0.004
+    assert np.abs(color - color.mean(2, keepdims=True)).mean() > 0.01
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_sum_to_1_and_are_symmetric(name):
+    kernel = KERNELS[name]
+    assert kernel.sum() == pytest.approx(1)
+    assert kernel[::-1, ::-1] == pytest.approx(kernel)
+    is_round = np.allclose(kernel, kernel.T) and np.allclose(kernel, kernel[::-1])
+    assert is_round == ("stretched" not in name)
+
+
+def test_every_kernel_drawn_sums_to_1():
+    sizes = set()
+    for seed in range(200):
+        kernel = draw_kernel(BlurConfig(), numbers(seed))
+        sizes.add(kernel.shape)
+        assert np.isfinite(kernel).all() and kernel.sum() == pytest.approx(1)
+        assert kernel[::-1, ::-1] == pytest.approx(kernel)
+    assert sizes == {(size, size) for size in range(7, 22, 2)}
+
+
+def test_a_gaussian_has_the_width_along_its_angle():
+    """With an angle of 0 the first width runs along the rows, with a quarter turn across them."""
+    for angle, widths in ((0.0, (1.0, 2.5)), (math.pi / 2, (2.5, 1.0))):
+        kernel = gaussian_kernel(21, (2.5, 1.0), angle)
+        across = np.arange(21) - 10
+        variances = [(kernel.sum(1 - axis) * across**2).sum() for axis in (0, 1)]
+        assert np.sqrt(variances) == pytest.approx(widths, rel=0.01)
+
+
+def test_shapes_are_what_they_are_called():
+    plain = gaussian_kernel(21, (2.0, 2.0), 0.0)
+    assert gaussian_kernel(21, (2.0, 2.0), 0.0, "generalized", 1.0) == pytest.approx(plain)
+    flat = gaussian_kernel(21, (4.0, 4.0), 0.0, "plateau", 4.0)
+    assert flat[10, 10] == pytest.approx(flat[10, 11], rel=1e-3)
+    assert (sinc_kernel(21, math.pi / 2) < 0).any() and (plain > 0).all()
+
+
+def test_filters_are_convolutions(astronaut):
+    kernel = np.random.default_rng(0).random((7, 7))
+    seen = filtered(astronaut[:30, :20], kernel)
+    around = np.pad(astronaut[:30, :20], ((3, 3), (3, 3), (0, 0)), "reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(around, (7, 7), (0, 1))
+    assert seen == pytest.approx(np.einsum("hwcij,ij->hwc", windows, kernel[::-1, ::-1]), abs=1e-4)
+    spot = np.zeros((7, 7))
+    spot[3, 3] = 1
+    assert filtered(astronaut, spot) == pytest.approx(astronaut, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["area", "bilinear", "bicubic"])
+def test_resizing(astronaut, kind):
+    assert resized(astronaut, (96, 96), kind) == pytest.approx(astronaut, abs=1e-6)
+    flat = np.full((13, 17, 3), 0.3, np.float32)
+    for size in ((5, 6), (40, 19), (1, 1)):
+        assert resized(flat, size, kind) == pytest.approx(np.full((*size, 3), 0.3), abs=1e-6)
+    ramp = np.linspace(0, 1, 40, dtype=np.float32)[:, None, None].repeat(3, 2)
+    # Pixel centers are at half integers.
+    assert resized(ramp, (10, 1), kind)[2:-2] == pytest.approx(
+        ramp.reshape(10, 4, 1, 3).mean(1)[2:-2], abs=1e-5
+    )
+
+
+def test_area_is_a_mean(astronaut):
+    halves = resized(astronaut, (48, 32), "area")
+    assert halves == pytest.approx(astronaut.reshape(48, 2, 32, 3, 3).mean((1, 3)), abs=1e-6)
+    part = resized(astronaut, (37, 61), "area")
+    assert part.mean((0, 1)) == pytest.approx(astronaut.mean((0, 1)), abs=1e-5)
+
+
+def test_a_lower_quality_is_further_away(astronaut):
+    errors = [
+        np.square(jpeg(astronaut, quality) - astronaut).mean()
+        for quality in (10, 20, 30, 50, 70, 85, 95)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert jpeg(astronaut[:5, :7], 50).shape == (5, 7, 3)
+
+
+def test_changes_are_all_eight_and_colors_change_in_half():
+    picture = np.random.default_rng(0).random((6, 6, 3), np.float32)
+    turned, recolored = set(), 0
+    for seed in range(400):
+        change = Augmentation(color=True).draw(np.random.default_rng(seed))
+        turned.add((change.mirrored, change.turns))
+        recolored += change.colors is not None
+        made = change.apply(picture)
+        assert made.dtype == np.float32 and made.min() >= 0 and made.max() <= 1
+    assert len(turned) == 8
+    assert 160 < recolored < 240
+
+
+def test_new_colors_commute_with_a_downscale():
+    picture = skimage.data.astronaut()[:64, :64].astype(np.float32) / 255
+    for seed in range(20):
+        colors = Augmentation(color=True).draw(np.random.default_rng(seed)).colors
+        if colors is not None:
+            before = resize_cubic(colors.apply(picture), 16, 16)
+            after = colors.apply(resize_cubic(picture, 16, 16).astype(np.float32))
+            assert np.abs(before - after).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: BlurConfig(share=1.5), "share must be from 0 to 1: 1.5"),
+        (lambda: BlurConfig(sigma=(3.0, 0.2)), "sigma must be a range above 0: 3.0 to 0.2"),
+        (lambda: StageConfig(jpeg=(30, 101)), "jpeg must be .* at most 100: 30 to 101"),
+        (lambda: StageConfig(resize_shares=(0.5, 0.5, 0.5)), "resize_shares must .* sum to 1"),
+        (lambda: StageConfig(resize=(1.2, 1.5)), "resize must be a range around 1"),
+        (lambda: RealConfig(final_sinc_share=-1.0), "final_sinc_share must be from 0 to 1"),
+    ],
+)
+def test_numbers_that_make_no_sense(made, said):
+    with pytest.raises(UsageError, match=said):
+        made()

@@ -81,8 +81,6 @@ def test_bundled_models(name, tmp_path):
     [
         ("nano", 1, {"attention": "none"}), ("nano", 2, {"attention": "none"}),
         ("tiny", 3, {"attention": "none"}), ("nano", 3, {"attention": "window", "window": 16}),
-        ("tiny", 2, {"attention": "window", "form": "halo"}),
-        ("tiny", 1, {"attention": "window", "form": "blended"}),
     ],
     ids=str,
 )  # fmt: skip
@@ -90,7 +88,7 @@ def test_variants(name, scale, changes, tmp_path):
     assert_same(variant(tmp_path, name, scale, **changes), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["realtime", "stream", "photo", "pro"])
+@pytest.mark.parametrize("name", ["realtime", "stream", "pro"])
 def test_tiers(name, tmp_path):
     assert_same(tier(tmp_path, name, **SMALL), tmp_path / "model.onnx")
 
@@ -132,6 +130,7 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
         assert ("Attention" in {node.op_type for node in graph.graph.node}) == fused
 
 
+@pytest.mark.slow
 def test_half_precision_is_as_near_to_fp32_as_pytorch_is(tmp_path):
     model = variant(tmp_path, "tiny", 2, attention="window", window=16)
     path = tmp_path / "model.onnx"

@@ -93,7 +93,7 @@ def test_what_a_plain_picture_gets():
     assert ((gain > 0.05) & (gain < 0.2)).all()
 
 
-@pytest.mark.parametrize("name", ["nano", "tiny", "s"])
+@pytest.mark.parametrize("name", ["nano", "tiny", pytest.param("s", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("attention", ["none", "window", "hierarchical"])
 @torch.no_grad()
 def test_bands_give_what_the_whole_gives(name, attention):

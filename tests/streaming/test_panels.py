@@ -36,8 +36,9 @@ def in_panels(net, array, panel, **more):
     return pricing.candidates()[0], pricing.programs
 
 
-@pytest.mark.parametrize("sample", ["uint8", "uint16", "float32"])
-@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("sample", "bands"), [("uint8", 3), ("uint8", 4), ("uint16", 2), ("float32", 1)]
+)
 def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
     net, array = network(conv_net()), picture(23, 67, bands, sample)
     plan, programs = in_panels(net, array, 20)
@@ -46,7 +47,7 @@ def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("width", [21, 33, 64, 97, 130])
+@pytest.mark.parametrize("width", [21, 64, 97])
 def test_any_width(width):
     net, array = network(conv_net()), picture(11, width, 3)
     plan, programs = in_panels(net, array, 20)

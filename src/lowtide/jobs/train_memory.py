@@ -12,9 +12,8 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.estimating.estimate import estimate
 from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training.rungs import DTYPES
 from lowtide.training.config import TrainConfig
-
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StepPlan(BaseModel):
@@ -95,7 +94,7 @@ def _plan(
     count = -(-data.batch_size_per_gpu // parts)
     step = TrainingStep(
         (torch.empty(count, 3, data.lq_size, data.lq_size, device="meta"),),
-        checkpointing=config.train.checkpointing, autocast=_AUTOCAST[config.precision], ema=True,
+        checkpointing=config.train.checkpointing, autocast=DTYPES.get(config.precision), ema=True,
     )  # fmt: skip
     found = estimate(network, step, device=device)
     return StepPlan(

@@ -109,7 +109,17 @@ def _in_folder(folder: Path, output: Path) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
     # An output folder inside the input holds results of an earlier run. When it is the input
     # folder itself, or one above, there is nothing to tell them by.
-    skipped = results if root in results.parents else None
+    return images_below(folder, results if root in results.parents else None)
+
+
+def images_below(folder: Path, skipped: Path | None = None) -> list[tuple[Path, Path]]:
+    """Every image in a folder and its subfolders, with its path relative to it, in an order that no
+    file system changes.
+
+    What is hidden is left out, and all below ``skipped``, which is resolved. Raises `ImageError`
+    where there is no image.
+    """
+    root = folder.resolve()
     images: list[tuple[Path, Path]] = []
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)

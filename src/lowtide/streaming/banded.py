@@ -69,6 +69,26 @@ def _layout(plan: Plan, programs: Programs) -> tuple[list[Segment], BandPlan]:
     return segments, banded
 
 
+class Teller:
+    """Tells how far a run is as output rows, of which the last is told when it is written."""
+
+    def __init__(self, total: int, on_rows: Callable[[int], None] | None) -> None:
+        self._total, self._on_rows, self._told = total, on_rows, 0
+
+    def up_to(self, rows: int) -> None:
+        """So many rows of the whole are as good as done."""
+        self._tell(min(rows, self._total - 1))
+
+    def all(self) -> None:
+        """Everything is written."""
+        self._tell(self._total)
+
+    def _tell(self, rows: int) -> None:
+        if self._on_rows is not None and rows > self._told:
+            self._on_rows(rows - self._told)
+            self._told = rows
+
+
 class _Meter:
     """Shares of the work, told as rows; a place to stop."""
 
@@ -76,10 +96,10 @@ class _Meter:
         self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel,
         on_band: Callable[[], object] | None,
     ) -> None:  # fmt: skip
-        self._total = plan.height * plan.scale
-        self._images = plan.images_per_tile
-        self._on_rows, self._cancel, self._on_band = on_rows, cancel, on_band
-        self._share, self._told = 0.0, 0
+        self._total, self._images = plan.height * plan.scale, plan.images_per_tile
+        self._told = Teller(self._total, on_rows)
+        self._cancel, self._on_band = cancel, on_band
+        self._share = 0.0
 
     def band(self, share: float) -> None:
         """A band is done that was this share of one image's work."""
@@ -87,17 +107,11 @@ class _Meter:
         if self._on_band is not None:
             self._on_band()
         self._share += share / self._images
-        # The last row is told when it is written.
-        self._tell(min(int(self._share * self._total), self._total - 1))
+        self._told.up_to(int(self._share * self._total))
 
     def finish(self) -> None:
         """All rows are written."""
-        self._tell(self._total)
-
-    def _tell(self, rows: int) -> None:
-        if self._on_rows is not None and rows > self._told:
-            self._on_rows(rows - self._told)
-            self._told = rows
+        self._told.all()
 
 
 class _Writer:

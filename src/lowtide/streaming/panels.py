@@ -18,14 +18,14 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import ImageInfo, RowSource, RowWriter
 from lowtide.core.scratch import ScratchFile
 from lowtide.memory.plan import Plan
-from lowtide.streaming.banded import run_banded
+from lowtide.streaming.banded import Teller, run_banded
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.layout import Axis, split_axis
 from lowtide.streaming.step import Network
 from lowtide.streaming.window import take_rows
 
 # Rows that go from file to file at once.
-_MOVED_ROWS = 16
+MOVED_ROWS = 16
 
 
 def panel_columns(plan: Plan) -> Axis:
@@ -41,7 +41,14 @@ def run_panels(
     """As `run_banded`, panel by panel. Raises what that does, and `OutputError` when the disk of
     ``scratch`` is full."""
     columns = panel_columns(plan)
-    told = _Told(plan.height * plan.scale, len(columns.starts), on_rows)
+    told, done = Teller(plan.height * plan.scale, on_rows), 0
+
+    def more(rows: int) -> None:
+        """So many rows of one panel."""
+        nonlocal done
+        done += rows
+        told.up_to(done // len(columns.starts))
+
     with ExitStack() as files:
         panels = [
             files.enter_context(RowFile(_part(source.info, width), scratch))
@@ -57,7 +64,7 @@ def run_panels(
             left = (low - columns.starts[index]) * plan.scale
             run_banded(
                 network, panel, _Cut(result, left), _narrow(plan, panel.info.width), programs,
-                scratch=scratch, on_rows=told.more, cancel=cancel, on_band=on_band,
+                scratch=scratch, on_rows=more, cancel=cancel, on_band=on_band,
             )  # fmt: skip
             panel.close()
             # Blocks of the next one do not fit the gaps that this one's left.
@@ -86,16 +93,16 @@ def _deal(source: RowSource, panels: Sequence[RowFile], columns: Axis, cancel: C
     done = 0
     while done < source.info.height:
         check_cancel(cancel)
-        rows = take_rows(source, done, _MOVED_ROWS)
+        rows = take_rows(source, done, MOVED_ROWS)
         for (left, width), panel in zip(shares, panels, strict=True):
             panel.write(rows[:, left : left + width])
         done += len(rows)
 
 
 def _join(made: Sequence[RowFile], sink: RowWriter, height: int, cancel: Cancel) -> None:
-    for top in range(0, height, _MOVED_ROWS):
+    for top in range(0, height, MOVED_ROWS):
         check_cancel(cancel)
-        count = min(_MOVED_ROWS, height - top)
+        count = min(MOVED_ROWS, height - top)
         sink.write(np.concatenate([panel.read(count) for panel in made], axis=1))
 
 
@@ -143,27 +150,3 @@ class _Cut:
 
     def write(self, rows: np.ndarray) -> None:
         self._target.write(rows[:, self._left : self._left + self._target.info.width])
-
-
-class _Told:
-    """Rows of panels, told as rows of the image."""
-
-    def __init__(
-        self, height: int, panels: int, on_rows: Callable[[int], None] | None
-    ) -> None:
-        self._height, self._panels, self._on_rows = height, panels, on_rows
-        self._done = self._told = 0
-
-    def more(self, rows: int) -> None:
-        """So many rows of one panel; the last of the image is told when it is written."""
-        self._done += rows
-        self._tell(min(self._done // self._panels, self._height - 1))
-
-    def all(self) -> None:
-        """Everything is written."""
-        self._tell(self._height)
-
-    def _tell(self, rows: int) -> None:
-        if self._on_rows is not None and rows > self._told:
-            self._on_rows(rows - self._told)
-            self._told = rows

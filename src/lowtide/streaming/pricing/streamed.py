@@ -17,6 +17,7 @@ from lowtide.streaming.bands.drafts import Layout
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import READ_ROWS
 from lowtide.streaming.layout import round_up, split_axis, tightest_tile
+from lowtide.streaming.panels import MOVED_ROWS
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.pricing.ledger import AS_FAST, calibrated, in_both_heaps, ledger, row
 from lowtide.streaming.step import DTYPES
@@ -29,8 +30,8 @@ _KEPT, _KEPT_UPPER = 1.1, 1.8
 # Columns of a panel at most, of images of which there are several, and the share that may be run
 # twice where panels meet.
 _PANEL, _FEW_PANELS, _TWICE = 2048, 3, 0.05
-# What a scratch file takes in or gives in a second, and the rows that go through at once.
-_FILE_BYTES, _MOVED_ROWS = 1 << 30, 2 * 16
+# What a scratch file takes in or gives in a second.
+_FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,8 @@ class BandPricing:
         made = row_bytes * self.shape.scale * 2 * WRITE_ROWS
         if self.panel:
             # Before and after, when no network runs, whole rows go through.
-            held = max(held, info.row_bytes * _MOVED_ROWS)
-            made = max(made, info.row_bytes * self.shape.scale * _MOVED_ROWS)
+            held = max(held, info.row_bytes * 2 * MOVED_ROWS)
+            made = max(made, info.row_bytes * self.shape.scale * 2 * MOVED_ROWS)
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
         if layout.pages == "host":
             locked = layout.pages_bytes * self._share

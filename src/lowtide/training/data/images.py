@@ -15,7 +15,7 @@ import numpy as np
 from lowtide.core.errors import ImageError, InputError
 from lowtide.core.rows import ImageInfo
 from lowtide.media import inspect_image, open_image
-from lowtide.media.formats import SUFFIXES, format_of_suffix
+from lowtide.media.discover import images_below
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
@@ -122,20 +122,10 @@ def find_images(folders: Sequence[Path]) -> list[Found]:
     for number, folder in enumerate(folders):
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
-        files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        images = sorted(filter(_is_image, files), key=Path.as_posix)
-        if not images:
-            raise InputError(
-                f"{folder}: no images in this folder",
-                hint=f"supported suffixes are {', '.join(SUFFIXES)}",
-            )
-        found += [Found(folder / name, name.with_suffix(""), number) for name in images]
+        found += [
+            Found(path, name.with_suffix(""), number) for path, name in images_below(folder)
+        ]
     return found
-
-
-def _is_image(name: Path) -> bool:
-    hidden = any(part.startswith(".") for part in name.parts)
-    return not hidden and format_of_suffix(name.suffix or ".") is not None
 
 
 def read_headers(paths: Sequence[Path]) -> list[ImageInfo | str]:

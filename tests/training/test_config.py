@@ -40,6 +40,8 @@ def test_one_folder_may_stand_alone():
         ({"scale": 5}, "scale: "),
         ({"train": {"total_iter": 0}}, "train.total_iter: "),
         ({"name": "a/b"}, "name: "),
+        ({"train": {"total_iter": 9, "losses": [{"type": "l1loss"}, {"type": "L1Loss"}]}},
+         "train.losses: .*l1loss is there 2 times"),
         ({"datasets": {"train": {"dataroot_gt": []}}}, "datasets.train.dataroot_gt: "),
     ],
 )  # fmt: skip

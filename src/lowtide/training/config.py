@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lowtide.core.errors import UsageError
 
@@ -124,6 +124,16 @@ class Train(_Part):
     grad_clip: float | None = Field(default=None, gt=0)
     checkpointing: Literal["none", "selective", "full"] = "none"
     compile: bool = False
+
+    @field_validator("losses")
+    @classmethod
+    def _once_each(cls, losses: list[LossEntry]) -> list[LossEntry]:
+        """Losses are told and weighed by their type: of two alike, one would be lost."""
+        types = [entry.type.lower() for entry in losses]
+        twice = [name for name in dict.fromkeys(types) if types.count(name) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is there {types.count(twice[0])} times")
+        return losses
 
 
 class Metric(_Part):

@@ -18,8 +18,9 @@ demo: $(VENV)/.runtime
 demo-train: $(VENV)/.dev
 	$(BIN)/python scripts/demo_train.py
 
+# Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -189,13 +189,18 @@ def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
+def _heeding():
+    """What runs the tests may ignore the signal, which a process inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
 def test_a_real_control_c(tmp_path, save, photo):
     save(tmp_path / "in" / "photo.png", photo)
     words = ["upscale", tmp_path / "in", "-o", tmp_path / "out", "--tile", 16]
     command = [sys.executable, "-m", "lowtide", *map(str, words)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as job:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=_heeding) as job:
         for line in job.stderr:
             if "%" in line:
                 break

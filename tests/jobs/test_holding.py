@@ -47,6 +47,15 @@ def test_bands_are_relieved_of_more_than_is_expected(held):
     assert (meter.trims, meter.kept) == (1, 0)
 
 
+def test_room_is_made_before_it_is_taken(held):
+    meter, holding = held(60, 30)
+    holding.make_room(10 * MIB)
+    assert not meter.trims
+    # Half of what comes finds a place in the heap's gaps.
+    assert holding.make_room(40 * MIB) == 80 * MIB
+    assert (meter.trims, meter.kept) == (1, 0)
+
+
 def test_tiles_may_keep_up_to_their_bound(held):
     meter, holding = held(60, 130, strategy="tiled")
     assert not holding.over_budget()

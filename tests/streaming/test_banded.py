@@ -151,6 +151,18 @@ def test_progress_goes_on_before_the_first_row_is_written():
     assert written[0] > 5
 
 
+def test_room_is_asked_for_before_each_operator():
+    net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
+    plan, programs = banded(net, array, 10)
+    asked = []
+    run(
+        net, ArraySource(array), ArraySink(), plan, programs=programs, make_room=asked.append
+    )  # fmt: skip
+    assert min(asked) > 0
+    rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
+    assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
+
+
 def test_stops_between_bands():
     net, array = network(conv_net()), picture(64, 20, 3)
     plan, programs = banded(net, array, 8)

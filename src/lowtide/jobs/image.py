@@ -20,8 +20,9 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import Outcome, run
 
-# A part of what is expected, by which what is held may grow before the heap is trimmed again.
-_MORE = 8
+# A part of what is expected, by which what is held may grow before the heap is trimmed again, and
+# the part of what comes that does not fit the heap's gaps.
+_MORE, _NEW = 8, 0.5
 
 
 def compute_image(context: Context, work: Work) -> Computed:
@@ -79,6 +80,7 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
         if waiting:
             sink = WriteBehind(sink, waiting)
         try:
+            holding = _Holding(context, plan, waiting)
             with threads_each(plan.lanes, context.threads):
                 network = network_for(context, work, plan, task.notes)
                 outcome = run(
@@ -86,7 +88,7 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
                     others=context.prepared.others,
                     on_rows=_row_counter(context, work, task.made.height),
                     cancel=context.cancel,
-                    over_budget=_Holding(context, plan, waiting).over_budget,
+                    over_budget=holding.over_budget, make_room=holding.make_room,
                     programs=context.prepared.programs, scratch=context.scratch,
                 )  # fmt: skip
             sink.close_rows()
@@ -131,15 +133,21 @@ class _Holding:
         self._expected = waiting + (plan.predicted_bytes if banded else plan.upper_bytes)
         self._limit = self._expected
 
+    def make_room(self, coming: int) -> int:
+        """What is held with ``coming`` bytes more, after giving back what the heap only keeps
+        where that is beyond what is expected."""
+        new = int(coming * _NEW)
+        held = self._meter.now_bytes + new
+        if held > self._limit:
+            trim_heap()
+            held = self._meter.now_bytes + new
+            # Where that much lives, to trim each time would only take time.
+            self._limit = max(self._expected, held + self._expected // _MORE)
+        return held
+
     def over_budget(self) -> bool:
-        """Whether that is more than the budget, after giving back what the heap only keeps."""
-        if self._meter.now_bytes <= self._limit:
-            return False
-        trim_heap()
-        now = self._meter.now_bytes
-        # Where that much lives, to trim after each band would only take time.
-        self._limit = max(self._expected, now + self._expected // _MORE)
-        return now > self._budget
+        """Whether what is held is more than the budget."""
+        return self.make_room(0) > self._budget
 
 
 def _row_counter(context: Context, work: Work, total: int) -> Callable[[int], None] | None:

@@ -27,13 +27,14 @@ WRITE_ROWS = 32
 def run_banded(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None, on_band: Callable[[], object] | None = None,
+    cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """Run the whole image by a plan whose strategy is `streamed`.
 
     Color and opacity go through the network side by side, each with bands of its own.
     ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
-    stand for shares of the work. ``on_band`` is called after each band. Raises `Cancelled`,
+    stand for shares of the work. ``before_step``
+    is told before each operator about how many bytes it will take. Raises `Cancelled`,
     `ModelError`, `NotFiniteError`, `UsageError` for a plan of another network, and what the source
     and the sink raise.
     """
@@ -42,11 +43,11 @@ def run_banded(
     step = TileStep(network, source.info)
     samples = Samples(source, height, width)
     writer = _Writer(step, samples, sink, plan)
-    meter = _Meter(plan, on_rows, cancel, on_band)
+    meter = _Meter(plan, on_rows, cancel)
     make_page = page_maker(program, banded.pages, torch.device(network.device), scratch)
     sweep = Sweep(program, segments, banded.bands, make_page)
     pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
-    runs = [sweep.run(page, meter.band) for page in pages]
+    runs = [sweep.run(page, meter.band, before_step) for page in pages]
     try:
         for results in zip(*runs, strict=True):
             writer.write(results[0][0], [rows for _, rows in results])
@@ -93,19 +94,16 @@ class _Meter:
     """Shares of the work, told as rows; a place to stop."""
 
     def __init__(
-        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel,
-        on_band: Callable[[], object] | None,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel
+    ) -> None:
         self._total, self._images = plan.height * plan.scale, plan.images_per_tile
         self._told = Teller(self._total, on_rows)
-        self._cancel, self._on_band = cancel, on_band
+        self._cancel = cancel
         self._share = 0.0
 
     def band(self, share: float) -> None:
         """A band is done that was this share of one image's work."""
         check_cancel(self._cancel)
-        if self._on_band is not None:
-            self._on_band()
         self._share += share / self._images
         self._told.up_to(int(self._share * self._total))
 

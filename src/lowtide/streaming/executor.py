@@ -54,6 +54,7 @@ def run(
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     over_budget: Callable[[], bool] | None = None,
+    make_room: Callable[[int], object] | None = None,
     programs: Programs | None = None,
     scratch: Path | None = None,
     others: Sequence[Network] = (),
@@ -61,16 +62,17 @@ def run(
     """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
 
     ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
-    each batch or band; while it says yes, batches shrink. A streamed plan needs ``programs`` of the
-    network, and ``scratch`` is the folder of its pages on disk. ``others`` are the same network
-    again, on other devices, for the plan's lanes beyond the first. Raises `Cancelled`,
-    `OutOfMemoryError`, and whatever the source and the sink raise.
+    each batch; while it says yes, batches shrink. ``make_room`` is told before each operator of a
+    band about how many bytes it will take. A streamed plan needs ``programs`` of the network, and
+    ``scratch`` is the folder of its pages on disk. ``others`` are the same network again, on other
+    devices, for the plan's lanes beyond the first. Raises `Cancelled`, `OutOfMemoryError`, and
+    whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
         by_bands = run_panels if plan.tiles > 1 else run_banded
         by_bands(
             network, source, sink, plan, programs or Programs(network), scratch=scratch,
-            on_rows=on_rows, cancel=cancel, on_band=over_budget,
+            on_rows=on_rows, cancel=cancel, before_step=make_room,
         )  # fmt: skip
         return Outcome(tiles=1)
     rows, columns = plan_axes(plan)

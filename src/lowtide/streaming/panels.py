@@ -36,7 +36,7 @@ def panel_columns(plan: Plan) -> Axis:
 def run_panels(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None, on_band: Callable[[], object] | None = None,
+    cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """As `run_banded`, panel by panel. Raises what that does, and `OutputError` when the disk of
     ``scratch`` is full."""
@@ -64,7 +64,7 @@ def run_panels(
             left = (low - columns.starts[index]) * plan.scale
             run_banded(
                 network, panel, _Cut(result, left), _narrow(plan, panel.info.width), programs,
-                scratch=scratch, on_rows=more, cancel=cancel, on_band=on_band,
+                scratch=scratch, on_rows=more, cancel=cancel, before_step=before_step,
             )  # fmt: skip
             panel.close()
             # Blocks of the next one do not fit the gaps that this one's left.

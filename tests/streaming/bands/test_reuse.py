@@ -28,7 +28,7 @@ class Between(nn.Module):
 def overwritten(program, bands=3):
     """By operator what it is put over, in the first band of a sweep without cuts."""
     (part,) = segment(program)
-    band = schedule(program, part, bands)[0]
+    band = next(schedule(program, part, bands))
     nodes = program.graph.nodes
     return {short(nodes[index].target): nodes[one].name for index, one in band.over.items()}
 

@@ -1,7 +1,9 @@
-"""Which rows of which result are made in which band: decided before anything runs.
+"""Which rows of which result are made in which band.
 
 Bands of what a segment is to make are followed back to the rows of every result that they need.
-Each row is made once: where bands overlap, what the next one needs is held until then.
+Each row is made once: where bands overlap, what the next one needs is held until then. Bands are
+followed twice: first only for when each row is taken for the last time, since all of them at once,
+thousands on a tall image, would take more memory than the narrow ones that are run.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from lowtide.streaming.bands.last_of import LastOf
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.reuse import Reuse
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.segments import Segment
-from lowtide.streaming.bands.spans import Span, Spans, common, outward, union, without
+from lowtide.streaming.bands.spans import Span, Spans, outward, union, without
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Band:
     ``makes`` has the rows that are computed now, ``holds`` those that are kept for later bands
     after the last use (``uses``: by result the step that is the last to need it). ``targets`` has
     the rows of reductions and of the output that belong to this band; rows of pages are kept as
-    soon as they are made. ``over`` names by result the one whose memory it may be put into.
+    soon as they are made. ``over`` names by result the one whose memory it may be put into,
+    ``reads`` the rows of pages that this band takes and ``leaves`` those that later ones do.
     """
 
     makes: dict[int, Spans] = field(default_factory=dict)
@@ -32,18 +36,26 @@ class Band:
     uses: dict[int, int] = field(default_factory=dict)
     targets: dict[int, Spans] = field(default_factory=dict)
     reads: dict[int, Spans] = field(default_factory=dict)
+    leaves: dict[int, Spans] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
 
 
 def schedule(
     program: Program, segment: Segment, bands: int, *, first: int | None = None
-) -> list[Band]:
+) -> Iterator[Band]:
     """The segment's sweep in so many bands, or fewer where rows do not suffice; of ``first``
     only that many, of which the last do not know what they leave to others."""
-    plan = _Planner(program, segment)
-    found = [plan.band(number, bands) for number in range(min(bands, first or bands))]
-    plan.hold(found)
-    return [band for band in found if band.makes or band.targets]
+    numbers = range(min(bands, first or bands))
+    last = _LastTaken(program)
+    ahead = _Planner(program, segment, last)
+    for number in numbers:
+        last.note(number, ahead.band(number, bands)[1])
+    plan = _Planner(program, segment, last)
+    for number in numbers:
+        band, _ = plan.band(number, bands)
+        plan.hold(number, band)
+        if band.makes or band.targets:
+            yield band
 
 
 def units(program: Program, segment: Segment) -> int:
@@ -59,20 +71,45 @@ def rows_of(program: Program, segment: Segment) -> Iterator[Rows]:
             yield step.rows
 
 
+class _LastTaken:
+    """For each row of each result the last band that takes it."""
+
+    def __init__(self, program: Program) -> None:
+        self._rows = program.rows
+        self._last: dict[int, LastOf] = {}
+
+    def note(self, number: int, wanted: dict[int, Spans]) -> None:
+        """A band, in their order, and the rows that it takes."""
+        for index, spans in wanted.items():
+            if index not in self._last:
+                self._last[index] = LastOf(self._rows[index].size)
+            for span in spans:
+                self._last[index].put(span, number)
+
+    def after(self, number: int, index: int, spans: Spans | None = None) -> Spans:
+        """Of these rows, or of all, those that bands after this one take."""
+        last = self._last.get(index)
+        if last is None:
+            return []
+        among = [(0, last.size)] if spans is None else spans
+        return [found for span in among for found in last.above(span, number)]
+
+
 class _Planner:
-    def __init__(self, program: Program, segment: Segment) -> None:
-        self._program, self._segment = program, segment
+    """Goes through the bands of one segment, in order."""
+
+    def __init__(self, program: Program, segment: Segment, last: _LastTaken) -> None:
+        self._program, self._segment, self._last = program, segment, last
         self._own = set(segment.steps)
         self._units = units(program, segment)
         self._reuse = Reuse(program.steps, segment.steps, program.families, (
             *segment.pages, *segment.reads, *program.graph.inputs, program.output,
         ))  # fmt: skip
         self._made: dict[int, Spans] = {}
-        self._wanted: list[dict[int, Spans]] = []
-        self._after: dict[int, int] = {}
+        self._held: dict[int, Spans] = {}
 
-    def band(self, number: int, bands: int) -> Band:
-        """Rows that this band makes; those of former bands are there."""
+    def band(self, number: int, bands: int) -> tuple[Band, dict[int, Spans]]:
+        """Rows that this band makes, those of former bands being there; and all that it takes."""
         band = Band()
         wanted: dict[int, Spans] = defaultdict(list)
         kept: dict[int, Spans] = defaultdict(list)
@@ -101,31 +138,24 @@ class _Planner:
             for span in new:
                 for one, spans in zip(step.inputs, step.needed(span), strict=True):
                     wanted[one].extend(spans)
-        self._wanted.append({index: union(spans) for index, spans in wanted.items()})
-        for index, spans in self._wanted[-1].items():
-            if index not in self._own:
-                band.reads[index] = spans
-        return band
+        taken = {index: union(spans) for index, spans in wanted.items()}
+        band.reads = {index: spans for index, spans in taken.items() if index not in self._own}
+        return band, taken
 
-    def hold(self, bands: list[Band]) -> None:
-        """Add what each band leaves to the next ones, and when the rest can go."""
-        made: list[dict[int, Spans]] = []
-        known: dict[int, Spans] = {}
-        for band in bands:
-            for index, spans in band.makes.items():
-                known[index] = union([*known.get(index, []), *spans])
-            made.append(dict(known))
-        later: dict[int, Spans] = {}
-        for number in range(len(bands) - 1, -1, -1):
-            band = bands[number]
-            band.holds = {
-                index: held for index, spans in made[number].items()
-                if (held := common(spans, later.get(index, [])))
-            }  # fmt: skip
-            band.uses = self._last_uses(band)
-            band.over = self._reuse.of(band.makes, band.uses, band.holds)
-            for index, spans in self._wanted[number].items():
-                later[index] = union([*later.get(index, []), *spans])
+    def hold(self, number: int, band: Band) -> None:
+        """Add what the band leaves to the next ones, and when the rest can go."""
+        there = dict(self._held)
+        for index, spans in band.makes.items():
+            there[index] = union([*there.get(index, []), *spans])
+        after = self._last.after
+        band.holds = self._held = {
+            index: held for index, spans in there.items() if (held := after(number, index, spans))
+        }
+        band.uses = self._last_uses(band)
+        band.over = self._reuse.of(band.makes, band.uses, band.holds)
+        band.leaves = {
+            index: left for index in self._segment.reads if (left := after(number, index))
+        }
 
     def _targets(self) -> list[int]:
         reductions = [
@@ -161,14 +191,3 @@ class _Planner:
             if index in active and isinstance(step, (RowOp, Reduction)):
                 uses.update(dict.fromkeys(step.inputs, index))
         return uses
-
-
-def later_reads(bands: list[Band]) -> list[dict[int, Spans]]:
-    """For each band the rows of pages that the ones after it read."""
-    later: dict[int, Spans] = {}
-    found = []
-    for band in reversed(bands):
-        found.append(dict(later))
-        for index, spans in band.reads.items():
-            later[index] = union([*later.get(index, []), *spans])
-    return found[::-1]

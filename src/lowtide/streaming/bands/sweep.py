@@ -13,7 +13,7 @@ from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp
-from lowtide.streaming.bands.schedule import Band, later_reads, schedule
+from lowtide.streaming.bands.schedule import Band, schedule
 from lowtide.streaming.bands.segments import Segment, last_reads
 from lowtide.streaming.bands.spans import Span, Spans, count
 
@@ -28,28 +28,29 @@ class Sweep:
         make_page: MakePage, constants: Constants | None = None,
     ) -> None:  # fmt: skip
         self._program, self._segments, self._make_page = program, segments, make_page
-        plans = (
-            schedule(program, part, number) for part, number in zip(segments, bands, strict=True)
-        )
-        # With each band, what later ones still read of pages.
-        self._plans = [list(zip(plan, later_reads(plan), strict=True)) for plan in plans]
+        self._bands = bands
         self._going = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
         self._constants = constants or Constants(program)
         self._on_band: Callable[[float], None] | None = None
-        self._work = sum(self._made(band) for plan in self._plans for band, _ in plan)
+        self._before_step: Callable[[int], object] | None = None
+        self._work = sum(
+            self._bytes_of(index) for segment in segments for index in segment.steps
+        )
 
     def run(
-        self, source: Page, on_band: Callable[[float], None] | None = None
-    ) -> Generator[tuple[int, Tensor], None, None]:
+        self, source: Page, on_band: Callable[[float], None] | None = None,
+        before_step: Callable[[int], object] | None = None,
+    ) -> Generator[tuple[int, Tensor], None, None]:  # fmt: skip
         """(first row, rows) of the result, in order. Pages go when it ends, however it does.
 
-        ``on_band`` is told after each band which share of the work it was; the run stops at
-        what it raises.
+        ``on_band`` is told after each band which share of the work it was, ``before_step``
+        before each operator about how many bytes it will take; the run stops at what they raise.
         """
         one = copy.copy(self)
-        one._pages, one._wholes, one._on_band = {}, {}, on_band
+        one._pages, one._wholes = {}, {}
+        one._on_band, one._before_step = on_band, before_step
         try:
             yield from one._run(source)
         finally:
@@ -62,9 +63,10 @@ class Sweep:
         (given,) = self._program.graph.inputs
         self._pages = {given: source}
         self._device = source.device
-        for place, (segment, plan) in enumerate(zip(self._segments, self._plans, strict=True)):
+        for place, (segment, bands) in enumerate(zip(self._segments, self._bands, strict=True)):
             for index in segment.before:
                 self._whole(index)
+            plan = schedule(self._program, segment, bands)
             yield from self._segment(segment, plan, self._going.get(place, set()))
             self._constants.forget()
             self._wholes = {
@@ -73,21 +75,24 @@ class Sweep:
             }  # fmt: skip
 
     def _segment(
-        self, segment: Segment, plan: list[tuple[Band, dict[int, Spans]]], going: set[int]
+        self, segment: Segment, plan: Iterator[Band], going: set[int]
     ) -> Iterator[tuple[int, Tensor]]:
         for index in segment.pages:
             if index != self._program.output:
                 self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
-        for place, (band, needed) in enumerate(plan):
+        band = next(plan, None)
+        while band is not None:
             yield from self._band(segment, band, buffers, states)
-            if place + 1 < len(plan):
-                self._expect(plan[place + 1][0])
+            following = next(plan, None)
+            if following is not None:
+                self._expect(following)
             for index in going:
-                self._pages[index].keep(needed.get(index, []))
+                self._pages[index].keep(band.leaves.get(index, []))
             if self._on_band is not None:
                 self._on_band(self._made(band) / max(self._work, 1))
+            band = following
         for index in going:
             self._pages.pop(index).close()
         for index, state in states.items():
@@ -126,6 +131,8 @@ class Sweep:
                         self._rows(one, spans, buffers)
                         for one, spans in zip(step.inputs, step.needed(span), strict=True)
                     ]
+                    if self._before_step is not None:
+                        self._before_step(self._taken(step, index, span, pieces))
                     rows = run(span, pieces, self._beside(step, span))
                     del pieces
                     if index in self._pages:
@@ -140,6 +147,18 @@ class Sweep:
             for one in leaving.get(index, ()):
                 if one in buffers:
                     buffers[one].trim(band.holds.get(one, []))
+
+    def _bytes_of(self, index: int) -> int:
+        """Bytes that a step computes or reduces in all bands."""
+        step = self._program.steps[index]
+        of = step.inputs if isinstance(step, Reduction) else [index]
+        return sum(map(self._program.bytes_of, of))
+
+    def _taken(self, step: RowOp, index: int, span: Span, pieces: Iterable[Tensor]) -> int:
+        """Bytes of a step's result, and roughly what it needs meanwhile."""
+        result = (span[1] - span[0]) * self._program.row_bytes(index)
+        given = sum(piece.nbytes for piece in pieces)
+        return result + int(step.scratch * (given + result)) + step.scratch_bytes
 
     def _made(self, band: Band) -> int:
         """Bytes that a band computes or reduces: what its share of the work is taken to be."""

@@ -19,7 +19,7 @@ def glance(program: Program, part: Segment, bands: int) -> tuple[int, int]:
     operators, and to plan all its bands for every height that could be chosen took a minute.
     """
     scale = _Scale(program)
-    plan = schedule(program, part, bands, first=_SEEN + _BEYOND)[:_SEEN]
+    plan = list(schedule(program, part, bands, first=_SEEN + _BEYOND))[:_SEEN]
     scale.segment(part, plan)
     return scale.most, -(-scale.calls * bands // max(len(plan), 1))
 

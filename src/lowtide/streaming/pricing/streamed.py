@@ -26,7 +26,7 @@ from lowtide.streaming.step import DTYPES
 _GRAPH_BYTES, _STEP_BYTES, _GRAPH_UPPER = 2 * MIB, 30 << 10, 2.5
 # What the heap keeps between bands, as a share of what they take: blocks of two sizes take turns,
 # and the C library's aligned ones do not fit the gaps that their like left.
-_KEPT, _KEPT_UPPER = 1.1, 1.8
+_KEPT, _KEPT_UPPER = 0.5, 1.0
 # Columns of a panel at most, of images of which there are several, and the share that may be run
 # twice where panels meet.
 _PANEL, _FEW_PANELS, _TWICE = 2048, 3, 0.05

@@ -76,6 +76,9 @@ def upscale(
         "Width of the result; the height follows unless --height is given too."))] = None,
     height: Annotated[int | None, option(panel=_SIZE, help="Height of the result.")] = None,
     max_side: Annotated[int | None, option(panel=_SIZE, help="Longer side of the result.")] = None,
+    self_ensemble: Annotated[bool, option("--self-ensemble", panel=_MAIN, help=(
+        "Ask the model eight times, the image turned and mirrored, and take the mean: a little"
+        " more like the original, in eight times the time."))] = False,
     precision: Annotated[Precision, option(panel=_TILES, help=(
         "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes linear"
         " layers in 8 bits, with torchao."))] = Precision.auto,
@@ -144,7 +147,7 @@ def upscale(
         raise UsageError("where should the result go?", hint="add -o OUTPUT")
     settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
-        devices=devices or (),
+        devices=devices or (), self_ensemble=self_ensemble,
         precision=precision, accuracy=accuracy, strategy=strategy, compile=compile, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
         streams=streams, format=format,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,15 +14,19 @@ from lowtide.core.precision import Precision
 from lowtide.models import Model
 from lowtide.models.eight_bits import quantize
 from lowtide.models.model import weight_bytes
+from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.step import DTYPES, Forward, Network
 
 
-def network_of(model: Model, device: str, precision: Precision) -> Network:
+def network_of(
+    model: Model, device: str, precision: Precision, *, ensemble: bool = False
+) -> Network:
     """``model``, moved to ``device`` and changed to compute in ``precision``, which keeps another
-    of it in fp32 beside any lower one."""
+    of it in fp32 beside any lower one; each asked eight times if it is an ``ensemble``."""
     facts, twin = model.descriptor, None
+    made = SelfEnsemble if ensemble else _as_it_is
     if precision != "fp32":
-        twin = _fp32_twin(copy.deepcopy(model), device)
+        twin = _fp32_twin(copy.deepcopy(model), device, made)
     model.to(device=device)
     if precision == "int8":
         quantize(model.module, device)
@@ -29,7 +34,7 @@ def network_of(model: Model, device: str, precision: Precision) -> Network:
         model.lower(DTYPES[precision])
         trim_heap(collect=True)  # of the runs that found its layers' order
     return Network(
-        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
+        forward=made(model.module).eval(), scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
     )  # fmt: skip
 
@@ -69,9 +74,15 @@ def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
-def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
+def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def _fp32_twin(
+    model: Model, device: str, made: Callable[[torch.nn.Module], torch.nn.Module]
+) -> functools.partial[torch.nn.Module]:
     """The model in fp32, moved to the device only when it is first called for."""
-    return functools.partial(model.module.to, device)
+    return functools.partial(made(model.module).eval().to, device)
 
 
 def laid_out(network: Network, model: Model, channels_last: bool) -> Network:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import ImageError, ModelError
+from lowtide.core.errors import BudgetError, ImageError, ModelError
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_seconds
 from lowtide.jobs.prepare import Prepared
@@ -68,7 +68,7 @@ def plan_image(
     notes = list(facts.notes)
     resized = made if made != written else None
     writing = output_cost(target, written, settings.encode, resized_from=resized)
-    codec = facts.resident_bytes + writing.resident_bytes
+    codecs = facts.resident_bytes, writing.resident_bytes
     if resized is not None:
         notes.append(
             f"the model makes {made.width}×{made.height}, then resized to {width}×{height}"
@@ -76,7 +76,7 @@ def plan_image(
     if book is not None and below is None:
         plan = _replayed(book, source, info, prepared, budget)
         return Task(facts, made, written, [plan], plan, notes)
-    picture = prepared.picture(info, codec, facts.scratch_bytes, budget)
+    picture = prepared.picture(info, codecs, facts.scratch_bytes, budget)
     plans, chosen = _chosen(prepared, settings, picture, budget, below, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.others and chosen.lanes == 1:
@@ -92,7 +92,6 @@ def _chosen(
     wishes, wanted = settings.wishes, settings.wanted
     pricing = BandPricing(prepared.costs, prepared.shape, picture, prepared.programs)
     plans: list[Plan] = []
-    told: set[object] = set()
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
         plans = candidates(prepared.costs, prepared.shape, picture, wishes)
@@ -113,22 +112,43 @@ def _chosen(
     if below is not None:
         smallest = min(plans, key=lambda plan: plan.upper_bytes)
         plans = [plan for plan in plans if plan.upper_bytes < below] or [smallest]
+    return _settled(plans, prepared, pricing, budget, wanted, refused)
+
+
+def _settled(
+    plans: list[Plan], prepared: Prepared, pricing: BandPricing, budget: Budget, wanted: Wanted,
+    refused: list[Refusal],
+) -> tuple[list[Plan], Plan]:  # fmt: skip
+    """The plan to run, a streamed one told exactly and its bands proven; raises as `choose`."""
+    told: set[object] = set()
     while True:
-        chosen = choose(plans, budget, wanted, refused)
-        if chosen.strategy != "streamed":
-            return plans, chosen
         try:
-            prepared.programs.certificate(*chosen.network_size)
-        except ModelError as error:
-            refused.append(Refusal(what="streamed", reason=error.message))
-            plans = [plan for plan in plans if plan.strategy != "streamed"]
-            continue
-        if _draft(chosen) in told:
-            return plans, chosen
+            chosen = choose(plans, budget, wanted, refused)
+        except BudgetError:
+            # What the smallest takes exactly is what the message has to name.
+            chosen = min(_exact_ones(plans, wanted), key=lambda plan: plan.upper_bytes)
+            if chosen.strategy != "streamed" or _draft(chosen) in told:
+                raise
+        else:
+            if chosen.strategy != "streamed":
+                return plans, chosen
+            try:
+                prepared.programs.certificate(*chosen.network_size)
+            except ModelError as error:
+                refused.append(Refusal(what="streamed", reason=error.message))
+                plans = [plan for plan in plans if plan.strategy != "streamed"]
+                continue
+            if _draft(chosen) in told:
+                return plans, chosen
         # Candidates are drafts: what the best takes exactly may make it another's turn.
         exact = pricing.told(chosen)
         told.add(_draft(exact))
         plans = [exact if _draft(plan) == _draft(exact) else plan for plan in plans]
+
+
+def _exact_ones(plans: list[Plan], wanted: Wanted) -> list[Plan]:
+    """Those that may be chosen."""
+    return [plan for plan in plans if wanted != "exact" or plan.accuracy == "exact"]
 
 
 def _in_other_ways(

@@ -25,6 +25,7 @@ from lowtide.memory.store import CostStore
 from lowtide.models import ModelDescriptor, load, names
 from lowtide.models.eight_bits import torchao_parts
 from lowtide.models.foreign import families
+from lowtide.models.self_ensemble import as_ensemble
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.compiled import CompileFacts, CompileStore
 from lowtide.streaming.pricing.facts import Picture, Shape
@@ -61,14 +62,15 @@ class Prepared:
         return info.height + rows, info.width + columns
 
     def picture(
-        self, info: ImageInfo, codec_bytes: int, scratch_bytes: int, budget: Budget
+        self, info: ImageInfo, codecs: tuple[int, int], scratch_bytes: int, budget: Budget
     ) -> Picture:
-        """An image as pricing wants it, padded by the model's size rule."""
+        """An image as pricing wants it, padded by the model's size rule; ``codecs`` are bytes
+        that reading and writing its formats take."""
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
         return Picture(
-            info, self.padded(info), codec_bytes, scratch_bytes, row_bytes, easy_bytes,
-            self.tiled, self.streamed,
+            info, self.padded(info), sum(codecs), scratch_bytes, row_bytes, easy_bytes,
+            self.tiled, self.streamed, larger_codec_bytes=max(codecs),
         )  # fmt: skip
 
 
@@ -184,12 +186,13 @@ def _prepare(
     on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
 ) -> Prepared:  # fmt: skip
     model = load(settings.model_name)
-    descriptor = model.descriptor
+    ensemble = settings.self_ensemble
+    descriptor = as_ensemble(model.descriptor) if ensemble else model.descriptor
     if descriptor.scale < 1:
         raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
     wanted = settings.precision if replayed is None else replayed.precision
     precision = resolve_precision(wanted, descriptor, device)
-    network = network_of(model, device, precision)
+    network = network_of(model, device, precision, ensemble=ensemble)
     shape = Shape(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,
@@ -218,7 +221,7 @@ def _prepare(
     layout = costs if replayed is None else replayed
     network = laid_out(network, model, layout.channels_last)
     return Prepared(
-        model.descriptor, network, shape, costs, precision, Programs(network),
+        descriptor, network, shape, costs, precision, Programs(network),
         run_bounds("tiled", device), run_bounds("streamed", device),
         compiling=CompileStore(device).get(descriptor.sha256, precision),
     )  # fmt: skip

@@ -55,6 +55,7 @@ class UpscaleSettings(BaseModel):
     precision: Literal["auto"] | Precision = "auto"
     accuracy: Literal["exact", "bounded", "fast"] | None = None
     strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
+    self_ensemble: bool = False
     compile: Literal["auto", "on", "off"] = "auto"
     tile: int | None = Field(None, ge=1)
     tile_overlap: int | None = Field(None, ge=0)

@@ -38,8 +38,8 @@ def run_panels(
     *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
-    """As `run_banded`, panel by panel. Raises what that does, and `OutputError` when the disk of
-    ``scratch`` is full."""
+    """As `run_banded`, panel by panel; ``source`` is closed before the first. Raises what that
+    does, and `OutputError` when the disk of ``scratch`` is full."""
     columns = panel_columns(plan)
     told, done = Teller(plan.height * plan.scale, on_rows), 0
 
@@ -55,6 +55,8 @@ def run_panels(
             for _, width in _shares(columns, source.info.width)
         ]
         _deal(source, panels, columns, cancel)
+        # What its decoder holds would be there beside every panel.
+        source.close()
         made = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.core.heap import heap_setting
-from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
@@ -22,11 +21,12 @@ from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.pricing.ledger import AS_FAST, calibrated, in_both_heaps, ledger, row
 from lowtide.streaming.step import DTYPES
 
-# A captured graph, and each of its operators; while it is captured it takes more.
-_GRAPH_BYTES, _STEP_BYTES, _GRAPH_UPPER = 2 * MIB, 30 << 10, 2.5
+# A captured graph, and each of its operators. What its capture leaves in the heap, in the first
+# run of a size, is several times that.
+_GRAPH_BYTES, _STEP_BYTES, _GRAPH_UPPER = 1200 << 10, 8 << 10, 9.0
 # What the heap keeps between bands, as a share of what they take: blocks of two sizes take turns,
 # and the C library's aligned ones do not fit the gaps that their like left.
-_KEPT, _KEPT_UPPER = 0.5, 1.0
+_KEPT, _KEPT_UPPER = 0.4, 1.0
 # Columns of a panel at most, of images of which there are several, and the share that may be run
 # twice where panels meet.
 _PANEL, _FEW_PANELS, _TWICE = 2048, 3, 0.05
@@ -195,8 +195,11 @@ class BandPricing:
         band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS
         held = row_bytes * (info.height if readers > 1 else min(info.height, band))
         made = row_bytes * self.shape.scale * 2 * WRITE_ROWS
+        picture = self.picture
         if self.panel:
-            # Before and after, when no network runs, whole rows go through.
+            # Before and after, when no network runs, whole rows go through, and files are read
+            # and written one after the other.
+            picture = replace(picture, codec_bytes=picture.larger_codec_bytes)
             held = max(held, info.row_bytes * 2 * MOVED_ROWS)
             made = max(made, info.row_bytes * self.shape.scale * 2 * MOVED_ROWS)
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
@@ -204,6 +207,6 @@ class BandPricing:
             locked = layout.pages_bytes * self._share
             rows.append(row("pages", "host", locked, locked, "known"))
         return ledger(
-            self.costs, self.picture, rows, staged_bytes=4 * row_bytes * band,
+            self.costs, picture, rows, staged_bytes=4 * row_bytes * band,
             row_bytes=(held, made), scratch_bytes=int(on_disk) + self._joined_bytes,
         )  # fmt: skip

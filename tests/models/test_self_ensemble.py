@@ -1,11 +1,16 @@
-"""The mean over eight views equals that of eight runs, and takes the memory of few."""
+"""The mean over eight views equals that of eight runs, whole and in tiles."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import lowtide
+from lowtide.cli.main import app
+from lowtide.jobs.networks import ensemble_of, network_of
 from lowtide.models.self_ensemble import SelfEnsemble, as_ensemble
 
 
@@ -51,6 +56,26 @@ def test_costs_are_not_those_of_the_model_alone():
     facts = lowtide.load("lowtide-x2").descriptor
     assert as_ensemble(facts).sha256 != facts.sha256
     assert as_ensemble(facts).scale == facts.scale
+
+
+def test_what_half_precision_is_compared_with_is_an_ensemble_too():
+    network = ensemble_of(network_of(lowtide.load("lowtide-x2"), "cpu", "bf16"))
+    image = torch.rand(1, 3, 24, 31, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = SelfEnsemble(lowtide.load("lowtide-x2").module)(image)
+        exact, low = network.exact_forward()(image), network.forward(image)
+    torch.testing.assert_close(exact, expected)
+    assert 0 < (low - expected).abs().max() < 0.02
+
+
+def test_the_command_plans_for_the_ensemble(tmp_path, save, photo):
+    source = str(save(tmp_path / "photo.png", photo[:40, :50]))
+    words = ["upscale", source, "--dry-run", "--json", "-b", "1GiB"]
+    plain, eight = (
+        json.loads(CliRunner().invoke(app, [*words, *more]).stdout)["images"][0]["plan"]
+        for more in ([], ["--self-ensemble"])
+    )
+    assert plain["model_sha256"] != eight["model_sha256"]
 
 
 def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):

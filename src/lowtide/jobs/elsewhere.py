@@ -7,13 +7,13 @@ from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision
+from lowtide.jobs.networks import ensemble_of
 from lowtide.jobs.prepare import Prepared, gained_precision, precisions_of, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor, load
-from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import DTYPES, Network
 from lowtide.streaming.tracing import run_rows, trace_tile
@@ -41,8 +41,9 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     weight_bytes = here.costs.weight_bytes  # those in fp32 are there too, to be compared with
     if precision != "fp32":
         low = load(settings.model_name).lower(DTYPES[precision])
-        module = SelfEnsemble(low.module).eval() if settings.self_ensemble else low.module
-        network = dataclasses.replace(network, forward=module)
+        network = dataclasses.replace(network, forward=low.module)
+        if settings.self_ensemble:
+            network = ensemble_of(network)
         weight_bytes += low.descriptor.weight_bytes
     costs = _costs(here, network, profile, weight_bytes)
     return Prepared(here.descriptor, network, here.shape, costs, precision, here.programs)

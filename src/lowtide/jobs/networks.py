@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,15 +17,12 @@ from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.step import DTYPES, Forward, Network
 
 
-def network_of(
-    model: Model, device: str, precision: Precision, *, ensemble: bool = False
-) -> Network:
+def network_of(model: Model, device: str, precision: Precision) -> Network:
     """``model``, moved to ``device`` and changed to compute in ``precision``, which keeps another
-    of it in fp32 beside any lower one; each asked eight times if it is an ``ensemble``."""
+    of it in fp32 beside any lower one."""
     facts, twin = model.descriptor, None
-    made = SelfEnsemble if ensemble else _as_it_is
     if precision != "fp32":
-        twin = _fp32_twin(copy.deepcopy(model), device, made)
+        twin = _fp32_twin(copy.deepcopy(model), device)
     model.to(device=device)
     if precision == "int8":
         quantize(model.module, device)
@@ -34,9 +30,23 @@ def network_of(
         model.lower(DTYPES[precision])
         trim_heap(collect=True)  # of the runs that found its layers' order
     return Network(
-        forward=made(model.module).eval(), scale=facts.scale, in_channels=facts.in_channels,
+        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
     )  # fmt: skip
+
+
+def ensemble_of(network: Network) -> Network:
+    """``network``, and that in fp32 beside it, asked eight times."""
+    exact = network.exact_forward
+    return replace(
+        network, forward=_eight_times(network.forward),
+        exact_forward=exact and functools.cache(lambda: _eight_times(exact())),
+    )  # fmt: skip
+
+
+def _eight_times(forward: Forward) -> SelfEnsemble:
+    assert isinstance(forward, torch.nn.Module)
+    return SelfEnsemble(forward).eval()
 
 
 def weights_of(network: Network) -> int:
@@ -74,15 +84,9 @@ def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
-def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
-    return module
-
-
-def _fp32_twin(
-    model: Model, device: str, made: Callable[[torch.nn.Module], torch.nn.Module]
-) -> functools.partial[torch.nn.Module]:
+def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
     """The model in fp32, moved to the device only when it is first called for."""
-    return functools.partial(made(model.module).eval().to, device)
+    return functools.partial(model.module.to, device)
 
 
 def laid_out(network: Network, model: Model, channels_last: bool) -> Network:

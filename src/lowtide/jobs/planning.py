@@ -12,7 +12,7 @@ from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image, output_cost
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import Wanted, choose, shortfall
+from lowtide.memory.choice import Wanted, choose, eligible, shortfall
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.replay import PlanBook, check_replay
 from lowtide.streaming.pricing.compiled import compiled
@@ -126,7 +126,7 @@ def _settled(
             chosen = choose(plans, budget, wanted, refused)
         except BudgetError:
             # What the smallest takes exactly is what the message has to name.
-            chosen = min(_exact_ones(plans, wanted), key=lambda plan: plan.upper_bytes)
+            chosen = min(eligible(plans, wanted), key=lambda plan: plan.upper_bytes)
             if chosen.strategy != "streamed" or _draft(chosen) in told:
                 raise
         else:
@@ -144,11 +144,6 @@ def _settled(
         exact = pricing.told(chosen)
         told.add(_draft(exact))
         plans = [exact if _draft(plan) == _draft(exact) else plan for plan in plans]
-
-
-def _exact_ones(plans: list[Plan], wanted: Wanted) -> list[Plan]:
-    """Those that may be chosen."""
-    return [plan for plan in plans if wanted != "exact" or plan.accuracy == "exact"]
 
 
 def _in_other_ways(

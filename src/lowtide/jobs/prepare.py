@@ -13,7 +13,7 @@ from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
 from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
-from lowtide.jobs.networks import laid_out, network_of, weights_of
+from lowtide.jobs.networks import ensemble_of, laid_out, network_of, weights_of
 from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
@@ -186,13 +186,14 @@ def _prepare(
     on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
 ) -> Prepared:  # fmt: skip
     model = load(settings.model_name)
-    ensemble = settings.self_ensemble
-    descriptor = as_ensemble(model.descriptor) if ensemble else model.descriptor
+    descriptor = model.descriptor
     if descriptor.scale < 1:
         raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
     wanted = settings.precision if replayed is None else replayed.precision
     precision = resolve_precision(wanted, descriptor, device)
-    network = network_of(model, device, precision, ensemble=ensemble)
+    network = network_of(model, device, precision)
+    if settings.self_ensemble:
+        descriptor, network = as_ensemble(descriptor), ensemble_of(network)
     shape = Shape(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,

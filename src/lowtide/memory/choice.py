@@ -33,7 +33,7 @@ def choose(
     Raises `BudgetError` naming the smallest budget that any candidate would accept, and
     `UsageError` where an exact one is wanted and there is none.
     """
-    considered = [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
+    considered = eligible(candidates, wanted)
     if not considered:
         raise UsageError(
             f"no exact plan is possible: {_why(refused) or 'such tiles differ from the whole'}",
@@ -57,6 +57,11 @@ def choose(
             "front": frontier(candidates, best),
         }
     )
+
+
+def eligible(candidates: Sequence[Plan], wanted: Wanted) -> list[Plan]:
+    """The candidates that are accurate enough for what is ``wanted``."""
+    return [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
 
 
 def frontier(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:

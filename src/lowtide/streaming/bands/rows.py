@@ -59,6 +59,10 @@ class RowOp:
     framed: bool = False
     over: Mapping[int, Run] = field(default_factory=dict)
 
+    def beside(self, given: int, result: int) -> int:
+        """Bytes that it takes while it runs, roughly, of so many given and for such a result."""
+        return int(self.scratch * (given + result)) + self.scratch_bytes
+
 
 @dataclass(frozen=True)
 class Reduction:

@@ -47,10 +47,10 @@ def schedule(
     only that many, of which the last do not know what they leave to others."""
     numbers = range(min(bands, first or bands))
     last = _LastTaken(program)
-    ahead = _Planner(program, segment, last)
-    for number in numbers:
-        last.note(number, ahead.band(number, bands)[1])
     plan = _Planner(program, segment, last)
+    for number in numbers:
+        last.note(number, plan.band(number, bands)[1])
+    plan.restart()
     for number in numbers:
         band, _ = plan.band(number, bands)
         plan.hold(number, band)
@@ -107,6 +107,10 @@ class _Planner:
         ))  # fmt: skip
         self._made: dict[int, Spans] = {}
         self._held: dict[int, Spans] = {}
+
+    def restart(self) -> None:
+        """Begin with the first band again."""
+        self._made.clear()
 
     def band(self, number: int, bands: int) -> tuple[Band, dict[int, Spans]]:
         """Rows that this band makes, those of former bands being there; and all that it takes."""

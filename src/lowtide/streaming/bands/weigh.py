@@ -89,7 +89,7 @@ class _Scale:
             copied += 0 if spans == band.makes.get(one) else size
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
-        taken = result + copied + int(step.scratch * (given + result)) + step.scratch_bytes
+        taken = result + copied + step.beside(given, result)
         self.most = max(self.most, self._now + taken)
 
     def _add(self, index: int, more: int, *, new: bool = True) -> None:

@@ -8,7 +8,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-gpu wheel clean
+.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -70,6 +70,13 @@ bench-streaming: $(VENV)/.dev
 	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/tiling_error.py
 	$(BIN)/python benchmarks/seams.py
+	$(BIN)/python scripts/render_results.py
+
+# Hours; each script goes on where it was.
+bench-training: $(VENV)/.dev
+	$(BIN)/python benchmarks/training_memory.py
+	$(BIN)/python benchmarks/paragonsr2_variants.py
+	$(BIN)/python benchmarks/attention_helps.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

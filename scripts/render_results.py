@@ -22,6 +22,7 @@ from typing import Any
 import render_attention
 import render_memory
 import render_streaming
+import render_training
 from render_memory import table
 
 from lowtide.core.units import format_bytes
@@ -163,6 +164,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
     "large_streamed": large_images,
     **render_attention.SHAPES, **render_memory.SHAPES, **render_streaming.SHAPES,
+    **render_training.SHAPES,
 }  # fmt: skip
 
 

@@ -1,0 +1,148 @@
+"""What ``training_memory.py`` runs in fresh processes: steps of the trainer, and validations."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import in_turns
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.core.figures import psnr_y
+from lowtide.jobs.train_validation import Validation
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.models.resample import resize_cubic
+from lowtide.training.config import TrainConfig, parse_config
+from lowtide.training.data import HighResolutionFolders, bicubic
+from lowtide.training.data.images import read_rgb
+from lowtide.training.loop import Trainer
+from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.weights import save_weights
+
+SCALE, STEPS = 2, 3
+# Small enough that libraries are set up by it and nothing of its size is kept.
+_TINY = {"lq_size": 16, "batch_size_per_gpu": 2}
+_GAN = {"type": "ganloss", "loss_weight": 0.1}
+# Of each configuration: the generator, patch, batch, checkpointing, and the adversarial loss.
+CONFIGURATIONS: dict[str, tuple[str, int, int, str, dict[str, Any] | None]] = {
+    "nano": ("nano", 64, 16, "none", None),
+    "tiny": ("tiny", 64, 8, "none", None),
+    "s": ("s", 64, 4, "none", None),
+    "s, full checkpointing": ("s", 64, 4, "full", None),
+    "tiny with MUNet": ("tiny", 32, 4, "none", _GAN),
+    "tiny with MUNet and R1": ("tiny", 32, 4, "none", {**_GAN, "r1_weight": 1.0}),
+    "s with MUNet, full checkpointing": ("s", 32, 4, "full", _GAN),
+    "m": ("m", 32, 4, "none", None),
+}
+
+
+def config_of(title: str, checkpointing: str = "", **data: Any) -> TrainConfig:
+    """A configuration by its name, whose batch is not cut; ``data`` is changed in its patches."""
+    name, patch, batch, kept, gan = CONFIGURATIONS[title]
+    losses: list[dict[str, Any]] = [{"type": "l1loss"}]
+    patches = {"lq_size": patch, "batch_size_per_gpu": batch, "accum_iter": 1}
+    return parse_config({
+        "name": "benchmark", "scale": SCALE,
+        "datasets": {"train": {"dataroot_gt": "none", **patches, **data}},
+        "network_g": {"type": f"paragonsr2_{name}"},
+        **({"network_d": {"type": "munet"}} if gan else {}),
+        "train": {
+            "total_iter": STEPS, "losses": losses + ([gan] if gan else []),
+            "checkpointing": checkpointing or kept,
+        },
+    })  # fmt: skip
+
+
+def networks(config: TrainConfig) -> tuple[nn.Module, nn.Module | None]:
+    """Generator and discriminator, if there is one."""
+    generator = make_generator(config.network_g, config.scale, 0)
+    return generator, make_discriminator(config.network_d, 0) if config.network_d else None
+
+
+class Noise:
+    """The same batch again and again."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = config.datasets.train
+        side, generator = SCALE * data.lq_size, torch.Generator().manual_seed(0)
+        self.high = torch.rand(data.batch_size_per_gpu, 3, side, side, generator=generator)
+        self.low = nn.functional.avg_pool2d(self.high, SCALE)
+
+    def prefetch(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `Batches` does it."""
+        while True:
+            yield self.low, self.high
+
+
+def trainer_of(config: TrainConfig, folder: str) -> Trainer:
+    """The real trainer."""
+    generator, discriminator = networks(config)
+    batches: Any = Noise(config)
+    return Trainer(config, Path(folder), generator, batches, discriminator=discriminator)
+
+
+_warm: list[str] = []
+
+
+def run_steps(title: str) -> None:
+    """A few steps; the first call, which is not measured, takes tiny patches."""
+    data: dict[str, Any] = {} if _warm else _TINY
+    _warm.append(title)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer_of(config_of(title, **data), folder).run()
+
+
+def compare_checkpointing(title: str, ways: list[str], pairs: int) -> dict[str, dict[str, Any]]:
+    """What a step holds beyond what is there between steps, and its processor seconds."""
+    found: dict[str, dict[str, Any]] = {way: {"cpu_s": []} for way in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {way: trainer_of(config_of(title, way), f"{folder}/{way}") for way in ways}
+        batch = Noise(config_of(title))
+        for way, trainer in trainers.items():
+            trainer._step(batch.low, batch.high)  # makes the optimizer's state
+            found[way]["activations_bytes"] = live_peak_bytes(
+                lambda trainer=trainer: trainer._step(batch.low, batch.high)
+            )
+        for _, way in in_turns(ways, pairs):
+            started = time.process_time()
+            trainers[way]._step(batch.low, batch.high)
+            found[way]["cpu_s"].append(round(time.process_time() - started, 4))
+        weights = [list(trainer.average.parameters()) for trainer in trainers.values()]
+    for way, own in zip(ways, weights, strict=True):
+        pairs_of = zip(own, weights[0], strict=True)
+        found[way]["max_weight_difference"] = max((a - b).abs().max().item() for a, b in pairs_of)
+    return found
+
+
+def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, float]:
+    """Scores of a network by the trainer's own validation."""
+    config = parse_config({
+        "name": "benchmark", "scale": SCALE,
+        "datasets": {"train": {"dataroot_gt": photos}, "val": {"dataroot_gt": photos}},
+        "network_g": {"type": f"paragonsr2_{name}"}, "train": {"total_iter": 1},
+        "val": {"budget": budget},
+    })  # fmt: skip
+    data = HighResolutionFolders([Path(photos)], SCALE, bicubic)
+    return Validation(config, data, Path(folder), "cpu")(networks(config)[0], 1)
+
+
+def validate_whole(name: str, photos: str, folder: str) -> dict[str, float]:
+    """The same score of the picture run at once."""
+    import pyvips
+
+    (path,) = Path(photos).iterdir()
+    config = config_of(name)
+    weights = save_weights(Path(folder) / "whole.safetensors", networks(config)[0], config)
+    high = read_rgb(path)
+    small, large = (Path(folder) / f"{word}.png" for word in ("small", "large"))
+    low = resize_cubic(high, *(side // SCALE for side in high.shape[:2]))
+    pyvips.Image.new_from_array(low).pngsave(str(small))
+    lowtide.upscale(
+        small, large, model=str(weights), strategy="whole", device="cpu", force=True
+    ).raise_for_failures()
+    return {"psnr": psnr_y(read_rgb(large), high, SCALE)}

@@ -1,0 +1,67 @@
+"""The tables of training, for ``render_results.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from render_memory import table
+
+from lowtide.core.units import format_bytes
+
+Rows = list[dict[str, Any]]
+
+
+def training_memory(rows: Rows) -> str:
+    """Predictions, then what checkpointing saves, then validation."""
+    parts = [
+        (_predicted, [row for row in rows if row["part"] == "prediction"]),
+        (_checkpointed, [row for row in rows if row["part"] == "checkpointing"]),
+        (_validated, [row for row in rows if row["part"] == "validation"]),
+    ]  # fmt: skip
+    return "\n\n".join(shape(part) for shape, part in parts if part)
+
+
+def _predicted(rows: Rows) -> str:
+    head = ["configuration", "patches", "expected", "at most", "measured", "error", "within"]
+    return table(head, [
+        [_name(row), f"{row['batch']} of {row['patch']} px",
+         *(format_bytes(row[f"{name}_bytes"]) for name in ("predicted", "upper", "peak")),
+         f"{row['error_percent']:+.1f} %", "yes" if row["within_bound"] else "no"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def _checkpointed(rows: Rows) -> str:
+    head = ["network", "checkpointing", "of a step, beyond what stays", "saved",
+            "processor seconds, of none's (range)", "largest difference of weights"]  # fmt: skip
+    lines: list[list[str]] = []
+    for row in rows:
+        if "refused" in row:
+            lines.append([_name(row), f"refused: {row['refused']}", *4 * ["–"]])
+            continue
+        for way in ("none", "selective", "full"):
+            one, ratio = row[way], row[way]["ratio"]
+            lines.append([
+                _name(row), way, format_bytes(one["activations_bytes"]),
+                f"{one['saved_percent']:.0f} %",
+                f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                f"{one['max_weight_difference']:.1e}",
+            ])  # fmt: skip
+    return table(head, lines)
+
+
+def _validated(rows: Rows) -> str:
+    head = ["picture of 2 megapixels", "budget", "peak", "PSNR-Y", "of the whole's"]
+    return table(head, [
+        [_name(row), format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
+         format_bytes(row["peak_bytes"]), f"{row['psnr_db']:.3f} dB",
+         f"{row['psnr_difference_db']:+.1e} dB" if "psnr_difference_db" in row else "–"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row["row"].partition(", ")[2]
+
+
+SHAPES = {"training_memory": training_memory}

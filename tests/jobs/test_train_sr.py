@@ -139,6 +139,14 @@ def test_the_budget_cuts_the_batch_into_parts(photos, tmp_path):
     assert least.upper_bytes <= caught.value.smallest
 
 
+def test_a_step_is_planned_for_a_card_that_is_not_here(photos):
+    config = parse_config(plain(photos))
+    network = make_generator({"type": "paragonsr2_nano"}, 2, 0)
+    plan = plan_step(config, network, None, 12 << 30, "rtx3060-12gb")
+    here = plan_step(config, network, None, 12 << 30, "cpu")
+    assert plan.predicted_bytes > here.predicted_bytes  # the driver's context
+
+
 def test_checkpointing_takes_less_and_a_discriminator_more(photos):
     config = parse_config(plain(photos))
     network = make_generator({"type": "paragonsr2_m", "groups": 2, "blocks": 3}, 2, 0)

@@ -176,16 +176,16 @@ def test_the_average_lags_behind(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):
-    from lowtide.training import loop
+    from lowtide.training import setup
 
     class Broken(nn.Module):
         def forward(self, made, _):
             return made.mean() * torch.nan
 
-    make = loop.make_loss
+    make = setup.make_loss
     broken = {"fftloss": lambda: Broken()}
     monkeypatch.setattr(
-        loop, "make_loss", lambda kind, **more: broken.get(kind, lambda: make(kind, **more))()
+        setup, "make_loss", lambda kind, **more: broken.get(kind, lambda: make(kind, **more))()
     )
     with pytest.raises(NotFiniteError, match="the loss fftloss is nan in step 0"):
         trainer(config_of(), tmp_path).run()

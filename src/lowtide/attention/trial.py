@@ -54,7 +54,7 @@ def _tried(
 
     # Whoever traces, meters or checkpoints the caller is not meant to see this.
     with (
-        _disable_current_modes(), torch.inference_mode(False),
+        _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(False),
         torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
         torch.set_grad_enabled(learns or mask_learns),
         torch.autocast(device, enabled=False),

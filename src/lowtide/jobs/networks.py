@@ -10,9 +10,11 @@ import torch
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.precision import Precision
+from lowtide.memory.meter import held_bytes
 from lowtide.models import Model
 from lowtide.models.eight_bits import quantize
 from lowtide.models.model import weight_bytes
+from lowtide.models.onnx_model import OnnxModel
 from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.step import DTYPES, Forward, Network
 
@@ -32,6 +34,7 @@ def network_of(model: Model, device: str, precision: Precision) -> Network:
     return Network(
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
         out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
+        let_go=model.module.session.let_go if isinstance(model, OnnxModel) else None,
     )  # fmt: skip
 
 
@@ -49,8 +52,11 @@ def _eight_times(forward: Forward) -> SelfEnsemble:
     return SelfEnsemble(forward).eval()
 
 
-def weights_of(network: Network) -> int:
+def weights_of(network: Network, model: Model) -> int:
     """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
+    if isinstance(model, OnnxModel):
+        # The runtime lays them out anew beside its graph, and both may take ten times the file.
+        return max(model.descriptor.weight_bytes, held_bytes(model.another_session))
     assert isinstance(network.forward, torch.nn.Module)
     low = weight_bytes(network.forward)
     if network.exact_forward is None:

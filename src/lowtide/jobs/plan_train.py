@@ -16,7 +16,7 @@ from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.python_models import GivenModel, given_model
 from lowtide.jobs.train_settings import TrainSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
+from lowtide.memory.profiles import DeviceProfile, load_profile, profile_for, profile_names
 from lowtide.memory.training.ladder import Ladder, climb
 from lowtide.memory.training.plot import new_figure, plot_memory
 from lowtide.memory.training.rungs import size_text
@@ -208,9 +208,7 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
                 hint=f"--device cpu, or one of {cards}",
             )
         device = "cuda"
-    if device == "cpu" or device.partition(":")[0] == "cuda":
-        return profile_of(device)
-    return load_profile(device)
+    return profile_for(device)
 
 
 def _budget(text: str | int, profile: DeviceProfile, *, capped: bool = False) -> int:

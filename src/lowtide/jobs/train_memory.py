@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import torch
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
-from lowtide.memory.estimating.estimate import estimate
-from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.estimating.estimate import traced_estimate
+from lowtide.memory.profiles import DeviceProfile, profile_for
 from lowtide.memory.training.rungs import DTYPES
 from lowtide.training.config import TrainConfig
+from lowtide.training.planned_step import Networks, PlannedStep
 
 
 class StepPlan(BaseModel):
@@ -38,18 +39,6 @@ class StepPlan(BaseModel):
         )
 
 
-class _Both(nn.Module):
-    """Generator and discriminator as they are run for the generator's step, which takes most."""
-
-    def __init__(self, generator: nn.Module, discriminator: nn.Module) -> None:
-        super().__init__()
-        self.generator, self.discriminator = generator, discriminator
-
-    def forward(self, low: Tensor) -> tuple[Tensor, Tensor]:
-        made = self.generator(low)
-        return made, self.discriminator(made)
-
-
 def plan_step(
     config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None, budget: int,
     device: str,
@@ -59,8 +48,10 @@ def plan_step(
     Raises `BudgetError` with the least that would do.
     """
     least: StepPlan | None = None
+    networks = Networks(config, generator, discriminator)
+    profile = profile_for(device)
     for parts in _parts(config):
-        plan = _plan(config, generator, discriminator, parts, budget, device)
+        plan = _plan(config, networks, parts, budget, profile)
         if plan.upper_bytes <= budget:
             return plan
         least = plan if least is None or plan.upper_bytes < least.upper_bytes else least
@@ -86,20 +77,20 @@ def _parts(config: TrainConfig) -> Iterator[int]:
 
 
 def _plan(
-    config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None, parts: int,
-    budget: int, device: str,
-) -> StepPlan:  # fmt: skip
+    config: TrainConfig, networks: Networks, parts: int, budget: int, profile: DeviceProfile
+) -> StepPlan:
     data = config.datasets.train
-    network = generator if discriminator is None else _Both(generator, discriminator)
-    count = -(-data.batch_size_per_gpu // parts)
-    step = TrainingStep(
-        (torch.empty(count, 3, data.lq_size, data.lq_size, device="meta"),),
-        checkpointing=config.train.checkpointing, autocast=DTYPES.get(config.precision), ema=True,
+    batch, side = data.batch_size_per_gpu, data.lq_size
+    low, high = (
+        torch.empty(batch, 3, one, one, device="meta") for one in (side, side * config.scale)
+    )
+    step = PlannedStep(
+        (low, high), config, parts, foreach=profile.kind != "cpu",
+        autocast=DTYPES.get(config.precision),
     )  # fmt: skip
-    found = estimate(network, step, device=device)
+    found = traced_estimate(networks, step, profile)
     return StepPlan(
-        batch=data.batch_size_per_gpu, parts=parts, patch=data.lq_size,
-        predicted_bytes=found.predicted_bytes, upper_bytes=found.upper_bytes,
-        budget_bytes=budget, checkpointing=config.train.checkpointing,
-        precision=config.precision,
+        batch=batch, parts=parts, patch=side, predicted_bytes=found.predicted_bytes,
+        upper_bytes=found.upper_bytes, budget_bytes=budget,
+        checkpointing=config.train.checkpointing, precision=config.precision,
     )  # fmt: skip

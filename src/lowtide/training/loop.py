@@ -17,10 +17,9 @@ from lowtide.training.config import TrainConfig
 from lowtide.training.data import Batches
 from lowtide.training.ema import MovingAverage
 from lowtide.training.log import Log
-from lowtide.training.losses import make_loss
 from lowtide.training.networks import keep_exact
 from lowtide.training.schedule import ema_decay, rate_share
-from lowtide.training.setup import GAN, engine_of, gan_of, make_twice_differentiable
+from lowtide.training.setup import engine_of, gan_of, losses_of, make_ready, optimizer_of
 from lowtide.training.state import State, last_state, save_state
 from lowtide.training.step import Side, Stepper
 
@@ -60,34 +59,23 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.folder, self._batches = config, folder, batches
         self._engine = engine_of(config, device)
-        order = torch.channels_last if config.channels_last else torch.contiguous_format
-        self._average = MovingAverage(generator.to(memory_format=order))
+        make_ready(config, generator, discriminator)
+        self._average = MovingAverage(generator)
         self._average.module.to(self._engine.device)
-        sides = [self._side(generator.train(), config.train.optim_g)]
-        entries = [one for one in config.train.losses if one.type.lower() != GAN]
-        gan = gan_of(config)
+        sides = [self._side(generator, config.train.optim_g)]
         if discriminator is not None:
-            discriminator = discriminator.to(memory_format=order).train()
-            if gan is not None and gan.penalty:
-                make_twice_differentiable(discriminator)
             sides.append(self._side(discriminator, config.train.optim_d))
-        losses = [
-            (entry, make_loss(entry.type, **entry.options).to(self._engine.device))
-            for entry in entries
-        ]
+        losses = [(entry, loss.to(self._engine.device)) for entry, loss in losses_of(config)]
         self._sides = sides
         self._stepper = Stepper(
-            sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None, gan,
-            config.train.checkpointing, parts,
+            sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None,
+            gan_of(config), config.train.checkpointing, parts,
         )  # fmt: skip
         self._state = State(0, {})
 
     def _side(self, network: nn.Module, optim: Any) -> Side:
         keep_exact(network)
-        kind = torch.optim.AdamW if optim.type == "adamw" else torch.optim.Adam
-        optimizer = kind(
-            network.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
-        )
+        optimizer = optimizer_of(optim, network.parameters())
         wrapped, optimizer = self._engine.prepare(network, optimizer)
         call = torch.compile(wrapped) if self.config.train.compile else wrapped
         scaled = self._engine.scaler is not None

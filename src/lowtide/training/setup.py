@@ -1,7 +1,8 @@
-"""What a configuration becomes before the first step: the engine, and the adversarial loss."""
+"""What a configuration becomes before the first step: the engine, and the losses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
-from lowtide.training.config import TrainConfig
+from lowtide.training.config import LossEntry, Optim, TrainConfig
+from lowtide.training.losses import make_loss
 from lowtide.training.losses.gan import discriminator_loss
 from lowtide.training.step import GanLoss
 
@@ -57,7 +59,38 @@ def gan_of(config: TrainConfig) -> GanLoss | None:
     return GanLoss(found[0], kind, float(penalty))
 
 
-def make_twice_differentiable(network: nn.Module) -> None:
+def losses_of(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
+    """All other losses, with what computes them."""
+    return [
+        (entry, make_loss(entry.type, **entry.options))
+        for entry in config.train.losses if entry.type.lower() != GAN
+    ]  # fmt: skip
+
+
+def optimizer_of(
+    optim: Optim, weights: Iterable[nn.Parameter], *, foreach: bool | None = None
+) -> torch.optim.Optimizer:
+    """Adam or AdamW, by default in the form that is usual where the weights are."""
+    kind = torch.optim.AdamW if optim.type == "adamw" else torch.optim.Adam
+    return kind(
+        weights, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=foreach
+    )
+
+
+def make_ready(
+    config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
+) -> None:
+    """Weights in the order of memory that is asked for, and networks that all losses can train."""
+    order = torch.channels_last if config.channels_last else torch.contiguous_format
+    for network in (generator, discriminator):
+        if network is not None:
+            network.to(memory_format=order).train()
+    gan = gan_of(config)
+    if discriminator is not None and gan is not None and gan.penalty:
+        _make_twice_differentiable(discriminator)
+
+
+def _make_twice_differentiable(network: nn.Module) -> None:
     """Attention without a fused kernel, none of which has gradients of its gradients."""
     for module in network.modules():
         if isinstance(module, LocalWindowAttention):

@@ -24,7 +24,7 @@ from lowtide.memory.store import OperatorStore, cache_folder
 from lowtide.memory.tracing.autocast import autocast_as_on
 from lowtide.memory.tracing.fake import Faker, model_tensors
 from lowtide.memory.tracing.fake_calls import Repeating
-from lowtide.memory.tracing.steps import Step, given_to
+from lowtide.memory.tracing.steps import Step, Traceable, given_to
 from lowtide.memory.tracing.trace import Trace, Tracer
 
 
@@ -108,7 +108,7 @@ def estimate(
 
 
 def traced_estimate(
-    model: nn.Module, step: Step, profile: DeviceProfile, *, dtype: torch.dtype | None = None,
+    model: nn.Module, step: Traceable, profile: DeviceProfile, *, dtype: torch.dtype | None = None,
     operators: OperatorStore | None = None, calibration: Calibration | None = None,
 ) -> Estimate:  # fmt: skip
     """Peak memory of ``step`` as `estimate` gives it, but never from a run on smaller inputs.
@@ -135,7 +135,7 @@ def traced_estimate(
 
 
 def trace_step(
-    model: nn.Module, step: Step, *, profile: DeviceProfile | None = None,
+    model: nn.Module, step: Traceable, *, profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
 ) -> Trace:  # fmt: skip
     """The trace of ``step`` on fake CPU tensors, with ``profile``'s attention and autocast."""

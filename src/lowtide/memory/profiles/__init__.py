@@ -4,7 +4,7 @@ Importing this package does not import PyTorch; `lowtide.memory.profiles.attenti
 """
 
 from lowtide.memory.profiles.catalog import load_profile, profile_names
-from lowtide.memory.profiles.present import profile_of
+from lowtide.memory.profiles.present import profile_for, profile_of
 from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance, Workspaces
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Provenance",
     "Workspaces",
     "load_profile",
+    "profile_for",
     "profile_names",
     "profile_of",
 ]

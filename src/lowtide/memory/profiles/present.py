@@ -45,6 +45,15 @@ def profile_of(device: str) -> DeviceProfile:
     return profile_from_facts(_read_cuda(device))
 
 
+def profile_for(device: str) -> DeviceProfile:
+    """The profile of a device that is there (`profile_of`), or of one by its name (`load_profile`).
+
+    Raises `UsageError` for what is neither.
+    """
+    here = device == "cpu" or device.partition(":")[0] == "cuda"
+    return profile_of(device) if here else load_profile(device)
+
+
 def profile_from_facts(facts: DeviceFacts) -> DeviceProfile:
     """The profile of a card from what its driver says of it."""
     for name in profile_names():

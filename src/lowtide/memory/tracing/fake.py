@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lowtide.memory.tracing.fake_calls import FakeCalls
-from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
+from lowtide.memory.tracing.steps import Traceable, TrainingStep
 
 M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound=InferenceStep | TrainingStep)
+S = TypeVar("S", bound=Traceable)
 
 
 class Faker:
@@ -66,7 +66,7 @@ class Faker:
         }  # fmt: skip
         if isinstance(step, TrainingStep):
             changed["validation"] = self.tree(step.validation)
-        return dataclasses.replace(step, **changed)
+        return dataclasses.replace(cast(Any, step), **changed)
 
     def _input(self, tensor: Tensor) -> Tensor:
         return self._twin(tensor).requires_grad_(tensor.requires_grad)

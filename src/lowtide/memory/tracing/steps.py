@@ -103,11 +103,11 @@ class TrainingStep:
         if not weights:
             raise UsageError("this model has no weights to train")
         optimizer = make_optimizer(self.optimizer, weights)
-        _prime(optimizer, weights)
+        prime(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
 
         def run(observer: Observer) -> None:
-            observer.label([*_state(optimizer), *average], "optimizer")
+            observer.label([*optimizer_state(optimizer), *average], "optimizer")
             for _ in range(self.accumulate):
                 self._forward_backward(model, observer)
                 observer.label([w.grad for w in weights if w.grad is not None], "gradients")
@@ -146,10 +146,31 @@ def _backward(loss: Tensor) -> None:
         ) from error
 
 
+class Traceable(Protocol):
+    """What can be traced: what it is given, and how a model is made ready for it.
+
+    A dataclass, whose ``inputs`` and ``keywords`` may be replaced.
+    """
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What the model is called with."""
+        ...
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """And by name."""
+        ...
+
+    def prepare(self, model: Any) -> Callable[[Observer], None]:
+        """The step on ``model``, ready to be run any number of times."""
+        ...
+
+
 Step = InferenceStep | TrainingStep
 
 
-def given_to(step: Step) -> list[Tensor]:
+def given_to(step: Traceable) -> list[Tensor]:
     """The tensors that a step is given, validation inputs included."""
     validation = step.validation if isinstance(step, TrainingStep) else None
     return tensors_of([list(step.inputs), dict(step.keywords), list(validation or ())])
@@ -185,7 +206,7 @@ def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Op
     raise UsageError(f"optimizer {name!r} is not known", hint=f"one of {', '.join(OPTIMIZERS)}")
 
 
-def _prime(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
+def prime(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
     """Make the optimizer's state by a step that changes nothing."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -198,7 +219,8 @@ def _prime(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> Non
         group["lr"] = rate
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What an optimizer keeps from step to step."""
     return [
         value for state in optimizer.state.values() for value in state.values()
         if isinstance(value, Tensor)

@@ -47,6 +47,11 @@ class PerceptualLoss(nn.Module):
         # Out of PyTorch's sight in a tuple: nobody trains it, saves it, or puts it in train mode.
         self._hidden = (_network(Path(weights), max(self._depths)),)
 
+    @property
+    def network(self) -> nn.Module:
+        """What gives the features."""
+        return self._hidden[0]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerceptualLoss:
         """What ``to``, ``cuda`` and the like go through."""
         self._hidden[0]._apply(fn, recurse)

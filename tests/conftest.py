@@ -52,6 +52,17 @@ def data_folder():
     pytest.skip("no data folder: set LOWTIDE_DATA to run this on real weights and Set5")
 
 
+@pytest.fixture(scope="session")
+def onnx_x2(tmp_path_factory):
+    """lowtide-x2 as an ONNX file."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    import lowtide
+    from onnx_files import exported
+
+    return exported(lowtide.load("lowtide-x2"), tmp_path_factory.mktemp("onnx") / "x2.onnx")
+
+
 @pytest.fixture
 def save():
     """Write an array as an image file; the suffix says which format."""

@@ -11,8 +11,10 @@ import torch
 
 import lowtide
 from lowtide.core import heap
+from lowtide.jobs.prepare import run_by
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.store import CostStore
+from lowtide.models.self_ensemble import as_ensemble
 
 SIDES = (64, 128, 256, 512)
 # Reach, weights, peak bytes per input pixel, seconds at the four sides.
@@ -57,6 +59,17 @@ def remember_also(path: Path, *precisions: str) -> None:
         store = CostStore()
         costs = known.model_copy(update={"sha256": sha256, "precision": precision})
         store.put(store.key(sha256, "cpu", precision), costs)
+
+
+def remember_onnx(path: Path, reach: int = 7) -> None:
+    """The same for an ONNX file, alone and asked eight times."""
+    facts = lowtide.load(path).descriptor
+    for model in (facts, as_ensemble(facts)):
+        costs = costs_of("lowtide-x2").model_copy(
+            update={"sha256": model.sha256, "reach": reach, "channels_last": False}
+        )
+        store = CostStore()
+        store.put(store.key(run_by(model), "cpu", "fp32"), costs)
 
 
 def quick_jobs() -> Iterator[None]:

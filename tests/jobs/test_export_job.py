@@ -1,5 +1,6 @@
 """The export job: what is kept, what is refused, and what the report says."""
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,6 @@ import lowtide
 from lowtide.core.errors import ModelError, OutputError, UsageError
 from lowtide.jobs import export as job
 from lowtide.jobs.export import export_onnx
-from lowtide.models.export import onnx_file
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -30,9 +30,9 @@ def without(monkeypatch):
     """As if a package were not installed."""
 
     def missing(package):
-        found = onnx_file.importlib.util.find_spec
+        found = importlib.util.find_spec
         monkeypatch.setattr(
-            onnx_file.importlib.util, "find_spec",
+            importlib.util, "find_spec",
             lambda name, *more: None if name == package else found(name, *more),
         )  # fmt: skip
 

@@ -79,7 +79,7 @@ def test_torchscript_under_another_name(network: Networks, tmp_path: Path) -> No
         load(path)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".onnx", ".bin", ".gguf", ".zip", ".txt", ""])
+@pytest.mark.parametrize("suffix", [".pt", ".bin", ".gguf", ".zip", ".txt", ""])
 def test_other_kinds_are_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"anything")

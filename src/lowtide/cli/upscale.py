@@ -58,7 +58,7 @@ def upscale(
     output: Annotated[Path | None, option("-o", "--output", panel=_MAIN, help=(
         "A file for one input, else a folder. Nothing is overwritten without --force."))] = None,
     model: Annotated[str | None, option("-m", "--model", panel=_MAIN, help=(
-        "A bundled model or a file (.safetensors, .pth, .ckpt)."
+        "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
         " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
     budget: Annotated[str, option("-b", "--budget", panel=_MAIN, help=(
         "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",

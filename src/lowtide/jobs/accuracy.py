@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from lowtide.core.heap import trim_heap
 from lowtide.jobs.report import Accuracy, ErrorFigure, reported_db
 from lowtide.media import open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.plan import Plan
 from lowtide.models.low_precision import LowPrecision
+from lowtide.models.onnx_session import OnnxNetwork
 from lowtide.streaming.pricing.ledger import affordable_pixels, comparable_pixels
 from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
 from lowtide.streaming.step import Network
@@ -73,7 +76,11 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
 
 
 def _ends(network: Network) -> str:
-    """Of a network in bf16 or fp16: what stays in fp32."""
+    """Of a network in bf16 or fp16: what stays in fp32; of a file, what it has inside."""
+    assert isinstance(network.forward, nn.Module)
+    low = [part.low for part in network.forward.modules() if isinstance(part, OnnxNetwork)]
+    if any(low):
+        return f"between weights in {low[0]}, and the file has no others to be compared with"
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason

@@ -92,6 +92,7 @@ class Computed:
         report.notes = [*self.task.notes, *self.sink.notes]
         report.memory = _memory(plan, self.used, self.measuring, self.beside)
         usual = plan.heap != "gives back" and plan.lanes == 1 and not plan.compiled
+        usual = usual and self.context.prepared.network.let_go is None
         if self.alone and not report.events and usual:
             # A run that had to shrink says nothing of its plan, and one in another way nothing of
             # others.

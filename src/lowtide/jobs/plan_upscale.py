@@ -41,7 +41,7 @@ def plan(
     profile = profile_named(chosen.device)
     tell(progress, "load", chosen.model_name)
     if profile is None:
-        device = resolve_device(chosen.device)
+        device = resolve_device(chosen.one_device)
         parsed = Budget.parse(
             budget, device=device, host=host_budget, disk=disk_budget,
             scratch=Path(scratch) if scratch else Path(output),
@@ -56,7 +56,8 @@ def plan(
     prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
     work = _Work(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
-        model=prepared.descriptor.to_dict(), device=prepared.network.device, versions=versions()
+        model=prepared.descriptor.to_dict(), device=prepared.network.device,
+        versions=versions(chosen.model_name),
     )
     for job in jobs:
         check_cancel(cancel)

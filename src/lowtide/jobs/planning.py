@@ -68,7 +68,7 @@ def plan_image(
     notes = list(facts.notes)
     resized = made if made != written else None
     writing = output_cost(target, written, settings.encode, resized_from=resized)
-    codecs = facts.resident_bytes, writing.resident_bytes
+    codecs = tuple((one.usual_bytes, one.resident_bytes) for one in (facts, writing))
     if resized is not None:
         notes.append(
             f"the model makes {made.width}×{made.height}, then resized to {width}×{height}"
@@ -100,19 +100,42 @@ def _chosen(
         plans = _in_other_ways(plans, prepared, settings.compile, images)
     if settings.compile == "on":
         refused.append(Refusal(what="streamed", reason="networks in bands are not compiled"))
+    elif prepared.network.let_go is not None:
+        refused.append(Refusal(what="streamed", reason="ONNX Runtime runs a file's whole graph"))
     elif prepared.precision == "int8":
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
     elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
+        return _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
+    return _settled(_below(plans, below), prepared, pricing, budget, wanted, refused)
+
+
+def _with_bands(
+    plans: list[Plan], prepared: Prepared, pricing: BandPricing, budget: Budget, wanted: Wanted,
+    refused: list[Refusal], below: int | None,
+) -> tuple[list[Plan], Plan]:  # fmt: skip
+    """As `_settled`, of ``plans`` and bands, narrow ones only where no others fit."""
+    try:
+        usual = _below(plans + pricing.candidates(), below)
+    except ModelError as error:
+        refused.append(Refusal(what="streamed", reason=error.message))
+        return _settled(_below(plans, below), prepared, pricing, budget, wanted, refused)
+    if any(shortfall(plan, budget) is None for plan in usual):
         try:
-            plans += _streamed(pricing, budget)
-        except ModelError as error:
-            refused.append(Refusal(what="streamed", reason=error.message))
-    if below is not None:
-        smallest = min(plans, key=lambda plan: plan.upper_bytes)
-        plans = [plan for plan in plans if plan.upper_bytes < below] or [smallest]
-    return _settled(plans, prepared, pricing, budget, wanted, refused)
+            return _settled(usual, prepared, pricing, budget, wanted, list(refused))
+        except BudgetError:
+            pass  # those that seemed to fit take more than their drafts
+    narrow = _below(plans + pricing.candidates(small=True), below)
+    return _settled(narrow, prepared, pricing, budget, wanted, refused)
+
+
+def _below(plans: list[Plan], most: int | None) -> list[Plan]:
+    """Those that take less than ``most``, or the one that takes least."""
+    if most is None:
+        return plans
+    smallest = min(plans, key=lambda plan: plan.upper_bytes)
+    return [plan for plan in plans if plan.upper_bytes < most] or [smallest]
 
 
 def _settled(
@@ -188,15 +211,6 @@ def _not_streamed(
         f"not looked at: planning it takes seconds, and {format_seconds(min(able))} are expected"
         " without it"
     )
-
-
-def _streamed(pricing: BandPricing, budget: Budget) -> list[Plan]:
-    plans: list[Plan] = []
-    for small in (False, True):
-        plans = pricing.candidates(small=small)
-        if any(shortfall(plan, budget) is None for plan in plans):
-            break
-    return plans
 
 
 def _draft(plan: Plan) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Literal
 
 import torch
@@ -24,7 +25,9 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore
 from lowtide.models import ModelDescriptor, load, names
 from lowtide.models.eight_bits import torchao_parts
+from lowtide.models.files import is_onnx
 from lowtide.models.foreign import families
+from lowtide.models.onnx_session import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.compiled import CompileFacts, CompileStore
@@ -62,22 +65,25 @@ class Prepared:
         return info.height + rows, info.width + columns
 
     def picture(
-        self, info: ImageInfo, codecs: tuple[int, int], scratch_bytes: int, budget: Budget
+        self, info: ImageInfo, codecs: tuple[tuple[int, int], ...], scratch_bytes: int,
+        budget: Budget,
     ) -> Picture:
-        """An image as pricing wants it, padded by the model's size rule; ``codecs`` are bytes
-        that reading and writing its formats take."""
+        """An image as pricing wants it, padded by the model's size rule; ``codecs`` are (usual,
+        most) bytes that reading and writing its formats take."""
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
         return Picture(
-            info, self.padded(info), sum(codecs), scratch_bytes, row_bytes, easy_bytes,
-            self.tiled, self.streamed, larger_codec_bytes=max(codecs),
+            info, self.padded(info), codecs, scratch_bytes, row_bytes, easy_bytes, self.tiled,
+            self.streamed,
         )  # fmt: skip
 
 
 def load_libraries(settings: UpscaleSettings) -> None:
     """Load what the job computes with, before a meter takes its baseline."""
-    versions()
-    if settings.model_name not in names():
+    versions(settings.model_name)
+    if is_onnx(settings.model_name):
+        load_runtime()
+    elif settings.model_name not in names():
         families()
     if settings.precision == "int8":
         torchao_parts()
@@ -114,7 +120,7 @@ def resolve_devices(settings: UpscaleSettings) -> list[str]:
 
     Raises `UsageError` for one that this machine does not have, and for a CPU beside cards.
     """
-    names = [resolve_device(name) for name in settings.devices or (settings.device,)]
+    names = [resolve_device(name) for name in settings.devices or (settings.one_device,)]
     if len({name.partition(":")[0] for name in names}) > 1:
         raise UsageError(
             "--devices are either cards or the CPU: what one can run the other cannot",
@@ -205,14 +211,14 @@ def _prepare(
     )
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:
-        store = CostStore()
-        full, cut = store.key(*same), store.key(*same, limit_bytes)
+        store, key = CostStore(), (run_by(descriptor), device, precision)
+        full, cut = store.key(*key), store.key(*key, limit_bytes)
         costs = store.get(full) or store.get(cut)
         if costs is None:
             if on_probe is not None:
                 on_probe()
             costs, complete = probe(
-                network, sha256=descriptor.sha256, weight_bytes=weights_of(network),
+                network, sha256=descriptor.sha256, weight_bytes=weights_of(network, model),
                 align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
                 cancel=cancel,
             )  # fmt: skip
@@ -221,8 +227,18 @@ def _prepare(
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
     network = laid_out(network, model, layout.channels_last)
+    # Bounds that past runs call for are of PyTorch's memory.
+    own = network.let_go is None
     return Prepared(
         descriptor, network, shape, costs, precision, Programs(network),
-        run_bounds("tiled", device), run_bounds("streamed", device),
-        compiling=CompileStore(device).get(descriptor.sha256, precision),
+        run_bounds("tiled", device) if own else RunBounds(),
+        run_bounds("streamed", device) if own else RunBounds(),
+        compiling=CompileStore(device).get(descriptor.sha256, precision) if own else None,
     )  # fmt: skip
+
+
+def run_by(model: ModelDescriptor) -> str:
+    """The model's hash; with the version of the runtime where that is not PyTorch."""
+    if model.path is None or not is_onnx(model.path):
+        return model.sha256
+    return f"{model.sha256} onnxruntime {version('onnxruntime')}"

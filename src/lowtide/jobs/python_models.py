@@ -19,6 +19,7 @@ from torch import nn
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.memory.training.building import build
 from lowtide.models import ModelDescriptor, load
+from lowtide.models.onnx_model import OnnxModel
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ def given_model(what: Any) -> GivenModel:
             f"which model of {what}?", hint=f"add the name of a function: {what}:build_model"
         )
     model = load(what)
+    if isinstance(model, OnnxModel):
+        raise ModelError(
+            f"{what} is an ONNX file, whose weights cannot be trained",
+            hint="give the PyTorch weights that it was exported from",
+        )
     return GivenModel(model.module.requires_grad_(True), str(what), model.descriptor)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from lowtide._version import __version__
 from lowtide.core.errors import BatchError, OutputError
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
+from lowtide.models.files import is_onnx
 
 REPORT_SUFFIX = ".lowtide.json"
 
@@ -111,17 +113,19 @@ class UpscaleReport(BaseModel):
             )
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that decides the numbers."""
+def versions(model: str = "") -> dict[str, str]:
+    """Versions of everything that decides the numbers, of ``model`` where it is named."""
     import pyvips
     import torch
 
+    runtime = {"onnxruntime": version("onnxruntime")} if is_onnx(model) else {}
     return {
         "lowtide": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
         "threads": str(torch.get_num_threads()),
+        **runtime,
     }
 
 

@@ -15,6 +15,7 @@ from lowtide.core.precision import Precision
 from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
 from lowtide.memory.choice import Wanted
+from lowtide.models.files import is_onnx
 from lowtide.streaming.pricing.facts import Wishes
 
 M = TypeVar("M", bound=BaseModel)
@@ -115,6 +116,8 @@ class UpscaleSettings(BaseModel):
                 "layers in 8 bits do not run by bands of rows",
                 hint="--strategy whole or tiled, or another --precision",
             )
+        if is_onnx(self.model_name):
+            self._check_onnx()
         ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
         if self.plan_file is not None and (set(ways) != {"auto"} or self.wishes.about_tiles):
             raise UsageError(
@@ -122,6 +125,29 @@ class UpscaleSettings(BaseModel):
                 hint="drop --strategy, --accuracy, --precision, --compile and the tile options,"
                 " or --plan",
             )
+
+    def _check_onnx(self) -> None:
+        """An ONNX file is run by another runtime, on the CPU and as it is."""
+        places = sorted({self.device, *self.devices} - {"auto", "cpu"})
+        weights = "the PyTorch weights that it was exported from"
+        if places:
+            no, hint = f"on {places[0]}: that has not been verified", f"--device cpu, or {weights}"
+        elif self.precision not in ("auto", "fp32"):
+            no = f"in {self.precision}: it has the types that it was written in"
+            hint = "--precision auto; `lowtide export onnx MODEL --precision fp16` makes another"
+        elif self.compile == "on":
+            no, hint = "by PyTorch's compiler, but by ONNX Runtime", "--compile off"
+        elif self.strategy == "streamed":
+            no = "by bands of rows: ONNX Runtime runs its whole graph"
+            hint = f"--strategy whole or tiled, or {weights}"
+        else:
+            return
+        raise UsageError(f"{self.model_name} is an ONNX file and is not run {no}", hint=hint)
+
+    @property
+    def one_device(self) -> str:
+        """``device``, where ``auto`` of an ONNX file is the CPU."""
+        return "cpu" if self.device == "auto" and is_onnx(self.model_name) else self.device
 
     @property
     def wanted(self) -> Wanted:

@@ -69,7 +69,10 @@ def upscale(
     meter.start()
     try:
         with _open_journal(folder) as journal, threads_each(len(devices)) as threads:
-            parsed, costs = _pinned(journal, budget, devices, host_budget, disk_budget, place)
+            now = versions(chosen.model_name)
+            parsed, costs = _pinned(
+                journal, now, budget, devices, host_budget, disk_budget, place
+            )
             share = share_of(parsed, devices)
             tell(progress, "load", chosen.model_name)
             prepared = prepare(
@@ -85,9 +88,9 @@ def upscale(
                     prepared.compiling = _pinned_compiling(journal)
                     prepared.tiled = _pinned_bounds(journal, "tiled", prepared.tiled)
                     prepared.streamed = _pinned_bounds(journal, "streamed", prepared.streamed)
-                journal.set_pin(_pin(parsed, prepared))
+                journal.set_pin(_pin(parsed, prepared, now))
             report = UpscaleReport(
-                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=versions()
+                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=now
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = Results(jobs, report, journal, key, force=force, sidecar=sidecar)
@@ -157,8 +160,8 @@ def _open_journal(folder: Path | None):
 
 
 def _pinned(
-    journal: Journal | None, budget: str | int | Budget, devices: list[str],
-    host: str | int | None, disk: str | int | None, scratch: Path,
+    journal: Journal | None, now: dict[str, str], budget: str | int | Budget,
+    devices: list[str], host: str | int | None, disk: str | int | None, scratch: Path,
 ) -> tuple[Budget, ModelCosts | None]:  # fmt: skip
     """The budget, and the costs of the run that began this folder if all else is equal.
 
@@ -171,7 +174,7 @@ def _pinned(
     ]  # fmt: skip
     parsed = min(budgets, key=lambda one: one.device_bytes)
     pin = journal.pin if journal is not None else {}
-    if pin.get("versions") != versions():
+    if pin.get("versions") != now:
         return parsed, None
     costs = ModelCosts.model_validate(pin["costs"])
     automatic = isinstance(budget, str) and (budget == "auto" or budget.endswith("%"))
@@ -215,14 +218,14 @@ def _pinned_compiling(journal: Journal) -> CompileFacts | None:
     return None if known is None else CompileFacts.model_validate(known)
 
 
-def _pin(budget: Budget, prepared: Prepared) -> dict[str, Any]:
+def _pin(budget: Budget, prepared: Prepared, now: dict[str, str]) -> dict[str, Any]:
     bounds = {
         kind: known.usual and known.usual.model_dump()
         for kind, known in (("tiled", prepared.tiled), ("streamed", prepared.streamed))
     }  # fmt: skip
     return {
         "device": budget.device, "device_bytes": budget.device_bytes,
-        "host_bytes": budget.host_bytes, "versions": versions(),
+        "host_bytes": budget.host_bytes, "versions": now,
         "costs": prepared.costs.model_dump(), "bounds": bounds,
         "compiling": prepared.compiling and prepared.compiling.model_dump(),
     }  # fmt: skip

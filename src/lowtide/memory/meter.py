@@ -21,7 +21,7 @@ from lowtide.memory.processes import (
 
 __all__ = [
     "CudaMeter", "HostMeter", "Usage", "anonymous_bytes", "available_host_bytes",
-    "cuda_context_bytes", "cuda_peaks", "open_meter", "resident_peak_bytes",
+    "cuda_context_bytes", "cuda_peaks", "held_bytes", "open_meter", "resident_peak_bytes",
     "total_host_bytes",
 ]  # fmt: skip
 
@@ -208,6 +208,18 @@ def cuda_context_bytes(device: str) -> int:
 
     free, total = torch.cuda.mem_get_info(torch.device(device))
     return min(max(0, total - free - torch.cuda.memory_reserved(device)), 1 << 30)
+
+
+def held_bytes(make: Callable[[], Any]) -> int:
+    """What the process holds more on the CPU while what ``make`` returns lives."""
+    trim_heap(collect=True)
+    before = anonymous_bytes()
+    made = make()
+    trim_heap(collect=True)
+    held = anonymous_bytes() - before
+    del made
+    trim_heap(collect=True)
+    return max(0, held)
 
 
 def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:

@@ -13,14 +13,13 @@ from pathlib import Path
 from lowtide.core.errors import ModelError
 from lowtide.core.hashing import file_sha256
 
-SUFFIXES = (".safetensors", ".pth", ".ckpt")
+SUFFIXES = (".safetensors", ".pth", ".ckpt", ".onnx")
 _ZIP = b"PK\x03\x04"
 # The first opcode of every pickle since protocol 2, which torch.save always used.
 _PICKLE = b"\x80"
 
 _HINTS = {
     ".pt": "save its state_dict as .safetensors; .pt is mostly TorchScript, which is a program",
-    ".onnx": "get the PyTorch weights (.safetensors or .pth) that it was exported from",
     ".bin": "get the .safetensors file that most repositories offer beside it",
     ".gguf": "get the PyTorch weights (.safetensors or .pth) that it was converted from",
     ".zip": "unpack it and give the model file inside",
@@ -61,6 +60,11 @@ def sha256_of(path: Path) -> str:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def is_onnx(model: Path | str) -> bool:
+    """Whether a model is given as an ONNX file, by its name."""
+    return Path(model).suffix.lower() == ".onnx"
+
+
 def is_zip(path: Path) -> bool:
     """Whether the file is PyTorch's zip format rather than the older bare pickle."""
     with path.open("rb") as file:
@@ -77,5 +81,5 @@ def _require_content(path: Path, suffix: str, head: bytes) -> None:
         )
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         raise ModelError(f"{path} is a web page that was saved under a model's name", hint=again)
-    if suffix != ".safetensors" and not head.startswith((_ZIP, _PICKLE)):
+    if suffix in (".pth", ".ckpt") and not head.startswith((_ZIP, _PICKLE)):
         raise ModelError(f"{path} is not a file that torch.save wrote, or is damaged", hint=again)

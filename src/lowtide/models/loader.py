@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lowtide.core.errors import ModelError
 from lowtide.models import bundled, foreign, native
-from lowtide.models.files import require_model_file, sha256_of
+from lowtide.models.files import is_onnx, require_model_file, sha256_of
 from lowtide.models.model import Model
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Model:
     """Load a bundled model by name, or a model file.
 
-    Files: .safetensors, and .pth or .ckpt through an allow-list that lets nothing in them run.
+    Files: .safetensors, .pth or .ckpt through an allow-list that lets nothing in them run, and
+    .onnx, which ONNX Runtime runs on the CPU.
     A safetensors file with Lowtide's metadata is built from that; every other one is
     recognized by spandrel. The model comes in the type its weights are run in by default
     (fp32 for all known families), ready on ``device``.
 
     Raises ModelError where the name is unknown or the file is missing, damaged, hostile, of an
     unknown kind or family, or no image-to-image model; UsageError for a device this machine
-    does not have.
+    does not have, or that an ONNX file is not run on.
     """
     name = str(name_or_path)
     path = _expanded(Path(name_or_path))
@@ -34,6 +35,10 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
         return Model(native.build(path, native.metadata(path)), facts).to(device)
     require_model_file(path)
     digest = sha256_of(path)
+    if is_onnx(path):
+        from lowtide.models import onnx_model  # late: it needs packages that are not always there
+
+        return onnx_model.load(path, path.stem, digest).to(device)
     entries = native.metadata(path) if path.suffix.lower() == ".safetensors" else {}
     if native.ARCHITECTURE in entries:
         facts = native.describe(path, entries, path.stem, digest)

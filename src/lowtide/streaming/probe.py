@@ -46,7 +46,7 @@ def probe(
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
     # This first run only scales the others, so only its memory and its time are asked for.
     started = time.perf_counter()
-    least = _alive(_work(network, sides[0]), network.device)
+    least = _alive(network, _work(network, sides[0]))
     slow = time.perf_counter() - started
 
     def fits(side: int) -> bool:
@@ -57,6 +57,7 @@ def probe(
     reach = measure_reach(
         _fp32_forward(network), channels=network.in_channels, scale=network.scale, align=align,
         minimum=minimum, device=network.device, sides=searched,
+        passes_nan=network.let_go is None,
     )  # fmt: skip
     trim_heap(collect=True)
     # A slow model is tried where it takes least: minutes of probing would gain seconds.
@@ -82,7 +83,7 @@ def probe(
             resident_bytes=only.resident_bytes // 2, seconds=only.seconds / 2,
         ))  # fmt: skip
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
-    if kind == "cpu":
+    if kind == "cpu" and network.let_go is None:
         # On CUDA the allocator's own figures of real runs are the better ones. Imported here
         # because a run whose costs are known traces nothing.
         from lowtide.memory.tracing.fake import forget_shapes
@@ -117,7 +118,10 @@ def _costs(
 def _point(network: Network, side: int) -> ProbePoint:
     work = _work(network, side)
     seconds = _seconds(work, network.device)
-    if network.device == "cpu":
+    if network.let_go is not None:
+        # All that is resident lives, or is kept for the next call, which a plan cannot do without.
+        alive = resident = _resident(network.let_go, work, runs=3)
+    elif network.device == "cpu":
         # What a heap keeps shows from the second run on.
         runs = 2 if seconds > _PATIENCE / 8 else 3
         alive, resident = live_peak_bytes(work), resident_peak_bytes(work, runs)
@@ -138,13 +142,27 @@ def _work(network: Network, side: int) -> Callable[[], None]:
     return work
 
 
-def _alive(call: Callable[[], object], device: str) -> int:
+def _alive(network: Network, call: Callable[[], object]) -> int:
     """Bytes alive at the peak of a call."""
-    return live_peak_bytes(call) if device == "cpu" else _cuda_peaks(call, device)[0]
+    if network.let_go is not None:
+        return _resident(network.let_go, call, runs=1)
+    if network.device == "cpu":
+        return live_peak_bytes(call)
+    return _cuda_peaks(call, network.device)[0]
+
+
+def _resident(let_go: Callable[[], None], call: Callable[[], object], runs: int) -> int:
+    """Bytes that a few calls add to the process, those included that are kept between them."""
+    let_go()
+    peak = resident_peak_bytes(call, runs)
+    let_go()
+    return peak
 
 
 def _faster_layout(network: Network, side: int) -> Network:
     """Channels last where it is clearly faster on this machine, else as the model is."""
+    if network.let_go is not None:
+        return network  # it takes one order, and what is in another would be copied
     tile, seconds = _tile(network, side), []
     for channels_last in (False, True):
         candidate = dataclasses.replace(network, channels_last=channels_last)

@@ -13,6 +13,7 @@ from lowtide.streaming.step import Forward
 
 REACH_SIDES = (64, 192)
 _PHASES = 4
+_LARGE = 16.0
 # What rounding may do between a tile and the whole; true leakage is far larger.
 _TOLERANCE = 1e-4
 
@@ -20,7 +21,7 @@ _TOLERANCE = 1e-4
 @torch.inference_mode()
 def measure_reach(
     forward: Forward, *, channels: int, scale: int, align: int, minimum: int,
-    device: str = "cpu", sides: Sequence[int] = REACH_SIDES,
+    device: str = "cpu", sides: Sequence[int] = REACH_SIDES, passes_nan: bool = True,
 ) -> Reach:  # fmt: skip
     """How many input pixels beyond its own place an output pixel depends on.
 
@@ -30,6 +31,10 @@ def measure_reach(
     borders do. What NaN cannot show (sizes and positions that a model computes with) is caught
     by comparing tiles with the whole; a model that differs counts as unbounded. ``sides`` are
     the sizes of the inputs to try, smallest first: a reach shows on one more than twice as large.
+
+    Where ``passes_nan`` is False, because the operators are not PyTorch's and some of them (maxima,
+    for one) may drop NaN, each line is drawn with large numbers too, and what changes by a bit
+    depends on them.
     """
     generator = torch.Generator().manual_seed(0)
     searched = 0
@@ -37,7 +42,7 @@ def measure_reach(
         side = round_up(max(size, minimum, 4 * align), align)
         image = torch.rand(1, channels, side, side, generator=generator).to(device)
         searched = side // 2 - align
-        reach = _spread(forward, image, scale, align)
+        reach = _spread(forward, image, scale, align, passes_nan)
         if reach is None:
             continue
         certain = _tiles_agree(forward, image, scale, align, minimum, 2 * reach)
@@ -45,18 +50,24 @@ def measure_reach(
     return Reach(None, searched)
 
 
-def _spread(forward: Forward, image: Tensor, scale: int, align: int) -> int | None:
+def _spread(
+    forward: Forward, image: Tensor, scale: int, align: int, passes_nan: bool
+) -> int | None:
     """Largest spread over both axes, both directions and several lines; None if it fills."""
     side, reach = image.shape[-1], 0
+    poisons = [torch.full_like(image, torch.nan)]
+    clean = None
+    if not passes_nan:
+        # Both signs, so that minima take them as well as maxima.
+        poisons.append((image - 0.5) * _LARGE)
+        clean = forward(image)
     middle = side // 2 // align * align
     lines = [line for k in range(_PHASES) if (line := middle + (k - 1) * align) < side]
     for axis in (2, 3):
         for line in dict.fromkeys(lines):
             for after in (True, False):
-                poisoned = image.clone()
-                index = slice(line, None) if after else slice(None, line)
-                poisoned[(slice(None),) * axis + (index,)] = torch.nan
-                bad = ~torch.isfinite(forward(poisoned))
+                index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
+                bad = _touched(forward, image, poisons, index, clean)
                 hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
                 first, last = int(hit[0]) // scale, int(hit[-1]) // scale
                 spread = line - first if after else last + 1 - line
@@ -65,6 +76,20 @@ def _spread(forward: Forward, image: Tensor, scale: int, align: int) -> int | No
                     return None
                 reach = max(reach, spread)
     return reach
+
+
+def _touched(
+    forward: Forward, image: Tensor, poisons: list[Tensor], index: tuple[slice, ...],
+    clean: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Where results are not finite, or not ``clean`` any more, with poison at ``index``."""
+    found: list[Tensor] = []
+    for poison in poisons:
+        poisoned = image.clone()
+        poisoned[index] = poison[index]
+        result = forward(poisoned)
+        found.append(~result.isfinite() if clean is None else result != clean)
+    return torch.stack(found).any(0)
 
 
 def _tiles_agree(

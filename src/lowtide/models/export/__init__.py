@@ -9,13 +9,8 @@ from lowtide.models.export.onnx_check import (
     compare,
     processor_seconds,
 )
-from lowtide.models.export.onnx_file import (
-    OPSETS,
-    ExportPrecision,
-    label,
-    require_packages,
-    write_onnx,
-)
+from lowtide.models.export.onnx_file import OPSETS, ExportPrecision, label, write_onnx
+from lowtide.models.onnx_session import require_packages
 
 __all__ = [
     "LARGEST_DIFFERENCE", "OPSETS", "CannotRunError", "ExportPrecision", "OnnxRunner", "SizeCheck",

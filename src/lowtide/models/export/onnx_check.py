@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import LowtideError, ModelError
+from lowtide.core.errors import ModelError
 from lowtide.core.figures import max_error, psnr
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.export.onnx_file import EXAMPLE_SIDES, IMAGE, RESULT, require_packages
+from lowtide.models.export.onnx_file import EXAMPLE_SIDES, IMAGE, RESULT
 from lowtide.models.model import Model
+from lowtide.models.onnx_session import (
+    CannotRunError,
+    open_session,
+    reason_of,
+    refusals,
+    require_packages,
+)
 
 # Of pixels in 0..1, in fp32; rounding in another order leaves a hundredth of it.
 LARGEST_DIFFERENCE = 1e-4
@@ -29,16 +33,6 @@ _ALLOWANCE = 2
 # models that take small pictures otherwise call small.
 _SIZES = ((33, 50), (19, 61), (64, 80), (129, 131))
 _TIMED_PAIRS = 3
-# onnxruntime has no base class of its errors, which derive from Exception.
-_REFUSALS = (
-    "NotImplemented", "Fail", "InvalidGraph", "InvalidProtobuf", "InvalidArgument",
-    "RuntimeException", "EPFail",
-)  # fmt: skip
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-
-
-class CannotRunError(LowtideError):
-    """ONNX Runtime's CPU provider cannot run the file: it lacks an operator, or it failed."""
 
 
 @dataclass(frozen=True)
@@ -72,32 +66,15 @@ class OnnxRunner:
 
     def __init__(self, path: Path | str) -> None:
         require_packages("onnxruntime")
-        import onnxruntime
-
-        state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-        self._refusals: tuple[type[Exception], ...] = tuple(
-            getattr(state, name) for name in _REFUSALS if hasattr(state, name)
-        )
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only
-        options.intra_op_num_threads = torch.get_num_threads()
-        # Threads that wait in a loop would count as processor time.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session: Any
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
-        except self._refusals as error:
-            raise CannotRunError(_first_line(error)) from error
+        self._session = open_session(path, torch.get_num_threads(), patterns=True)
 
     def __call__(self, image: Tensor) -> Tensor:
         """fp32 (1, C, H, W) to what the file makes of it."""
         try:
             (found,) = self._session.run([RESULT], {IMAGE: image.numpy()})
-        except self._refusals as error:
+        except refusals() as error:
             height, width = image.shape[2:]
-            raise CannotRunError(f"at {width}×{height}: {_first_line(error)}") from error
+            raise CannotRunError(f"at {width}×{height}: {reason_of(error)}") from error
         return torch.from_numpy(np.asarray(found))
 
 
@@ -164,8 +141,3 @@ def _seconds(run: OnnxRunner | nn.Module, image: Tensor) -> float:
 def _allowed(size: tuple[int, int], rule: SizeRule) -> tuple[int, int]:
     rows, columns = rule.padding(*size)
     return size[0] + rows, size[1] + columns
-
-
-def _first_line(error: Exception) -> str:
-    """Without the runtime's name and its numbers of kinds of errors."""
-    return _PREFIX.sub("", str(error).strip().partition("\n")[0])

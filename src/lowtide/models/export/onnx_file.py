@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 import warnings
@@ -21,6 +20,7 @@ from lowtide.core.quiet import errors_only
 from lowtide.core.units import format_bytes
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.model import Model
+from lowtide.models.onnx_session import OnnxNetwork, require_packages
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)
@@ -31,15 +31,6 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # Protocol buffers, which the file is one of, hold less than 2 GiB; some of it is the graph's.
 _MOST_BYTES = 2**31 - (64 << 20)
 _UNKNOWN_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
-
-
-def require_packages(*names: str) -> None:
-    """Raise `UsageError` naming the first of these packages that is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                f"exporting to ONNX needs {name}", hint="pip install 'lowtide[export]'"
-            )
 
 
 def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
@@ -79,8 +70,8 @@ def write_onnx(
     """
     require_packages("onnx", "onnxscript")
     _require_opset(opset, precision)
-    network = _lowered(model, precision)
     _require_exportable(model)
+    network = _lowered(model, precision)
     height, width = EXAMPLE_SIDES
     rows, columns = model.descriptor.size.padding(height, width)
     channels = model.descriptor.in_channels
@@ -134,6 +125,8 @@ def _require_opset(opset: int, precision: ExportPrecision) -> None:
 def _require_exportable(model: Model) -> None:
     """Raise `ModelError` for what would become another function in silence, or fail late."""
     name = model.descriptor.name
+    if isinstance(model.module, OnnxNetwork):
+        raise ModelError(f"{name} is an ONNX file already")
     for part in model.module.modules():
         if isinstance(part, HierarchicalAttention):
             raise ModelError(

@@ -1,0 +1,175 @@
+"""What an ONNX file says of itself, read without running it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.core.errors import ModelError
+from lowtide.models.descriptor import SizeRule
+from lowtide.models.onnx_session import Ends
+
+_AGAIN = "download it again, and compare its size with the one stated there"
+_FREE = (
+    "export it for any height and width, as `lowtide export onnx` does,"
+    " or by dynamic_shapes of torch.onnx.export"
+)
+_CHANNELS = (1, 3)
+_OWN = "lowtide."
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """Both ends of a graph, and what its file says.
+
+    ``entries`` are those of its metadata that `lowtide export onnx` writes, without ``lowtide.``,
+    and ``license`` whoever wrote it. ``weight_bytes`` and ``parameters`` are of all tensors stored;
+    ``low`` is the low precision that weights are in, or empty.
+    """
+
+    ends: Ends
+    entries: dict[str, str]
+    opset: int
+    parameters: int
+    weight_bytes: int
+    low: str
+
+    def number(self, key: str) -> int | None:
+        """A whole number of the metadata, or None where it is not there; raises ValueError."""
+        return int(self.entries[key]) if key in self.entries else None
+
+    @property
+    def size(self) -> SizeRule | None:
+        """The rule for sizes, or None where nothing is said of it; raises ValueError."""
+        if "size" not in self.entries:
+            return None
+        try:
+            return SizeRule(**json.loads(self.entries["size"]))
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+def read(path: Path) -> OnnxFacts:
+    """Facts about the file; raises `ModelError` for damage, and for a graph that does not turn one
+    image of any height and width into another. Needs the package onnx."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ModelError(f"{path} is no ONNX file, or is damaged: {error}", hint=_AGAIN) from error
+    if not model.graph.node:
+        raise ModelError(f"{path} is no ONNX file, or is damaged: it has no graph", hint=_AGAIN)
+    weights = list(_tensors(model.graph))
+    _require_one_file(path, weights)
+    low = [one for one in weights if one.data_type in _low_types() and len(one.dims) > 1]
+    return OnnxFacts(
+        ends=_ends(path, model.graph),
+        entries=_entries(model),
+        opset=max((one.version for one in model.opset_import if not one.domain), default=0),
+        parameters=sum(math.prod(one.dims) for one in weights),
+        weight_bytes=sum(one.ByteSize() for one in weights),
+        low=_low_types()[low[0].data_type] if low else "",
+    )
+
+
+def _entries(model: Any) -> dict[str, str]:
+    said = {one.key: one.value for one in model.metadata_props}
+    own = {key.removeprefix(_OWN): value for key, value in said.items() if key.startswith(_OWN)}
+    return {"license": said["license"], **own} if "license" in said else own
+
+
+def _low_types() -> dict[int, str]:
+    from onnx import TensorProto
+
+    return {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """All tensors that are stored in a graph, and in those within it."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from attribute.tensors
+            if attribute.HasField("t"):
+                yield attribute.t
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _tensors(inner)
+
+
+def _require_one_file(path: Path, weights: list[Any]) -> None:
+    """What other files hold would not count for the file's hash, and could be any file."""
+    from onnx.external_data_helper import uses_external_data
+
+    for one in weights:
+        if uses_external_data(one):
+            where = {entry.key: entry.value for entry in one.external_data}
+            raise ModelError(
+                f"{path} keeps its weights in another file, {where.get('location')}",
+                hint='put all in one: onnx.save(onnx.load("model.onnx"), "one.onnx")',
+            )
+
+
+def _ends(path: Path, graph: Any) -> Ends:
+    stored = {one.name for one in graph.initializer}
+    images, results = [one for one in graph.input if one.name not in stored], list(graph.output)
+    if (len(images), len(results)) != (1, 1):
+        raise ModelError(
+            f"{path} takes {_named(images)} and gives {_named(results)};"
+            " Lowtide runs models from one image to one"
+        )
+    image, result = images[0].type.tensor_type, results[0].type.tensor_type
+    sides = [one.dim_value or None for one in image.shape.dim]
+    if len(sides) != 4:
+        raise ModelError(
+            f"{path} takes {_shape(sides)}; Lowtide runs models of images, (batch, channels,"
+            " height, width)"
+        )
+    _require_sizes(path, sides)
+    return Ends(
+        image=images[0].name, result=results[0].name, channels=sides[1] or 0,
+        given=_type(path, "takes", image.elem_type), made=_type(path, "gives", result.elem_type),
+    )  # fmt: skip
+
+
+def _named(ends: list[Any]) -> str:
+    return f"{len(ends)} tensors ({', '.join(one.name for one in ends)})" if ends else "nothing"
+
+
+def _shape(sides: list[int | None]) -> str:
+    return "×".join("?" if side is None else str(side) for side in sides) or "a number"
+
+
+def _require_sizes(path: Path, sides: list[int | None]) -> None:
+    batch, channels, height, width = sides
+    if channels not in _CHANNELS:
+        what = "any number of" if channels is None else str(channels)
+        raise ModelError(
+            f"{path} takes {_shape(sides)}, {what} channels in second place; Lowtide runs gray (1)"
+            " and RGB (3)"
+        )
+    if batch not in (None, 1):
+        raise ModelError(f"{path} takes {batch} images at a time", hint="export it for one image")
+    if height is not None or width is not None:
+        raise ModelError(
+            f"{path} takes images of {width or 'any'}×{height or 'any'} pixels and no others,"
+            " so that no image could be run in parts",
+            hint=_FREE,
+        )
+
+
+def _type(path: Path, does: str, kind: Any) -> torch.dtype:
+    from onnx import TensorProto
+
+    types = {TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16}
+    if kind not in types:
+        name = TensorProto.DataType.Name(kind).lower() if kind else "no tensors"
+        raise ModelError(f"{path} {does} {name}; Lowtide runs models of float and float16")
+    return types[kind]

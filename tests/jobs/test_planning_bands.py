@@ -15,6 +15,7 @@ from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.pricing.facts import Picture, Shape
+from lowtide.streaming.pricing.streamed import BandPricing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "streaming"))
 from toys import GIB, Centered, conv_net, costs, network
@@ -95,3 +96,28 @@ def test_after_memory_ran_out_less_is_planned():
     _, first = chosen(global_net(), 300, strategy="streamed")
     _, second = chosen(global_net(), 300, strategy="streamed", below=first.upper_bytes)
     assert second.upper_bytes < first.upper_bytes
+
+
+def test_narrow_bands_are_tried_where_others_only_seemed_to_fit(monkeypatch):
+    with pytest.raises(BudgetError) as caught:
+        chosen(global_net(), 20)
+    least = caught.value.smallest // MIB
+    drafted = BandPricing.candidates
+
+    def lighter(self, *, small=False):
+        """Drafts of which all but the narrow ones are far too light."""
+        plans = drafted(self, small=small)
+        return plans if small else [_of_half(plan) for plan in plans]
+
+    monkeypatch.setattr(BandPricing, "candidates", lighter)
+    _, plan = chosen(global_net(), least)
+    assert plan.strategy == "streamed"
+    assert plan.upper_bytes <= least * MIB
+
+
+def _of_half(plan):
+    rows = [
+        row.model_copy(update={"value": row.value // 2, "upper": row.upper // 2})
+        for row in plan.ledger
+    ]
+    return plan.model_copy(update={"ledger": tuple(rows)})

@@ -140,9 +140,10 @@ def test_small_tiles_are_for_small_budgets():
 
 def test_the_ledger_prices_formats_scratch_and_alpha():
     base = plans(strategy="whole")[0]
-    picture = Picture(PHOTO, (2000, 3000), codec_bytes=50 * MIB, scratch_bytes=7 * MIB)
+    picture = Picture(PHOTO, (2000, 3000), codecs=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB)
     priced = plans(picture=picture, strategy="whole")[0]
     assert priced.upper_bytes == base.upper_bytes + 50 * MIB
+    assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
     assert priced.bytes_at("disk") == 7 * MIB
     rgba = ImageInfo(3000, 2000, 4)
     alpha = plans(picture=Picture(rgba, (2000, 3000)), strategy="whole")[0]

@@ -68,9 +68,11 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class OutputCost:
-    """Upper bound on the host memory an encoder takes, in bytes, and what it is for."""
+    """Upper bound on the host memory an encoder takes, in bytes, what it takes as a rule, and what
+    it is for."""
 
     resident_bytes: int
+    usual_bytes: int
     why: str
 
 
@@ -88,16 +90,19 @@ def output_cost(
     """
     chosen = options or EncodeOptions()
     entry = output_format(path)
-    rows = prices.encoding_window(info, strips=entry is TIFF)
+    price = prices.encoding_window(info, strips=entry is TIFF)
     if resized_from is not None:
-        rows += prices.resizing(resized_from)
+        price += prices.resizing(resized_from)
+    why = f"a {entry.name} is encoded by rows"
     if entry is WEBP:
-        held = prices.webp_encoding(info, lossless=chosen.webp_lossless)
-        return OutputCost(rows + held, "a WebP is encoded as a whole")
-    if entry is AVIF:
-        held = prices.avif_encoding(info, quality=chosen.avif_quality, effort=chosen.avif_effort)
-        return OutputCost(rows + held, "an AVIF is encoded as a whole")
-    return OutputCost(rows, f"a {entry.name} is encoded by rows")
+        price += prices.webp_encoding(info, lossless=chosen.webp_lossless)
+        why = "a WebP is encoded as a whole"
+    elif entry is AVIF:
+        price += prices.avif_encoding(
+            info, quality=chosen.avif_quality, effort=chosen.avif_effort
+        )
+        why = "an AVIF is encoded as a whole"
+    return OutputCost(price.most, price.usual, why)
 
 
 def save(

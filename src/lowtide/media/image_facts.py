@@ -27,15 +27,16 @@ class ImageFacts:
 
     ``info`` is the image as shown, after its orientation; ``orientation`` is the EXIF value
     1 to 8 that is applied to get there. ``resident_bytes`` is an upper bound on the host memory
-    that reading takes, besides the rows that are asked for, and ``why`` says what it consists
-    of. ``scratch_bytes`` is the disk space needed to turn the image. ``notes`` are sentences
-    about everything that is not taken as stored.
+    that reading takes, besides the rows that are asked for, ``usual_bytes`` what it takes as a
+    rule, and ``why`` says what it consists of. ``scratch_bytes`` is the disk space needed to turn
+    the image. ``notes`` are sentences about everything that is not taken as stored.
     """
 
     info: ImageInfo
     format: str
     orientation: int
     resident_bytes: int
+    usual_bytes: int
     scratch_bytes: int
     why: str
     notes: tuple[str, ...]
@@ -81,16 +82,17 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
         ) from error
-    resident, why = _decoding_cost(path, kind, header, stored)
+    price, why = _decoding_cost(path, kind, header, stored)
     scratch = spool_bytes(stored, orientation)
     if scratch:
-        resident += spool_memory(stored, orientation)
+        price += prices.whole(spool_memory(stored, orientation))
         why += ", and a block of rows to turn the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
         format=kind.name,
         orientation=orientation,
-        resident_bytes=resident,
+        resident_bytes=price.most,
+        usual_bytes=price.usual,
         scratch_bytes=scratch,
         why=why,
         notes=(*_header_notes(header), *notes),
@@ -159,17 +161,18 @@ def _header_notes(image: pyvips.Image) -> list[str]:
 
 def _decoding_cost(
     path: Path, kind: Format, header: pyvips.Image, info: ImageInfo
-) -> tuple[int, str]:
+) -> tuple[prices.Price, str]:
     rows = prices.window(info)
     if kind is JPEG:
         # The file is mapped into memory while it is read.
-        rows += path.stat().st_size
+        rows += prices.mapped(path.stat().st_size)
     if kind is JPEG and _field(header, "jpeg-multiscan", 0):
         subsampling = str(_field(header, "jpeg-chroma-subsample", ""))
         held = prices.jpeg_coefficients(info, header.bands, subsampling)
         return rows + held, "a progressive JPEG is decoded from coefficients of the whole image"
     if kind is PNG and _field(header, "interlaced", 0):
-        return rows + info.height * info.row_bytes, "an interlaced PNG is decoded as a whole"
+        held = prices.whole(info.height * info.row_bytes)
+        return rows + held, "an interlaced PNG is decoded as a whole"
     if kind is WEBP:
         held = prices.webp_decoding(info, path.stat().st_size)
         return rows + held, "a WebP is decoded as a whole"
@@ -177,7 +180,7 @@ def _decoding_cost(
         return rows + prices.avif_decoding(info), "an AVIF is decoded as a whole"
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
-        held = largest_piece(path)
+        held = prices.whole(largest_piece(path))
         rows = prices.window(info, prices.tiled_rows(tile_height, info.sample))
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

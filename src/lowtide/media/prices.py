@@ -1,8 +1,8 @@
 """Host memory that the codecs take, measured in fresh processes at several sizes.
 
-Every price is an upper bound on the growth of the process's peak resident memory. Formats that
-are read or written by rows cost a window of rows. The others hold a frame, and the price per
-pixel covers the frame and the working planes of the codec.
+Every price has an upper bound on the growth of the process's peak resident memory, and what is
+usual. Formats that are read or written by rows cost a window of rows. The others hold a frame, and
+the price per pixel covers the frame and the working planes of the codec.
 """
 
 from __future__ import annotations
@@ -12,6 +12,18 @@ from dataclasses import dataclass
 
 from lowtide.core.rows import ImageInfo, SampleType
 from lowtide.media._libvips import windows_are_small
+
+
+@dataclass(frozen=True)
+class Price:
+    """Bytes that are held at most, and as a rule."""
+
+    most: int
+    usual: int
+
+    def __add__(self, other: Price) -> Price:
+        """Both at once."""
+        return Price(self.most + other.most, self.usual + other.usual)
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,10 @@ _LARGE = _Rows(
     read=dict.fromkeys(("uint8", "uint16", "float32"), 1400), write=704, strips=1400,
     resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
 )  # fmt: skip
+# Allowed beside rows, and rarely taken.
 _READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
+# Of rows, beside them, and of frames: what was seen at eight sizes and in five formats.
+_ROWS_USUAL, _BESIDE_USUAL, _FRAME_USUAL = 0.9, 512 << 10, 0.7
 
 # Bytes per pixel, by bands or by sample type.
 _WEBP_DECODE = {3: 8.5, 4: 10.0}
@@ -51,36 +66,46 @@ def _rows() -> _Rows:
     return _SMALL if windows_are_small() else _LARGE
 
 
-def window(info: ImageInfo, rows: int | None = None) -> int:
-    """Bytes to read rows like those of ``info`` as they come, or ``rows`` of them at a time."""
+def window(info: ImageInfo, rows: int | None = None) -> Price:
+    """To read rows like those of ``info`` as they come, or ``rows`` of them at a time."""
     kept = _rows().read[info.sample] if rows is None else rows
-    return min(kept, info.height) * info.row_bytes + _READ_BYTES
+    return _by_rows(info, kept, _READ_BYTES)
 
 
-def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> int:
-    """Bytes of a progressive JPEG's coefficients: two per sample of every plane."""
+def whole(nbytes: int) -> Price:
+    """Planes of a whole image, or a piece of it, that take up to ``nbytes``."""
+    return Price(nbytes, int(nbytes * _FRAME_USUAL))
+
+
+def mapped(nbytes: int) -> Price:
+    """A file that is mapped into memory, whose pages the system takes back when it wants them."""
+    return Price(nbytes, 0)
+
+
+def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> Price:
+    """A progressive JPEG's coefficients: two per sample of every plane."""
     width, height = math.ceil(info.width / 16) * 16, math.ceil(info.height / 16) * 16
     samples = 1.5 if bands == 3 and subsampling == "4:2:0" else float(bands)
-    return int(2 * samples * width * height)
+    return whole(int(2 * samples * width * height))
 
 
-def webp_decoding(info: ImageInfo, file_bytes: int) -> int:
-    """Bytes to decode a WebP: its file, its frame, and the decoder's own copy."""
-    return int(_WEBP_DECODE[info.bands] * info.pixels) + file_bytes
+def webp_decoding(info: ImageInfo, file_bytes: int) -> Price:
+    """To decode a WebP: its file, its frame, and the decoder's own copy."""
+    return whole(int(_WEBP_DECODE[info.bands] * info.pixels)) + mapped(file_bytes)
 
 
-def avif_decoding(info: ImageInfo) -> int:
-    """Bytes to decode an AVIF: planes of the decoder, of libheif, and the frame.
+def avif_decoding(info: ImageInfo) -> Price:
+    """To decode an AVIF: planes of the decoder, of libheif, and the frame.
 
     Taken without chroma subsampling, which the header read by libvips does not tell.
     """
-    return int(_AVIF_DECODE[info.sample] * info.pixels)
+    return whole(int(_AVIF_DECODE[info.sample] * info.pixels))
 
 
-def encoding_window(info: ImageInfo, *, strips: bool) -> int:
-    """Bytes for the rows on their way to an encoder, which may gather them in strips."""
+def encoding_window(info: ImageInfo, *, strips: bool) -> Price:
+    """The rows on their way to an encoder, which may gather them in strips."""
     kept = _rows().strips if strips or info.sample == "float32" else _rows().write
-    return min(kept, info.height) * info.row_bytes + _WRITE_BYTES
+    return _by_rows(info, kept, _WRITE_BYTES)
 
 
 def tiled_rows(tile_height: int, sample: SampleType) -> int:
@@ -88,25 +113,30 @@ def tiled_rows(tile_height: int, sample: SampleType) -> int:
     return max(_rows().read[sample], 2 * tile_height + 256)
 
 
-def resizing(info: ImageInfo) -> int:
-    """Bytes to resample rows like ``info`` on their way, which is done in floats."""
-    return _rows().resize[info.sample] * info.width * info.bands * 4
+def resizing(info: ImageInfo) -> Price:
+    """To resample rows like ``info`` on their way, which is done in floats."""
+    return whole(_rows().resize[info.sample] * info.width * info.bands * 4)
 
 
-def webp_encoding(info: ImageInfo, *, lossless: bool) -> int:
-    """Bytes to encode a WebP: the frame, its picture, and the encoder's tables.
+def webp_encoding(info: ImageInfo, *, lossless: bool) -> Price:
+    """To encode a WebP: the frame, its picture, and the encoder's tables.
 
     Transparency is always coded without loss, which takes as much as a lossless image.
     """
     price = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
-    return int(price * info.pixels)
+    return whole(int(price * info.pixels))
 
 
-def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> int:
-    """Bytes to encode an AVIF: the frame, its planes, and the encoder's frames."""
+def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> Price:
+    """To encode an AVIF: the frame, its planes, and the encoder's frames."""
     price = _AVIF_ENCODE[8 if info.sample == "uint8" else 12, info.alpha]
     if quality >= _AVIF_FULL_COLOR:
         price *= _AVIF_FULL_COLOR_FACTOR
     if effort <= _AVIF_FAST_EFFORT:
         price *= _AVIF_FAST_FACTOR
-    return int(price * info.pixels)
+    return whole(int(price * info.pixels))
+
+
+def _by_rows(info: ImageInfo, kept: int, beside: int) -> Price:
+    held = min(kept, info.height) * info.row_bytes
+    return Price(held + beside, int(held * _ROWS_USUAL) + _BESIDE_USUAL)

@@ -30,7 +30,8 @@ class Network:
     ``forward`` takes sizes that already satisfy the model's size rule, on ``device``, and gives
     what need not be clamped, both in fp32 whatever it computes in. ``exact_forward`` is the same
     model in fp32 where ``precision`` is another, used to redo a tile whose low-precision result is
-    not finite.
+    not finite. ``let_go`` is there for networks whose memory is not PyTorch's, so that only the
+    process's resident memory tells of it: it gives back what they keep from call to call.
     """
 
     forward: Forward
@@ -41,6 +42,7 @@ class Network:
     precision: Precision = "fp32"
     channels_last: bool = False
     exact_forward: Callable[[], Forward] | None = None
+    let_go: Callable[[], None] | None = None
 
     @property
     def memory_format(self) -> torch.memory_format:

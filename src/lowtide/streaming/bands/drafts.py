@@ -28,8 +28,8 @@ _FILLED = 16
 # Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
 # Python between two operators, what a disk and a card's bus move in a second, and what light
-# operators read and write in one: for comparing layouts only.
-_CALL_SECONDS, _AGAIN_BYTES = 4e-5, 5 << 30
+# operators and copies of rows read and write in one: for comparing layouts only.
+_CALL_SECONDS, _COPIED_BYTES = 7e-5, 5 << 30
 _MOVED_BYTES: dict[Placement, int] = {"disk": 1 << 30, "host": 10 << 30}
 # Memory has to buy time: so much of a second for each MiB more.
 _SECONDS_PER_MIB = 2e-4
@@ -41,7 +41,8 @@ class Layout:
     rather than kept, the bands of each segment, and where pages are kept.
 
     ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
-    often an operator is run, ``again_bytes`` what operators that are run again read and write,
+    often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
+    mostly rows that two of them see) and what those that are run again read and write,
     ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum.
     """
 
@@ -52,7 +53,7 @@ class Layout:
     pages: Placement
     bytes: int
     calls: int
-    again_bytes: int
+    copied_bytes: int
     written_bytes: int
     pages_bytes: int
 
@@ -64,7 +65,7 @@ class Layout:
     @property
     def overhead_seconds(self) -> float:
         """Seconds beyond those of the operators, roughly."""
-        speed, again = _MOVED_BYTES.get(self.pages), self.again_bytes / _AGAIN_BYTES
+        speed, again = _MOVED_BYTES.get(self.pages), self.copied_bytes / _COPIED_BYTES
         moving = 2 * self.written_bytes / speed if speed else 0.0
         return self.calls * _CALL_SECONDS + moving + again
 
@@ -136,7 +137,7 @@ class _Way:
         seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
         gone = last_reads(self.segments)
         now = most = most_pages = written = 0
-        for place, (part, (size, _)) in enumerate(zip(self.segments, seen, strict=True)):
+        for place, (part, (size, _, _)) in enumerate(zip(self.segments, seen, strict=True)):
             made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
             going = sum(
                 program.bytes_of(one) for one in gone.get(place, ())
@@ -148,7 +149,8 @@ class _Way:
             now, written = now + made - going, written + made
         return Layout(
             self.cuts, self.again, self.segments, bands, "memory", most,
-            calls=sum(calls for _, calls in seen), again_bytes=self._again_bytes(program),
+            calls=sum(calls for _, calls, _ in seen),
+            copied_bytes=self._again_bytes(program) + sum(copied for _, _, copied in seen),
             written_bytes=written, pages_bytes=most_pages,
         )  # fmt: skip
 
@@ -180,14 +182,14 @@ class _Glances:
     ) -> None:
         self._program, self._part, self.alone = program, part, alone
         self._name, self._store = name, store
-        self._known: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, tuple[int, int, int]] = {}
         self._units = units(program, part)
         self._most = max(
             (rows.size // rows.grain for rows in rows_of(program, part)), default=1
         )
 
-    def at(self, number: int) -> tuple[int, int]:
-        """(bytes, calls) in so many bands."""
+    def at(self, number: int) -> tuple[int, int, int]:
+        """(bytes, calls, bytes put together) in so many bands."""
         if number not in self._known:
             even = self._even(number)
             key = f"glance {self._name} {even}"
@@ -195,7 +197,7 @@ class _Glances:
             if found is None:
                 found = glance(self._program, self._part, even)
                 self._store.put(key, found)
-            self._known[number] = found[0], found[1]
+            self._known[number] = found[0], found[1], found[2]
         return self._known[number]
 
     def _even(self, number: int) -> int:
@@ -220,7 +222,7 @@ class _Glances:
         """The fewest bands that stay below ``cap``, or those that take least."""
         number, seen = 1, list[int]()
         while True:
-            size, _ = self.at(number)
+            size, *_ = self.at(number)
             if size <= cap:
                 return self._even(self._fewer(number, cap) if self.alone else number)
             seen.append(size)

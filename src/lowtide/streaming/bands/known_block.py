@@ -13,8 +13,9 @@ from lowtide.attention.spatial.known_rows import KnownRows
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.streaming.bands.spans import Span
 
-# Rows of a band at which it is measured what a module takes beside them.
-_TRIED_ROWS = 32
+# Rows of a band at which it is measured what a module takes beside them, and what is made together
+# of them at least: a window within the image sees more than one at its border.
+_TRIED_ROWS, _TRIED_GRAINS = 32, 2
 
 
 @dataclass
@@ -66,12 +67,14 @@ class KnownBlock:
         if weight.device.type != "cpu":
             return 0
         if shape not in self._work:
-            rows = max(_TRIED_ROWS // self.grain(height, width), 1) * self.grain(height, width)
-            span = 0, min(rows, height)
+            grain = self.grain(height, width)
+            rows = max(_TRIED_ROWS // grain, _TRIED_GRAINS) * grain
+            first = grain if grain + rows <= height else 0
+            span = first, min(first + rows, height)
             low, high = self.seen(span, height, width)
             image = torch.zeros(1, channels, high - low, width, dtype=weight.dtype)
             with torch.inference_mode():
                 taken = live_peak_bytes(lambda: self.module.forward_rows(image, *span, height))
-            result = channels * span[1] * width * weight.dtype.itemsize
+            result = channels * (span[1] - span[0]) * width * weight.dtype.itemsize
             self._work[shape] = max(0, taken - result)
         return self._work[shape]

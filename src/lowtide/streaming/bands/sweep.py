@@ -131,7 +131,7 @@ class Sweep:
                         self._rows(one, spans, buffers)
                         for one, spans in zip(step.inputs, step.needed(span), strict=True)
                     ]
-                    if self._before_step is not None:
+                    if self._before_step is not None and not step.view:
                         self._before_step(self._taken(step, index, span, pieces))
                     rows = run(span, pieces, self._beside(step, span))
                     del pieces

@@ -12,8 +12,9 @@ from lowtide.streaming.bands.spans import Span, count
 _SEEN, _BEYOND = 5, 2
 
 
-def glance(program: Program, part: Segment, bands: int) -> tuple[int, int]:
-    """(bytes of its bands, calls of operators) of one segment in so many bands, without pages.
+def glance(program: Program, part: Segment, bands: int) -> tuple[int, int, int]:
+    """(bytes of its bands, calls of operators, bytes put together for them) of one segment in so
+    many bands, without pages.
 
     Told from the first bands, after which they are much alike: a long segment has thousands of
     operators, and to plan all its bands for every height that could be chosen took a minute.
@@ -21,7 +22,8 @@ def glance(program: Program, part: Segment, bands: int) -> tuple[int, int]:
     scale = _Scale(program)
     plan = list(schedule(program, part, bands, first=_SEEN + _BEYOND))[:_SEEN]
     scale.segment(part, plan)
-    return scale.most, -(-scale.calls * bands // max(len(plan), 1))
+    calls, copied = (-(-one * bands // max(len(plan), 1)) for one in (scale.calls, scale.copied))
+    return scale.most, calls, copied
 
 
 class _Scale:
@@ -30,7 +32,7 @@ class _Scale:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._held: dict[int, int] = {}
-        self._now = self.most = self.calls = 0
+        self._now = self.most = self.calls = self.copied = 0
 
     def segment(self, part: Segment, bands: list[Band]) -> None:
         """A sweep, or the beginning of one; pages are left out."""
@@ -89,6 +91,7 @@ class _Scale:
             copied += 0 if spans == band.makes.get(one) else size
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
+        self.copied += copied
         taken = result + copied + step.beside(given, result)
         self.most = max(self.most, self._now + taken)
 

@@ -37,23 +37,21 @@ class Shape:
 class Picture:
     """What pricing must know of the image and its files.
 
-    ``padded`` is (height, width) as the model's size rule wants it; ``codec_bytes`` is host
-    memory that reading and writing the formats take, ``larger_codec_bytes`` that of one of them
-    where they follow each other; ``scratch_bytes`` is disk. ``row_bytes``
-    is what the rows held for one row of tiles should stay below where lower tiles allow it,
-    and up to ``easy_bytes`` memory need not be saved. ``tiled`` and ``streamed`` are how far runs
-    of each kind were from their predictions.
+    ``padded`` is (height, width) as the model's size rule wants it; ``codecs`` are (usual, most)
+    bytes of host memory that reading the format takes, and writing it; ``scratch_bytes`` is disk.
+    ``row_bytes`` is what the rows held for one row of tiles should stay below where lower tiles
+    allow it, and up to ``easy_bytes`` memory need not be saved. ``tiled`` and ``streamed`` are how
+    far runs of each kind were from their predictions.
     """
 
     info: ImageInfo
     padded: tuple[int, int]
-    codec_bytes: int = 0
+    codecs: tuple[tuple[int, int], ...] = ()
     scratch_bytes: int = 0
     row_bytes: int | None = None
     easy_bytes: int | None = None
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
-    larger_codec_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ LEAST_MARGIN = 16 * MIB
 # Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
 # so much beside a small one.
 _RUNTIME_UPPER = 40 * MIB
-# Prices of the file formats are bounds; runs at several sizes took 0.3 to 0.6 of them.
-_CODEC_SHARE = 0.45
 _LIVE_UPPER = 1.05
 # The heap's habits in a long run, beyond those of a probe.
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
@@ -139,7 +137,7 @@ def ledger(
         yield row("copy buffers", "host", staged_bytes, 2 * staged_bytes, "known")
     for name, count in zip(ROW_BUFFERS, row_bytes, strict=True):
         yield row(name, "host", count, count, "known")
-    codec = picture.codec_bytes
-    yield row("file formats", "host", codec * _CODEC_SHARE, codec, "prior")
+    usual, most = (sum(each) for each in zip((0, 0), *picture.codecs, strict=True))
+    yield row("file formats", "host", usual, most, "prior")
     if scratch := picture.scratch_bytes + scratch_bytes:
         yield row("scratch file", "disk", scratch, scratch, "known")

@@ -199,7 +199,8 @@ class BandPricing:
         if self.panel:
             # Before and after, when no network runs, whole rows go through, and files are read
             # and written one after the other.
-            picture = replace(picture, codec_bytes=picture.larger_codec_bytes)
+            largest = max(picture.codecs, key=lambda codec: codec[1], default=(0, 0))
+            picture = replace(picture, codecs=(largest,))
             held = max(held, info.row_bytes * 2 * MOVED_ROWS)
             made = max(made, info.row_bytes * self.shape.scale * 2 * MOVED_ROWS)
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0

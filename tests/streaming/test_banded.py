@@ -1,6 +1,7 @@
 """Strategy `streamed` from rows to rows: equal to the whole, whatever the image and the bands."""
 
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from toys import ArraySink, ArraySource, Centered, Strided, conv_net, costs, net
 from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.plan import Plan
+from lowtide.streaming.banded import _Writer
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.bands.samples import Samples
 from lowtide.streaming.bands.segments import segment
@@ -133,6 +135,26 @@ def test_rows_of_the_file_are_let_go_as_soon_as_they_were_used(monkeypatch):
     run_plan(net, array, plan, programs)
     # A band of 16 rows, 16 read at once, and the reach of the network.
     assert max(most) <= 64 * 20 * 4
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, channels):
+    net, array = network(conv_net()), picture(50, 20, channels)
+    plan, programs = banded(net, array, 7)
+    written, alive = [], []
+    write = _Writer.write
+
+    def noted(self, first, images):
+        write(self, first, images)
+        written.extend(weakref.ref(rows) for rows in images)
+
+    monkeypatch.setattr(_Writer, "write", noted)
+    run(
+        net, ArraySource(array), ArraySink(), plan, programs=programs,
+        make_room=lambda count: alive.append(sum(rows() is not None for rows in written)),
+    )  # fmt: skip
+    assert len(written) == 7 * plan.images_per_tile
+    assert not any(alive)
 
 
 def test_progress_goes_on_before_the_first_row_is_written():

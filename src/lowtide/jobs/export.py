@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from pydantic import BaseModel
@@ -13,6 +14,7 @@ from torch import nn
 from lowtide._version import __version__
 from lowtide.core.errors import ModelError, OutputError, UsageError
 from lowtide.core.units import format_bytes
+from lowtide.jobs import export_pictures
 from lowtide.jobs.report import reported_db
 from lowtide.models.export import (
     CannotRunError,
@@ -21,8 +23,10 @@ from lowtide.models.export import (
     SizeCheck,
     checked_sizes,
     compare,
+    compare_in_8_bits,
     label,
     processor_seconds,
+    quantize,
     require_packages,
     write_onnx,
 )
@@ -30,6 +34,8 @@ from lowtide.models.loader import load
 from lowtide.models.model import Model
 
 SUFFIX = ".onnx"
+FilePrecision = ExportPrecision | Literal["int8"]
+_PRECISIONS = (*get_args(ExportPrecision), "int8")
 
 
 class SizeReport(BaseModel):
@@ -38,9 +44,10 @@ class SizeReport(BaseModel):
     height: int
     width: int
     difference: float
-    bound: float
+    bound: float | None
     own_difference: float | None = None
     psnr_db: float | None = None  # None also where there is no difference at all
+    least_db: float | None = None
 
 
 class Timing(BaseModel):
@@ -68,7 +75,7 @@ class ExportReport(BaseModel):
     file: str
     bytes: int
     opset: int
-    precision: ExportPrecision
+    precision: FilePrecision
     checked: bool
     unchecked_why: str = ""
     sizes: tuple[SizeReport, ...] = ()
@@ -90,8 +97,9 @@ class ExportReport(BaseModel):
 
 
 def export_onnx(
-    model: str | Path, output: str | Path, *, precision: ExportPrecision = "fp32",
-    opset: int = 23, force: bool = False, unchecked: bool = False,
+    model: str | Path, output: str | Path, *, precision: FilePrecision = "fp32",
+    opset: int = 23, calibrate: Sequence[str | Path] = (), force: bool = False,
+    unchecked: bool = False,
 ) -> ExportReport:  # fmt: skip
     """Write ``model``, a bundled name or a file, to ``output`` as ONNX and compare the two.
 
@@ -100,17 +108,28 @@ def export_onnx(
     if each result is near that of PyTorch is it kept. ``unchecked`` keeps one that cannot be run
     here too, which its metadata then say.
 
+    For int8 ``calibrate`` names photographs, or folders of them, like those that are to be
+    enlarged. The file is tuned on every other one of them, and compared on the rest; from a single
+    one, on its upper and its lower half. It is not equal to PyTorch, and is kept if it is within
+    40 dB of it.
+
     Raises `ModelError` for a model that cannot be exported, and for a file that cannot be run or
     gives something else; `OutputError` where it cannot be written; `UsageError` for missing
     packages, and for an ``output`` that exists unless ``force`` is set.
     """
     target = _target(output, force=force)
-    require_packages("onnx", "onnxscript", *(() if unchecked else ("onnxruntime",)))
+    photographs = _photographs(precision, calibrate)
+    runs = not unchecked or precision == "int8"
+    require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     loaded = load(model)
     part = _part(target)
     try:
-        network = write_onnx(loaded, part, precision=precision, opset=opset)
-        found = _check(loaded, network, part, precision, unchecked=unchecked)
+        if precision == "int8":
+            write_onnx(loaded, part, opset=opset)
+            found = _in_8_bits(loaded, part, photographs)
+        else:
+            network = write_onnx(loaded, part, precision=precision, opset=opset)
+            found = _check(loaded, network, part, precision, unchecked=unchecked)
         label(part, loaded, precision=precision, checked=found["checked"])
         part.replace(target)
     except OSError as error:
@@ -123,6 +142,39 @@ def export_onnx(
         parameters=facts.parameters, file=str(target), bytes=target.stat().st_size, opset=opset,
         precision=precision, **found,
     )  # fmt: skip
+
+
+def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[Path]:
+    """What 8 bits are tuned on; raises `UsageError` where there is none, or it would do nothing."""
+    if precision not in _PRECISIONS:
+        raise UsageError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}")
+    if precision == "int8" and not given:
+        raise UsageError(
+            "8 bits are tuned on photographs, and none is given",
+            hint="--calibrate FOLDER, with a few photographs like those you enlarge",
+        )
+    if given and precision != "int8":
+        raise UsageError(
+            f"nothing is tuned in {precision}: --calibrate is of --precision int8 alone"
+        )
+    return export_pictures.photographs(given)
+
+
+def _in_8_bits(model: Model, part: Path, photographs: list[Path]) -> dict[str, Any]:
+    """Fields of the report, of a file that is turned from fp32 to int8; raises `ModelError` unless
+    it may be kept."""
+    sizes = checked_sizes(model.descriptor.size)
+    pictures = export_pictures.to_measure_on(photographs, model, sizes)
+    try:
+        quantize(part, export_pictures.to_tune_on(photographs, model))
+        run = OnnxRunner(part)
+        checks = [compare_in_8_bits(run, model, picture) for picture in pictures]
+    except CannotRunError as error:
+        raise ModelError(
+            f"{model.descriptor.name} is not exported: ONNX Runtime cannot run it in int8:"
+            f" {error.message}", hint="--precision fp32",
+        ) from error  # fmt: skip
+    return _kept(model, checks, run, model.module)
 
 
 def _check(
@@ -148,20 +200,39 @@ def _check(
 def _compared(model: Model, network: nn.Module, run: OnnxRunner) -> dict[str, Any]:
     sizes = checked_sizes(model.descriptor.size)
     checks = [compare(run, model, network, size) for size in sizes]
+    return _kept(model, checks, run, network)
+
+
+def _kept(
+    model: Model, checks: Sequence[SizeCheck], run: OnnxRunner, network: nn.Module
+) -> dict[str, Any]:  # fmt: skip
+    """Fields of the report, of a file that is good; raises `ModelError` if it is not."""
     for one in checks:
         if not one.good:
-            raise ModelError(
-                f"{model.descriptor.name} is not exported: at {one.width}×{one.height} the file's"
-                f" result is {one.difference:.2g} from PyTorch's, more than {one.bound:.2g}",
-                hint="try the other --opset, and --precision fp32 unless it was that",
-            )
+            raise _refusal(model, one)
     # Neither so small that calls count, nor so large that it takes long.
-    timed = sorted(sizes, key=math.prod)[len(sizes) // 2]
+    sizes = sorted({(one.height, one.width) for one in checks}, key=math.prod)
+    timed = sizes[len(sizes) // 2]
     seconds = processor_seconds(run, model, network, timed)
     timing = Timing(
         height=timed[0], width=timed[1], onnxruntime_seconds=seconds[0], torch_seconds=seconds[1]
     )
     return {"checked": True, "sizes": tuple(map(_reported, checks)), "timing": timing}
+
+
+def _refusal(model: Model, check: SizeCheck) -> ModelError:
+    size, name = f"{check.width}×{check.height}", model.descriptor.name
+    if check.bound is None:
+        return ModelError(
+            f"{name} is not exported: at {size} the file comes to {check.psnr_db:.1f} dB of"
+            f" PyTorch in fp32, less than {check.least_db:.0f}",
+            hint="--precision fp16, or more and other photographs to --calibrate",
+        )
+    return ModelError(
+        f"{name} is not exported: at {size} the file's result is {check.difference:.2g} from"
+        f" PyTorch's, more than {check.bound:.2g}",
+        hint="try the other --opset, and --precision fp32 unless it was that",
+    )
 
 
 def _reported(check: SizeCheck) -> SizeReport:
@@ -172,9 +243,11 @@ def _reported(check: SizeCheck) -> SizeReport:
 
 def _size_line(one: SizeReport) -> str:
     text = f"{one.width}×{one.height}: {one.difference:.1e} from PyTorch in fp32"
+    decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
+    if one.bound is None:
+        return f"{text}, {decibels} on a photograph"
     if one.own_difference is None:
         return text
-    decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
     return f"{text}, {decibels}; PyTorch at this precision {one.own_difference:.1e}"
 
 

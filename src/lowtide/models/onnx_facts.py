@@ -89,7 +89,10 @@ def _entries(model: Any) -> dict[str, str]:
 def _low_types() -> dict[int, str]:
     from onnx import TensorProto
 
-    return {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+    return {
+        TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.INT8: "int8",
+        TensorProto.UINT8: "int8",
+    }  # fmt: skip
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from lowtide.streaming.bands.segments import Segment, segment
 from lowtide.streaming.bands.sweep import Sweep
 from lowtide.streaming.step import Network, TileStep
 
+# (first row, rows) of one run.
+Bands = Iterator[tuple[int, Tensor]]
 # Result rows that are converted at once: copies of more would show beside narrow bands.
 WRITE_ROWS = 32
 
@@ -49,12 +52,23 @@ def run_banded(
     pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
     runs = [sweep.run(page, meter.band, before_step) for page in pages]
     try:
-        for results in zip(*runs, strict=True):
+        for results in _side_by_side(runs):
             writer.write(results[0][0], [rows for _, rows in results])
+            del results  # or these rows would be held while the next band is computed
     finally:
         for run in runs:
             run.close()
     meter.finish()
+
+
+def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
+    """The same band of every run. `zip` would hold one band's rows while it makes the next two."""
+    while True:
+        made = [band for run in runs for band in islice(run, 1)]
+        if not made:
+            return
+        yield made
+        del made
 
 
 def _layout(plan: Plan, programs: Programs) -> tuple[list[Segment], BandPlan]:

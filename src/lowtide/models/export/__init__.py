@@ -1,5 +1,6 @@
 """Models as files for other runtimes, and the proof that these give the same."""
 
+from lowtide.models.export.int8 import quantize
 from lowtide.models.export.onnx_check import (
     LARGEST_DIFFERENCE,
     CannotRunError,
@@ -7,6 +8,7 @@ from lowtide.models.export.onnx_check import (
     SizeCheck,
     checked_sizes,
     compare,
+    compare_in_8_bits,
     processor_seconds,
 )
 from lowtide.models.export.onnx_file import OPSETS, ExportPrecision, label, write_onnx
@@ -14,5 +16,6 @@ from lowtide.models.onnx_session import require_packages
 
 __all__ = [
     "LARGEST_DIFFERENCE", "OPSETS", "CannotRunError", "ExportPrecision", "OnnxRunner", "SizeCheck",
-    "checked_sizes", "compare", "label", "processor_seconds", "require_packages", "write_onnx",
+    "checked_sizes", "compare", "compare_in_8_bits", "label", "processor_seconds", "quantize",
+    "require_packages", "write_onnx",
 ]  # fmt: skip

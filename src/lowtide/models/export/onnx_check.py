@@ -27,6 +27,8 @@ from lowtide.models.onnx_session import (
 
 # Of pixels in 0..1, in fp32; rounding in another order leaves a hundredth of it.
 LARGEST_DIFFERENCE = 1e-4
+# Of what 8 bits may lose: less than that is seen.
+LEAST_DB = 40.0
 # By what a runtime may be further from fp32 than PyTorch is at the same low precision.
 _ALLOWANCE = 2
 # Height and width: odd, smaller and larger than windows, in both directions, and more pixels than
@@ -41,20 +43,25 @@ class SizeCheck:
     the model in fp32, on a scale of 0..1; ``bound`` is what it may be.
 
     In fp16 and bf16 ``own_difference`` is that of PyTorch at the same precision, and ``psnr_db``
-    is how near the file comes to fp32, infinity where it is equal; both are None in fp32.
+    is how near the file comes to fp32, infinity where it is equal; both are None in fp32. In int8,
+    which PyTorch has not, no difference is too large as such (``bound`` is None) but ``psnr_db``
+    must be ``least_db``.
     """
 
     height: int
     width: int
     difference: float
-    bound: float
+    bound: float | None
     own_difference: float | None = None
     psnr_db: float | None = None
+    least_db: float | None = None
 
     @property
     def good(self) -> bool:
         """Whether the difference is within the bound; one that is not a number is not."""
-        return self.difference <= self.bound
+        if self.bound is not None:
+            return self.difference <= self.bound
+        return (self.psnr_db or 0.0) >= (self.least_db or 0.0)
 
 
 class OnnxRunner:
@@ -98,12 +105,7 @@ def compare(
     with torch.inference_mode():
         expected = model.module(image)
         own = expected if network is model.module else network(image)
-    found = run(image)
-    if found.shape != expected.shape:
-        raise ModelError(
-            f"the exported file makes {tuple(found.shape)} of {size[1]}×{size[0]} pixels,"
-            f" PyTorch {tuple(expected.shape)}"
-        )
+    found = _result(run, image, expected)
     difference = max_error(found.numpy(), expected.numpy())
     if network is model.module:
         return SizeCheck(*size, difference, LARGEST_DIFFERENCE)
@@ -113,6 +115,31 @@ def compare(
     bound = max(LARGEST_DIFFERENCE, allowed)
     decibels = psnr(found.numpy(), expected.numpy())
     return SizeCheck(*size, difference, bound, own_difference, decibels)
+
+
+def compare_in_8_bits(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
+    """Compare a file in int8 with ``model`` in fp32 on ``picture``, fp32 (1, C, H, W) in 0..1,
+    which should be none that it was tuned on. Raises as `compare`."""
+    with torch.inference_mode():
+        expected = model.module(picture)
+    found = _result(run, picture, expected)
+    height, width = picture.shape[2:]
+    return SizeCheck(
+        height, width, max_error(found.numpy(), expected.numpy()), None,
+        psnr_db=psnr(found.numpy(), expected.numpy()), least_db=LEAST_DB,
+    )  # fmt: skip
+
+
+def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
+    """What the file makes of ``image``, which must have the shape of what is ``expected``."""
+    found = run(image)
+    if found.shape != expected.shape:
+        height, width = image.shape[2:]
+        raise ModelError(
+            f"the exported file makes {tuple(found.shape)} of {width}×{height} pixels,"
+            f" PyTorch {tuple(expected.shape)}"
+        )
+    return found
 
 
 def processor_seconds(

@@ -87,7 +87,7 @@ def write_onnx(
 
 
 def label(
-    path: Path | str, model: Model, *, precision: ExportPrecision, checked: bool
+    path: Path | str, model: Model, *, precision: ExportPrecision | Literal["int8"], checked: bool
 ) -> None:  # fmt: skip
     """Write into the file what it is: its metadata of keys ``lowtide.*``, all of them text.
 

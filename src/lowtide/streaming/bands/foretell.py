@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -111,8 +112,7 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
             made = itertools.islice(sweep.run(source), _bands_told(layout))
             if held:
                 collect(twin, made)
-            for _ in made:
-                pass
+            deque(made, maxlen=0)  # none is held while the next band is computed
     return tracer.trace
 
 

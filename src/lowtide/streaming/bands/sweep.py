@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -51,15 +53,19 @@ class Sweep:
         one = copy.copy(self)
         one._pages, one._wholes = {}, {}
         one._on_band, one._before_step = on_band, before_step
+        going = one._run(source)
         try:
-            yield from one._run(source)
+            # As a decorator, inference mode would hold a band's rows while the next is computed;
+            # a variable, while other runs compute theirs.
+            while made := _next_in_inference(going):
+                yield made.pop()
         finally:
+            going.close()
             for page in one._pages.values():
                 page.close()
             one._pages.clear()
 
-    @torch.inference_mode()
-    def _run(self, source: Page) -> Iterator[tuple[int, Tensor]]:
+    def _run(self, source: Page) -> Generator[tuple[int, Tensor], None, None]:
         (given,) = self._program.graph.inputs
         self._pages = {given: source}
         self._device = source.device
@@ -139,14 +145,17 @@ class Sweep:
                         self._pages[index].write(span[0], rows)
                     held.put(span[0], rows)
                     del rows
+            ready = deque[tuple[int, Tensor]]()
             if index == self._program.output:
                 for span in band.targets.get(index, ()):
-                    yield span[0], self._rows(index, [span], buffers)
+                    ready.append((span[0], self._rows(index, [span], buffers)))
             if index in band.makes and index not in band.uses:
                 leaving.setdefault(index, []).append(index)
             for one in leaving.get(index, ()):
                 if one in buffers:
                     buffers[one].trim(band.holds.get(one, []))
+            while ready:
+                yield ready.popleft()
 
     def _bytes_of(self, index: int) -> int:
         """Bytes that a step computes or reduces in all bands."""
@@ -209,6 +218,11 @@ class Sweep:
         return self._wholes[index]
 
 
+@torch.inference_mode()
+def _next_in_inference(going: Iterator[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+    return list(islice(going, 1))
+
+
 def collect(program: Program, made: Iterable[tuple[int, Tensor]]) -> Tensor:
     """The result as a whole, of rows as a sweep makes them.
 
@@ -220,6 +234,7 @@ def collect(program: Program, made: Iterable[tuple[int, Tensor]]) -> Tensor:
         if result is None:
             result = torch.empty(like.shape, dtype=like.dtype, device=rows.device)
         result.narrow(dim, first, rows.shape[dim]).copy_(rows)
+        del rows  # or they would be held while the next band is computed
     assert result is not None
     return result
 

@@ -23,6 +23,7 @@ import render_attention
 import render_memory
 import render_streaming
 import render_training
+import render_variants
 from render_memory import table
 
 from lowtide.core.units import format_bytes
@@ -164,7 +165,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
     "large_streamed": large_images,
     **render_attention.SHAPES, **render_memory.SHAPES, **render_streaming.SHAPES,
-    **render_training.SHAPES,
+    **render_training.SHAPES, **render_variants.SHAPES,
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""The tables of training, for ``render_results.py``."""
+"""The tables of training and of exports, for ``render_results.py``."""
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from render_memory import table
@@ -60,8 +61,25 @@ def _validated(rows: Rows) -> str:
     ])  # fmt: skip
 
 
+def onnx_files(rows: Rows) -> str:
+    """Differences, bytes, and times beside PyTorch's."""
+    head = ["model", "parameters", "file", "largest difference", "on photographs, at least",
+            "ONNX Runtime", "PyTorch", "ratio (range)"]  # fmt: skip
+    lines = []
+    for row in rows:
+        ratio, seconds = row["ratio"], row["cpu_s"]
+        decibels = f"{row['least_db']:.1f} dB" if row["least_db"] else "–"
+        lines.append([
+            row["row"], f"{row['parameters']:,}", format_bytes(row["bytes"]),
+            f"{row['max_difference']:.1e}", decibels,
+            *(f"{median(seconds[way]):.3f} s" for way in ("ONNX Runtime", "PyTorch")),
+            f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+        ])  # fmt: skip
+    return table(head, lines)
+
+
 def _name(row: dict[str, Any]) -> str:
     return row["row"].partition(", ")[2]
 
 
-SHAPES = {"training_memory": training_memory}
+SHAPES = {"training_memory": training_memory, "onnx_files": onnx_files}

@@ -92,7 +92,7 @@ def test_every_option_is_documented():
     section = page.split("\n## lowtide export onnx\n")[1].split("\n## ")[0]
     command = typer.main.get_command(app).commands["export"].commands["onnx"]
     options = {name for option in command.params for name in option.opts if name.startswith("-")}
-    assert len(options) == 7
+    assert len(options) == 8
     assert not {name for name in options if not re.search(rf"`{name}[ `]", section)}
 
 
@@ -101,3 +101,15 @@ def test_help_names_the_options(lowtide):
     assert result.code == 0
     for word in ("Usage: lowtide export onnx", "MODEL", "--precision", "--opset", "--unchecked"):
         assert word in result.out
+
+
+def test_8_bits(lowtide, target, tmp_path, save, photo):
+    source = save(tmp_path / "photo.png", photo[:200, :200])
+    words = ["export", "onnx", "lowtide-x2", "-o", target, "--precision", "int8"]
+    refused = lowtide(*words)
+    assert refused.code == 2
+    assert "--calibrate FOLDER" in refused.err
+    done = lowtide(*words, "--calibrate", source, "--json")
+    assert done.code == 0, done.err
+    assert done.json["precision"] == "int8"
+    assert all(one["psnr_db"] > one["least_db"] == 40 for one in done.json["sizes"])

@@ -85,6 +85,7 @@ def sr(
     if config is None:
         raise UsageError("no configuration is given", hint="lowtide train sr CONFIG.yaml")
     from lowtide.jobs.train_sr import train_sr
+    from lowtide.training.processes import Processes
 
     say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
     with _until_interrupted() as stop:
@@ -92,7 +93,8 @@ def sr(
             config, output, budget=budget, device=device, cancel=stop,
             on_plan=lambda plan: say(str(plan)), on_step=None if quiet else Lines(),
         )  # fmt: skip
-    typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
+    if Processes.here().first:
+        typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from lowtide.training.data import (
 )
 from lowtide.training.loop import Moment, Trainer
 from lowtide.training.networks import make_discriminator, make_generator, start_from
+from lowtide.training.processes import Processes
 from lowtide.training.weights import save_weights
 
 
@@ -58,14 +59,16 @@ def train_sr(
 
     Goes on where a run of the same configuration was stopped. The batch is cut into as many parts
     as ``budget`` asks for; what a step will take is told by ``on_plan`` before the first one.
+    Processes that ``torchrun`` or ``accelerate launch`` started take a batch each, within
+    ``budget`` each, and a step is that of all of them; the first one writes, validates and tells.
 
     Raises `UsageError` and `InputError` for a configuration or data that cannot be used, before
     the first step wherever that can be known, `BudgetError`, `NotFiniteError`, `Cancelled`.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
-    folder, place = Path(output) / chosen.name, resolve_device(device)
-    data = chosen.datasets.train
-    batches = _batches(chosen, data)
+    processes, data = Processes.here(), chosen.datasets.train
+    folder, place = Path(output) / chosen.name, _place(device, processes)
+    batches = _batches(chosen, data, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
     discriminator = None
     if chosen.network_d is not None:
@@ -74,19 +77,22 @@ def train_sr(
         start_from(generator, chosen.path.pretrain_network_g, strict=chosen.path.strict_load_g)
     parsed = Budget.parse(budget, device=place)
     plan = plan_step(chosen, generator, discriminator, parsed.device_bytes, place)
-    if on_plan is not None:
+    if on_plan is not None and processes.first:
         on_plan(plan)
     trainer = Trainer(
         chosen, folder, generator, batches, discriminator=discriminator, parts=plan.parts,
         device=place,
     )  # fmt: skip
     resumed = trainer.resume()
-    folder.mkdir(parents=True, exist_ok=True)
-    told = json.dumps(chosen.model_dump(mode="json"), indent=1)
-    (folder / "config.json").write_text(told + "\n")
-    validation = _validation(chosen, folder, place)
-    trainer.run(validation, on_step=on_step, cancel=cancel)
-    last = save_weights(folder / f"{chosen.name}.safetensors", trainer.average, chosen)
+    validation, last = None, folder / f"{chosen.name}.safetensors"
+    if processes.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        told = json.dumps(chosen.model_dump(mode="json"), indent=1)
+        (folder / "config.json").write_text(told + "\n")
+        validation = _validation(chosen, folder, place)
+    trainer.run(validation, on_step=on_step if processes.first else None, cancel=cancel)
+    if processes.first:
+        save_weights(last, trainer.average, chosen)
     best = validation.best if validation is not None else None
     return TrainReport(
         name=chosen.name, folder=str(folder), device=place,
@@ -98,9 +104,16 @@ def train_sr(
     )  # fmt: skip
 
 
-def _batches(config: TrainConfig, data: TrainData) -> Batches:
+def _place(device: str, processes: Processes) -> str:
+    """The device of this process."""
+    place = resolve_device(device)
+    return place if processes.alone or place == "cpu" else f"cuda:{processes.local}"
+
+
+def _batches(config: TrainConfig, data: TrainData, processes: Processes) -> Batches:
     return Batches(
-        _data(config, data), patch=data.lq_size, batch=data.batch_size_per_gpu,
+        _data(config, data), patch=data.lq_size,
+        batch=data.batch_size_per_gpu * processes.count, share=(processes.rank, processes.count),
         seed=config.manual_seed, workers=data.num_worker_per_gpu, use_hflip=data.use_hflip,
         use_rot=data.use_rot, color=data.color, skip_broken=data.skip_broken,
     )  # fmt: skip

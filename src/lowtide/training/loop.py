@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import Cancelled, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.training.config import TrainConfig
 from lowtide.training.data import Batches
 from lowtide.training.ema import MovingAverage
 from lowtide.training.log import Log
 from lowtide.training.networks import keep_exact
+from lowtide.training.processes import Processes
 from lowtide.training.schedule import ema_decay, rate_share
 from lowtide.training.setup import engine_of, gan_of, losses_of, make_ready, optimizer_of
 from lowtide.training.state import State, last_state, save_state
@@ -50,7 +51,8 @@ class Trainer:
     """Trains ``generator`` as ``config`` says, in ``folder``, on what ``batches`` gives.
 
     Goes on from the newest state in the folder; the losses are then those of a run that was never
-    stopped. ``parts`` is how many micro-batches make a step.
+    stopped. ``parts`` is how many micro-batches make a step, here a share of those that several
+    processes take together; the first of them writes and validates.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Trainer:
         discriminator: nn.Module | None = None, parts: int = 1, device: str = "cpu",
     ) -> None:  # fmt: skip
         self.config, self.folder, self._batches = config, folder, batches
-        self._engine = engine_of(config, device)
+        self._engine, self._processes = engine_of(config, device), Processes.here()
         make_ready(config, generator, discriminator)
         self._average = MovingAverage(generator)
         self._average.module.to(self._engine.device)
@@ -69,14 +71,16 @@ class Trainer:
         self._sides = sides
         self._stepper = Stepper(
             sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None,
-            gan_of(config), config.train.checkpointing, parts,
+            gan_of(config), config.train.checkpointing, parts, processes=self._processes,
         )  # fmt: skip
         self._state = State(0, {})
 
     def _side(self, network: nn.Module, optim: Any) -> Side:
         keep_exact(network)
         optimizer = optimizer_of(optim, network.parameters())
-        wrapped, optimizer = self._engine.prepare(network, optimizer)
+        # Not wrapped where there are several processes: the step adds their gradients up.
+        wrapped = self._engine.prepare_model(network, evaluation_mode=True)
+        optimizer = self._engine.prepare_optimizer(optimizer)
         call = torch.compile(wrapped) if self.config.train.compile else wrapped
         scaled = self._engine.scaler is not None
         return Side(self._engine.unwrap_model(wrapped), optimizer, call, scaled)
@@ -99,9 +103,10 @@ class Trainer:
         state = last_state(self.folder / "training_states")
         if state is None:
             return 0
-        if _essence(state.config) != _essence(self.config.model_dump(mode="json")):
+        if _essence(state.config) != _essence(self._told()):
             raise UsageError(
-                f"{self.folder} holds a training with another configuration",
+                f"{self.folder} holds a training with another configuration,"
+                " or of another number of processes",
                 hint="another name, or remove the folder to begin anew",
             )
         for name, part in self._parts().items():
@@ -125,7 +130,8 @@ class Trainer:
         """Train to the last step. Raises what a step raises, and `Cancelled` after a state was
         kept."""
         config, logger = self.config, self.config.logger
-        log = Log(self.folder, self.done, tensorboard=logger.use_tb_logger)
+        writes = self._processes.first
+        log = Log(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
         started, first = time.perf_counter(), self.done
         total = config.train.total_iter
         try:
@@ -136,16 +142,24 @@ class Trainer:
                 done = self.done
                 if on_step is not None:
                     on_step(Moment(done, total, losses, time.perf_counter() - started))
-                if done % logger.print_freq == 0 or done == total:
-                    log.add(done, self._lap())
-                if validate is not None and (done % config.val.val_freq == 0 or done == total):
-                    log.add(done, self._validated(validate))
-                if done % logger.save_checkpoint_freq == 0 or done == total:
-                    self._keep()
+                if log is not None:
+                    self._tell(log, validate)
                 if done < total:
                     self._stop_here(cancel)
         finally:
-            log.close()
+            if log is not None:
+                log.close()
+
+    def _tell(self, log: Log, validate: Validates | None) -> None:
+        """Lines of the log, scores and states that are due after this step."""
+        config, logger, done = self.config, self.config.logger, self.done
+        last = done == config.train.total_iter
+        if done % logger.print_freq == 0 or last:
+            log.add(done, self._lap())
+        if validate is not None and (done % config.val.val_freq == 0 or last):
+            log.add(done, self._validated(validate))
+        if done % logger.save_checkpoint_freq == 0 or last:
+            self._keep()
 
     def _step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
         config, step = self.config.train, self.done
@@ -188,20 +202,29 @@ class Trainer:
 
     def _keep(self) -> None:
         self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
-        self._state.config = self.config.model_dump(mode="json")
+        self._state.config = self._told()
         save_state(self.folder / "training_states", self._state)
         self._state.parts = {}
 
+    def _told(self) -> dict[str, Any]:
+        """The configuration, and how many processes share it."""
+        return {**self.config.model_dump(mode="json"), "processes": self._processes.count}
+
     def _stop_here(self, cancel: Cancel) -> None:
+        """Where one of the processes is to stop, all do, after the same step."""
+        error: Cancelled | None = None
         try:
             check_cancel(cancel)
-        except BaseException:
-            self._keep()
-            raise
+        except Cancelled as found:
+            error = found
+        if self._processes.any(error is not None, self._engine.device):
+            if self._processes.first:
+                self._keep()
+            raise error or Cancelled("another process of this training was asked to stop")
 
 
 def _essence(config: dict[str, Any]) -> dict[str, Any]:
     """What must not change in a run that goes on: all but how long it is and what is told of it."""
     train = {key: one for key, one in config["train"].items() if key != "total_iter"}
     same = {key: one for key, one in config.items() if key not in ("logger", "val", "train")}
-    return {**same, "train": train}
+    return {"processes": 1, **same, "train": train}

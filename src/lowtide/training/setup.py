@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,12 +17,16 @@ from lowtide.training.losses.gan import discriminator_loss
 from lowtide.training.step import GanLoss
 
 GAN = "ganloss"
+# Ways to run several processes that are supported.
+_KINDS = "NO", "MULTI_CPU", "MULTI_GPU"
+# Processes wait for the first one while it validates.
+_PATIENCE = timedelta(hours=12)
 
 
 def engine_of(config: TrainConfig, device: str) -> Any:
     """What moves to devices, casts and scales: accelerate."""
     try:
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
         from accelerate.state import AcceleratorState
     except ImportError as error:
         raise UsageError(
@@ -32,11 +37,16 @@ def engine_of(config: TrainConfig, device: str) -> Any:
     mixed = "no" if config.precision == "fp32" else config.precision
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()  # of a training before this one, in the same process
-    engine = Accelerator(mixed_precision=mixed, cpu=device == "cpu")
-    if engine.num_processes > 1:
-        # Each would draw the same patches, and average weights of its own.
+    group = InitProcessGroupKwargs(timeout=_PATIENCE)
+    engine = Accelerator(
+        mixed_precision=mixed, cpu=device == "cpu", kwargs_handlers=[group]
+    )  # fmt: skip
+    kind = engine.distributed_type.value
+    if kind not in _KINDS:
         raise UsageError(
-            f"this training was started as {engine.num_processes} processes, and is for one"
+            f"this training was started for {kind}, which cuts networks into pieces; here each"
+            " process holds them whole",
+            hint="torchrun --nproc-per-node 2 -m lowtide train sr CONFIG",
         )
     return engine
 

@@ -13,6 +13,7 @@ from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 from lowtide.training.config import LossEntry
 from lowtide.training.losses.gan import discriminator_loss, generator_loss, gradient_penalty
+from lowtide.training.processes import ALONE, Processes
 from lowtide.training.schedule import loss_weight
 
 # Steps in which a weight must have had a gradient: some wait for others to leave 0.
@@ -74,7 +75,8 @@ class Stepper:
     """Takes batches and changes the networks.
 
     ``losses`` have (entry, what computes it); ``backward`` takes a loss to its gradients. Of
-    tensors without bytes, whose memory is foretold, no numbers can be ``read``.
+    tensors without bytes, whose memory is foretold, no numbers can be ``read``. A batch may be one
+    share of those that several ``processes`` take together, to whose sum all come.
     """
 
     generator: Side
@@ -85,6 +87,7 @@ class Stepper:
     checkpointing: Checkpointing = "none"
     parts: int = 1
     read: bool = True
+    processes: Processes = ALONE
 
     def __call__(self, low: Tensor, high: Tensor, step: int) -> dict[str, float]:
         """Gradients of one batch, low (B, 3, h, w) and high (B, 3, h·s, w·s) in 0..1, in both
@@ -98,8 +101,14 @@ class Stepper:
             share = len(low_part) / len(low)
             for name, value in self._part(low_part, high_part, step, share).items():
                 told[name] = told.get(name, 0.0) + value * share
+        for side in (self.generator, self.discriminator):
+            if side is not None:
+                weights = side.network.parameters()
+                self.processes.add_up(one.grad for one in weights if one.grad is not None)
         if self.read:
             self.generator.seek_gradients(step, "network_g")
+            if self.discriminator is not None and self.gan is not None and "gan" in told:
+                self.discriminator.seek_gradients(step - self.gan.entry.start_iter, "network_d")
         return told
 
     def _part(self, low: Tensor, high: Tensor, step: int, share: float) -> dict[str, float]:
@@ -112,7 +121,7 @@ class Stepper:
                 losses["gan"], weights["gan"] = adversarial
             told = self._numbers(losses, step)
             total = torch.stack([losses[name] * weights[name] for name in losses]).sum()
-            self.backward(total * share)
+            self.backward(total * (share / self.processes.count))
         if adversarial is not None:
             told |= self._discriminate(made.detach(), high, step, share)
         return told
@@ -148,15 +157,14 @@ class Stepper:
                 losses[name] = gradient_penalty(logits.mean((1, 2, 3)), picture)
                 total = total + self.gan.penalty / 2 * losses[name]
         told = self._numbers(losses, step)
-        self.backward(total * share)
-        if self.read:
-            self.discriminator.seek_gradients(step - self.gan.entry.start_iter, "network_d")
+        self.backward(total * (share / self.processes.count))
         return told
 
     def _numbers(self, losses: dict[str, Tensor], step: int) -> dict[str, float]:
         if not self.read:
             return {}
         told = {name: loss.item() for name, loss in losses.items()}
+        told = self.processes.mean(told, next(iter(losses.values())).device)
         for name, value in told.items():
             if not math.isfinite(value):
                 raise NotFiniteError(f"the loss {name} is {value} in step {step}", hint=_SLOWER)

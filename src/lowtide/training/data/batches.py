@@ -68,7 +68,8 @@ class Batches:
     is taken at each visit. ``workers`` is the number of threads of `prefetch`. ``use_hflip``,
     ``use_rot`` and ``color`` are those of `Augmentation`. With ``skip_broken`` the next picture
     of the order stands in for one that turns out to be damaged, and ``skipped`` names it and
-    says why.
+    says why. Of a batch that several processes make together, ``share`` = (number, of how many) is
+    the part that is drawn here; all parts are those of the whole batch in its order.
 
     Raises `UsageError` for a number that makes no sense, and `InputError` for pictures smaller
     than a patch.
@@ -77,7 +78,7 @@ class Batches:
     def __init__(
         self, data: PatchData, *, patch: int, batch: int, seed: int, workers: int = 0,
         use_hflip: bool = True, use_rot: bool = True, color: bool = False,
-        skip_broken: bool = False,
+        skip_broken: bool = False, share: tuple[int, int] = (0, 1),
     ) -> None:  # fmt: skip
         for name, value, lowest in (
             ("patch", patch, 1),
@@ -89,6 +90,10 @@ class Batches:
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed must be from 0 to 2**64 - 1: {seed}")
         data.check(patch)
+        number, count = share
+        if batch % count or not 0 <= number < count:
+            raise UsageError(f"a batch of {batch} has no part {number} of {count}")
+        self._places = range(number * batch // count, (number + 1) * batch // count)
         self.data, self.patch, self.batch, self.workers = data, patch, batch, workers
         self.skipped: dict[Path, str] = {}
         self._seed, self._skip_broken = seed, skip_broken
@@ -96,12 +101,13 @@ class Batches:
         self._order = functools.lru_cache(_ORDERS)(self._shuffled)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """LQ (batch, 3, patch, patch) and GT (batch, 3, patch * scale, ...), float32 in 0..1.
+        """LQ (batch, 3, patch, patch) and GT (batch, 3, patch * scale, ...), float32 in 0..1, or
+        the share of them.
 
         ``step`` counts from 0, and the same one gives the same bits. Raises `InputError` naming
         a file that is damaged, or with ``skip_broken`` if no other is left.
         """
-        pairs = [self._sample(step, place) for place in range(self.batch)]
+        pairs = [self._sample(step, place) for place in self._places]
         low, high = (np.stack(side).transpose(0, 3, 1, 2) for side in zip(*pairs, strict=True))
         return _tensor(low), _tensor(high)
 

@@ -78,8 +78,31 @@ def onnx_files(rows: Rows) -> str:
     return table(head, lines)
 
 
+def adversarial(rows: Rows) -> str:
+    """Losses in the beginning and in the end, then what each branch tells."""
+    names = ("l1loss", "gan", "discriminator")
+    head = ["training", *(f"{name}, first and last 10 steps" for name in names), "all finite",
+            "processor seconds"]  # fmt: skip
+    losses = table(head, [
+        [row["row"],
+         *(f"{row['losses'][0][name]:.4f}, {row['losses'][-1][name]:.4f}" for name in names),
+         "yes" if row["finite"] else "no", f"{row['cpu_s']:.0f}"]
+        for row in rows
+    ])  # fmt: skip
+    branches = list(rows[0]["without_branch"]["before"])
+    head = ["change of the generator's gradient without", *branches]
+    changes = table(head, [
+        [f"{row['kind']}, {when} training",
+         *(f"{row['without_branch'][when][name]:.1%}" for name in branches)]
+        for row in rows for when in ("before", "after")
+    ])  # fmt: skip
+    return f"{losses}\n\n{changes}"
+
+
 def _name(row: dict[str, Any]) -> str:
     return row["row"].partition(", ")[2]
 
 
-SHAPES = {"training_memory": training_memory, "onnx_files": onnx_files}
+SHAPES = {
+    "training_memory": training_memory, "onnx_files": onnx_files, "adversarial": adversarial,
+}  # fmt: skip

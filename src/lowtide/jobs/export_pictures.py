@@ -16,7 +16,7 @@ from lowtide.media.pixels import full_scale
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.model import Model
 
-# Pieces to tune on at most, and their side; more of them changed no figure.
+# Pieces to tune on at most, and their side: as large as most layers see, and done in seconds.
 _PIECES, _SIDE = 24, 128
 _SKIPPED_ROWS = 64
 

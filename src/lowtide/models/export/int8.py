@@ -23,8 +23,8 @@ def quantize(path: Path | str, pictures: Sequence[Tensor]) -> int:
     Static, by ONNX Runtime's quantizer: weights symmetric and by output channel, inputs by the
     range they have on ``pictures``, fp32 (1, C, H, W) in 0..1, of which there should be some from
     several photographs. The first and the last layer stay in fp32, since a picture's own values
-    pass through them: on the bundled models that is worth several decibels. Not exact: see
-    `lowtide.models.export.compare` for the loss. Returns how many layers are in 8 bits.
+    pass through them. Not exact: `lowtide.models.export.compare_in_8_bits` tells the loss. Returns
+    how many layers are in 8 bits.
 
     Raises `UsageError` where onnx or onnxruntime is missing, and `ModelError` for a model without
     a layer between its first and its last.

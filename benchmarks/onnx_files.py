@@ -24,7 +24,8 @@ from photographs import EXAMPLE
 from safetensors.torch import save_file
 
 import lowtide
-from lowtide.jobs.export import FilePrecision, export_onnx
+from lowtide.jobs.export import export_onnx
+from lowtide.jobs.export_report import FilePrecision
 from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.models import native
 from lowtide.models.export import OnnxRunner

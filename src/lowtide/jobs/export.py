@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import torch
-from pydantic import BaseModel
 from torch import nn
 
-from lowtide._version import __version__
 from lowtide.core.errors import ModelError, OutputError, UsageError
-from lowtide.core.units import format_bytes
 from lowtide.jobs import export_pictures
+from lowtide.jobs.export_report import ExportReport, FilePrecision, SizeReport, Timing
 from lowtide.jobs.report import reported_db
 from lowtide.models.export import (
     CannotRunError,
@@ -34,66 +31,7 @@ from lowtide.models.loader import load
 from lowtide.models.model import Model
 
 SUFFIX = ".onnx"
-FilePrecision = ExportPrecision | Literal["int8"]
 _PRECISIONS = (*get_args(ExportPrecision), "int8")
-
-
-class SizeReport(BaseModel):
-    """One size that was compared, in pixels; see `lowtide.models.export.SizeCheck`."""
-
-    height: int
-    width: int
-    difference: float
-    bound: float | None
-    own_difference: float | None = None
-    psnr_db: float | None = None  # None also where there is no difference at all
-    least_db: float | None = None
-
-
-class Timing(BaseModel):
-    """Processor seconds for one image of this many pixels."""
-
-    height: int
-    width: int
-    onnxruntime_seconds: float
-    torch_seconds: float
-
-
-class ExportReport(BaseModel):
-    """What was exported, and how far it is from PyTorch in fp32.
-
-    Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_why`` the reason.
-    """
-
-    schema_version: Literal[1] = 1
-    lowtide: str = __version__
-    torch: str = str(torch.__version__)
-    model: str
-    architecture: str
-    scale: int
-    parameters: int
-    file: str
-    bytes: int
-    opset: int
-    precision: FilePrecision
-    checked: bool
-    unchecked_why: str = ""
-    sizes: tuple[SizeReport, ...] = ()
-    timing: Timing | None = None
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.file}: {format_bytes(self.bytes)}, opset {self.opset}, {self.precision}",
-            f"  {'model':<10} {self.model}, {self.architecture} ×{self.scale},"
-            f" {self.parameters:,} parameters",
-        ]
-        if not self.checked:
-            return "\n".join([*lines, f"  {'checked':<10} no: {self.unchecked_why}"])
-        for index, one in enumerate(self.sizes):
-            lines.append(f"  {'' if index else 'checked':<10} {_size_line(one)}")
-        if self.timing is not None:
-            lines.append(f"  {'processor':<10} {_timing_line(self.timing)}")
-        return "\n".join(lines)
 
 
 def export_onnx(
@@ -239,23 +177,6 @@ def _reported(check: SizeCheck) -> SizeReport:
     fields = vars(check)
     decibels = None if check.psnr_db is None else reported_db(check.psnr_db)
     return SizeReport(**{**fields, "psnr_db": decibels})
-
-
-def _size_line(one: SizeReport) -> str:
-    text = f"{one.width}×{one.height}: {one.difference:.1e} from PyTorch in fp32"
-    decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
-    if one.bound is None:
-        return f"{text}, {decibels} on a photograph"
-    if one.own_difference is None:
-        return text
-    return f"{text}, {decibels}; PyTorch at this precision {one.own_difference:.1e}"
-
-
-def _timing_line(timing: Timing) -> str:
-    return (
-        f"{timing.width}×{timing.height}: {timing.onnxruntime_seconds:.3f} s by ONNX Runtime,"
-        f" {timing.torch_seconds:.3f} s by PyTorch"
-    )
 
 
 def _target(output: str | Path, *, force: bool) -> Path:

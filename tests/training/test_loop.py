@@ -268,3 +268,16 @@ def test_curves_for_tensorboard(tmp_path):
     curves.Reload()
     points = {point.step: point.value for point in curves.Scalars("l1loss")}
     assert points == pytest.approx({row["step"]: row["l1loss"] for row in log_of(tmp_path)})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("patch", [8, 10], ids=["as it is", "padded for the discriminator"])
+def test_compiled_networks_take_the_same_steps(tmp_path, patch):
+    gan = {**GAN, "losses": [GAN["losses"][0], {"type": "ganloss", "loss_weight": 0.1}]}
+    for name, options in (("plain", {}), ("compiled", {"compile": True})):
+        trainer(
+            config_of(total=3, **gan, **options), tmp_path / name, batches=Drawn(2, patch)
+        ).run()
+    for ours, theirs in zip(log_of(tmp_path / "compiled"), log_of(tmp_path / "plain"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)

@@ -104,9 +104,9 @@ class MUNet(nn.Module):
         if image.dim() != 4 or image.shape[1] != 3:
             raise UsageError(f"MUNet takes (B, 3, H, W), not {tuple(image.shape)}")
         step = self.config.multiple_of
-        filled = F.pad(
-            image, (0, -image.shape[3] % step, 0, -image.shape[2] % step), mode="replicate"
-        )
+        pad = 0, -image.shape[3] % step, 0, -image.shape[2] % step
+        # Compiled, its backward pass takes gradients for contiguous that are not.
+        filled = F.pad(image.contiguous(), pad, mode="replicate") if any(pad) else image
         x = self.conv_in(filled)
         passed = [x]
         for down in self.down:

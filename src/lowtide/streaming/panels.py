@@ -57,6 +57,7 @@ def run_panels(
         _deal(source, panels, columns, cancel)
         # What its decoder holds would be there beside every panel.
         source.close()
+        trim_heap(collect=True)
         made = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)

@@ -144,6 +144,17 @@ class BandPricing:
             ),
         )  # fmt: skip
 
+    def _moving(self, running: Sequence[LedgerRow]) -> tuple[int, int]:
+        """What is taken before and after the panels, usually and at most, beyond what bands take
+        that run between: files are read and written one after the other, and whole rows go
+        through."""
+        usual, most = max(self.picture.codecs, key=lambda codec: codec[1], default=(0, 0))
+        rows = self.picture.info.row_bytes * (1 + self.shape.scale) * 2 * MOVED_ROWS
+        # Of a card nothing becomes free for files.
+        bands = [one for one in running if one.place == "device" and self.costs.device == "cpu"]
+        value, upper = sum(one.value for one in bands), sum(one.upper for one in bands)
+        return max(0, usual + rows - value), max(0, most + rows - upper)
+
     @property
     def _images(self) -> int:
         return self.shape.images(self.picture.info)
@@ -199,12 +210,7 @@ class BandPricing:
         made = row_bytes * self.shape.scale * 2 * WRITE_ROWS
         picture = self.picture
         if self.panel:
-            # Before and after, when no network runs, whole rows go through, and files are read
-            # and written one after the other.
-            largest = max(picture.codecs, key=lambda codec: codec[1], default=(0, 0))
-            picture = replace(picture, codecs=(largest,))
-            held = max(held, info.row_bytes * 2 * MOVED_ROWS)
-            made = max(made, info.row_bytes * self.shape.scale * 2 * MOVED_ROWS)
+            picture = replace(picture, codecs=(self._moving(rows),))
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
         if layout.pages == "host":
             locked = layout.pages_bytes * self._share

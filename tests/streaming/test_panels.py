@@ -14,7 +14,7 @@ from lowtide.core.errors import Cancelled, ImageError, OutputError
 from lowtide.core.rows import ImageInfo
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.executor import run
-from lowtide.streaming.panels import RowFile, panel_columns
+from lowtide.streaming.panels import MOVED_ROWS, RowFile, panel_columns
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.pricing.streamed import BandPricing
 
@@ -164,3 +164,26 @@ def test_several_ways_are_told_apart():
         assert (again.tile_width, again.tiles, again.banded) == (
             plan.tile_width, plan.tiles, plan.banded
         )  # fmt: skip
+
+
+def test_files_are_priced_beyond_what_bands_take_between():
+    """They are read before and written after the panels; of a card's memory they get none."""
+    net = network(conv_net())
+
+    def formats(codecs, device="cpu"):
+        pricing = priced(net, (40, 90), panel=20)
+        picture = replace(pricing.picture, codecs=codecs)
+        known = pricing.costs.model_copy(update={"device": device})
+        plan = replace(pricing, picture=picture, costs=known).candidates()[0]
+        (found,) = [line for line in plan.ledger if line.name == "file formats"]
+        bands = [line for line in plan.ledger if line.name in ("bands and pages", "allocator")]
+        return found, sum(line.value for line in bands), sum(line.upper for line in bands)
+
+    moved = 90 * 3 * (1 + net.scale) * 2 * MOVED_ROWS
+    small, large = ((1000, 2000), (500, 900)), ((10**9, 2 * 10**9), (500, 900))
+    assert (formats(small)[0].value, formats(small)[0].upper) == (0, 0)
+    found, expected, most = formats(large)
+    assert found.value == 10**9 + moved - expected
+    assert found.upper == 2 * 10**9 + moved - most
+    beside, _, _ = formats(small, "cuda")
+    assert (beside.value, beside.upper) == (1000 + moved, 2000 + moved)

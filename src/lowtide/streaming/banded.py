@@ -67,6 +67,8 @@ def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
         made = [band for run in runs for band in islice(run, 1)]
         if not made:
             return
+        if len(made) < len(runs):
+            raise AssertionError("runs of one plan have as many bands")
         yield made
         del made
 

@@ -181,6 +181,6 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = prices.whole(largest_piece(path))
-        rows = prices.window(info, prices.tiled_rows(tile_height, info.sample))
+        rows = prices.window_of_pieces(info, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

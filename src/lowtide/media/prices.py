@@ -28,27 +28,31 @@ class Price:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows that libvips keeps, by sample type: reading, writing, gathering strips, resampling."""
+    """Rows that libvips keeps at most, by sample type: reading, writing, gathering strips,
+    resampling. ``usual`` ones are of PNG and JPEG read row by row, of writing, of strips."""
 
     read: dict[SampleType, int]
     write: int
     strips: int
     resize: dict[SampleType, int]
+    usual: tuple[int, int, int]
 
 
 _SMALL = _Rows(
     read={"uint8": 480, "uint16": 390, "float32": 690}, write=140, strips=260,
-    resize={"uint8": 380, "uint16": 460, "float32": 620},
+    resize={"uint8": 380, "uint16": 460, "float32": 620}, usual=(100, 130, 100),
 )  # fmt: skip
 # Where libvips could not be told to keep less.
 _LARGE = _Rows(
     read=dict.fromkeys(("uint8", "uint16", "float32"), 1400), write=704, strips=1400,
-    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
+    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100), usual=(1260, 630, 1260),
 )  # fmt: skip
 # Allowed beside rows, and rarely taken.
 _READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
-# Of rows, beside them, and of frames: what was seen at eight sizes and in five formats.
-_ROWS_USUAL, _BESIDE_USUAL, _FRAME_USUAL = 0.9, 512 << 10, 0.7
+# As a rule beside them: reading, writing, gathering strips, at four sizes in three formats.
+_READ_USUAL, _WRITE_USUAL, _STRIPS_USUAL = 256 << 10, 1 << 20, 2 << 20
+# Of rows that are read in strips or tiles, and of frames.
+_PIECES_USUAL, _FRAME_USUAL = 0.9, 0.7
 
 # Bytes per pixel, by bands or by sample type.
 _WEBP_DECODE = {3: 8.5, 4: 10.0}
@@ -66,10 +70,16 @@ def _rows() -> _Rows:
     return _SMALL if windows_are_small() else _LARGE
 
 
-def window(info: ImageInfo, rows: int | None = None) -> Price:
-    """To read rows like those of ``info`` as they come, or ``rows`` of them at a time."""
-    kept = _rows().read[info.sample] if rows is None else rows
-    return _by_rows(info, kept, _READ_BYTES)
+def window(info: ImageInfo) -> Price:
+    """To read rows like those of ``info`` as they come."""
+    rows = _rows()
+    return _by_rows(info, (rows.read[info.sample], _READ_BYTES), (rows.usual[0], _READ_USUAL))
+
+
+def window_of_pieces(info: ImageInfo, tile_height: int) -> Price:
+    """To read rows that are stored in strips, or in tiles of some height; at least `window`."""
+    kept = max(_rows().read[info.sample], 2 * tile_height + 256)
+    return _by_rows(info, (kept, _READ_BYTES), (int(kept * _PIECES_USUAL), _READ_USUAL))
 
 
 def whole(nbytes: int) -> Price:
@@ -104,13 +114,11 @@ def avif_decoding(info: ImageInfo) -> Price:
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> Price:
     """The rows on their way to an encoder, which may gather them in strips."""
-    kept = _rows().strips if strips or info.sample == "float32" else _rows().write
-    return _by_rows(info, kept, _WRITE_BYTES)
-
-
-def tiled_rows(tile_height: int, sample: SampleType) -> int:
-    """Rows that a tiled image keeps at a time, at least those of any other image."""
-    return max(_rows().read[sample], 2 * tile_height + 256)
+    rows = _rows()
+    if strips or info.sample == "float32":
+        usual = rows.usual[2], _STRIPS_USUAL
+        return _by_rows(info, (rows.strips, _WRITE_BYTES), usual)
+    return _by_rows(info, (rows.write, _WRITE_BYTES), (rows.usual[1], _WRITE_USUAL))
 
 
 def resizing(info: ImageInfo) -> Price:
@@ -137,6 +145,8 @@ def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> Price:
     return whole(int(price * info.pixels))
 
 
-def _by_rows(info: ImageInfo, kept: int, beside: int) -> Price:
-    held = min(kept, info.height) * info.row_bytes
-    return Price(held + beside, int(held * _ROWS_USUAL) + _BESIDE_USUAL)
+def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> Price:
+    """(rows, bytes beside them), at most and as a rule."""
+    return Price(*(
+        min(rows, info.height) * info.row_bytes + beside for rows, beside in (most, usual)
+    ))  # fmt: skip

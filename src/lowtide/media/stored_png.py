@@ -11,7 +11,7 @@ import numpy as np
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Gray, gray + alpha, RGB, RGB + alpha.
 _COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 17
 
 
 class StoredPng:

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import pyvips
+import torch
 import yaml
 
 import lowtide
@@ -92,6 +93,63 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
         made, photos / "val/hr/3.png"
     )]  # fmt: skip
     assert report.scores["psnr"] == pytest.approx(psnr_y(*pictures, 2), abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def alex_file(tmp_path_factory):
+    """AlexNet's convolutions with random weights, as torchvision names them."""
+    from safetensors.torch import save_file
+    from torchvision.models import alexnet
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("alex") / "alex.safetensors"
+    state = alexnet(weights=None).features.state_dict()
+    save_file({f"features.{name}": value for name, value in state.items()}, path)
+    return path
+
+
+def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_file):
+    from lowtide.training.similarity import Similarity
+
+    given = plain(photos)
+    metric = {"type": "lpips", "weights": str(alex_file), "crop_border": 2}
+    given["val"] = {"val_freq": 2, "metrics": {"lpips": metric, "psnr": {}}}
+    report = train_sr(parse_config(given), tmp_path)
+    scored = [row for row in rows_of(tmp_path) if "lpips" in row]
+    lowest = float("inf")
+    for row in scored:
+        assert row["best"] is (row["lpips"] < lowest)
+        lowest = min(lowest, row["lpips"])
+    assert len(scored) == 3
+    assert len({row["lpips"] for row in scored}) == 3
+
+    made = tmp_path / "made.png"
+    lowtide.upscale(photos / "val/lr/3.png", made, model=report.weights, budget="1GiB")
+    inner = [
+        torch.from_numpy(pyvips.Image.new_from_file(str(path)).numpy()[2:-2, 2:-2].copy())
+        .permute(2, 0, 1)[None] / 255
+        for path in (made, photos / "val/hr/3.png")
+    ]  # fmt: skip
+    expected = Similarity("lpips", alex_file)(*inner).item()
+    assert report.scores["lpips"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
+    photos, tmp_path, alex_file
+):
+    def refused(error, words, **changes):
+        given = plain(photos)
+        given["val"] = {"metrics": {"lpips": {"type": "lpips", "weights": str(alex_file)}}}
+        given["val"]["metrics"]["lpips"] |= changes.pop("metric", {})
+        given["val"] |= changes
+        with pytest.raises(error, match=words) as caught:
+            train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step"))
+        return caught.value
+
+    found = refused(BudgetError, r"3.png \(120×96\) takes up to .* of 10.0 MiB", budget="10MiB")
+    assert found.smallest > 10 << 20
+    refused(UsageError, "too small for val.metrics.lpips, which needs 111",
+            metric={"crop_border": 40})  # fmt: skip
 
 
 _RUN = """

@@ -18,6 +18,10 @@ def plain(**changes):
     }  # fmt: skip
 
 
+def scored(**metric):
+    return {"val": {"metrics": {"one": metric}}}
+
+
 def test_defaults_are_there():
     config = parse_config(plain())
     assert config.datasets.train.lq_size == 32
@@ -43,6 +47,10 @@ def test_one_folder_may_stand_alone():
         ({"train": {"total_iter": 9, "losses": [{"type": "l1loss"}, {"type": "L1Loss"}]}},
          "train.losses: .*l1loss is there 2 times"),
         ({"datasets": {"train": {"dataroot_gt": []}}}, "datasets.train.dataroot_gt: "),
+        (scored(type="lpips"), "val.metrics.one: .*lpips needs weights"),
+        (scored(type="ssim", net="vgg"), "val.metrics.one: .*ssim has no weights and no net"),
+        (scored(type="dists", weights="a.pth", net="alex"), "val.metrics.one: .*by VGG16"),
+        (scored(type="lpips", weights="a.pth", test_y_channel=True), "leave test_y_channel out"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(changes, words):

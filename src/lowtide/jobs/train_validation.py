@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 from lowtide.core.errors import InputError
-from lowtide.core.figures import psnr, psnr_y, ssim, ssim_y
 from lowtide.jobs.upscale import upscale
+from lowtide.jobs.validation_figures import Figures
+from lowtide.memory.budget import Budget
 from lowtide.models.resample import resize_cubic
-from lowtide.training.config import Metric, TrainConfig
+from lowtide.training.config import TrainConfig
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
 from lowtide.training.weights import save_weights
 
-# (enlarged, original, pixels left out) to a figure, larger is better.
-Figure = Callable[[np.ndarray, np.ndarray, int], float]
 _WEIGHTS = "validated"
 Pictures = PairedFolders | HighResolutionFolders
 
@@ -33,19 +32,24 @@ class Validation:
     def __init__(self, config: TrainConfig, data: Pictures, folder: Path, device: str) -> None:
         self._config, self._folder, self._device = config, folder, device
         self._pairs = list(self._stored(data))
+        self._figures = Figures(config)
+        # Networks that look at pictures do it on the CPU, also where the model runs on a card.
+        host = Budget.parse(config.val.budget if device == "cpu" else "auto")
+        sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]
+        self._figures.require_room(sizes, host.device_bytes)
         self.scores: dict[str, float] = {}
         path = folder / "models" / f"{config.name}_best.safetensors"
         self.best: Path | None = path if path.is_file() else None
 
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
         """Mean scores of ``network`` after ``step`` steps, by the metrics' names."""
-        config, metrics = self._config, self._config.val.metrics
-        weights = save_weights(self._folder / "models" / f"{_WEIGHTS}.safetensors", network, config)
-        sums = dict.fromkeys(metrics, 0.0)
+        weights = save_weights(
+            self._folder / "models" / f"{_WEIGHTS}.safetensors", network, self._config
+        )
+        sums = dict.fromkeys(self._config.val.metrics, 0.0)
         for low, high in self._pairs:
-            made = self._enlarged(low, weights, step)
-            for name, metric in metrics.items():
-                sums[name] += _figure(metric, config.scale, made, high)
+            for name, figure in self._figures.of(self._enlarged(low, weights, step), high).items():
+                sums[name] += figure
         self.scores = {name: total / len(self._pairs) for name, total in sums.items()}
         return self.scores
 
@@ -94,13 +98,3 @@ def _write(path: Path, image: np.ndarray) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pyvips.Image.new_from_array(image).pngsave(str(path), compression=3)
-
-
-def _figure(metric: Metric, scale: int, made: np.ndarray, high: np.ndarray) -> float:
-    """One metric of one picture; its border is the scale where nothing else is said."""
-    border = scale if metric.crop_border is None else metric.crop_border
-    if metric.test_y_channel:
-        return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](made, high, border)
-    inner = (slice(border, made.shape[0] - border), slice(border, made.shape[1] - border))
-    figure = {"psnr": psnr, "ssim": ssim}[metric.type]
-    return figure(made[inner], high[inner], peak=255.0)

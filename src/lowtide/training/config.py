@@ -139,9 +139,28 @@ class Train(_Part):
 class Metric(_Part):
     """One of ``val.metrics``: how it is measured, and whether the best weights are chosen by it."""
 
-    type: Literal["psnr", "ssim"] = "psnr"
+    type: Literal["psnr", "ssim", "lpips", "dists"] = "psnr"
     crop_border: int | None = Field(default=None, ge=0)
     test_y_channel: bool = True
+    weights: Path | None = None
+    net: Literal["alex", "vgg"] | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether a network with ``weights`` looks at the pictures; then lower is better."""
+        return self.type in ("lpips", "dists")
+
+    @model_validator(mode="after")
+    def _suits(self) -> Metric:
+        if not self.learned and (self.weights or self.net):
+            raise ValueError(f"{self.type} has no weights and no net")
+        if self.learned and self.weights is None:
+            raise ValueError(f"{self.type} needs weights, a file of the network that looks")
+        if self.learned and "test_y_channel" in self.model_fields_set and self.test_y_channel:
+            raise ValueError(f"{self.type} is of RGB: leave test_y_channel out")
+        if self.type == "dists" and self.net == "alex":
+            raise ValueError("dists looks by VGG16: leave net out")
+        return self
 
 
 class Val(_Part):

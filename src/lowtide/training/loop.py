@@ -193,9 +193,10 @@ class Trainer:
 
     def _validated(self, validate: Validates) -> dict[str, Any]:
         scores = validate(self.average, self.done)
-        first = next(iter(scores.values()))
+        name, first = next(iter(scores.items()))
         best = self._state.best
-        if best is None or first > best:
+        lower = self.config.val.metrics[name].learned
+        if best is None or (first < best if lower else first > best):
             self._state.best = first
             validate.keep_best(self.average)
         return {**scores, "best": self._state.best == first}

@@ -7,17 +7,15 @@ Johnson et al., arXiv 1603.08155; the features are taken before the ReLU since E
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.models import vgg19
 
 from lowtide.core.errors import UsageError
+from lowtide.training.feature_files import fitting, read_tensors
 from lowtide.training.losses.pixel import comparable, full_precision, nearest, require_positive
 
 # Of ImageNet's RGB in 0..1, as torchvision's networks were trained on it.
@@ -130,50 +128,10 @@ def _network(path: Path, deepest: int) -> nn.Sequential:
     with torch.device("meta"):
         network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
     needed = network.state_dict()
-    network.load_state_dict(_fitting(_read(path), needed, path), assign=True)
+    found = read_tensors(path, "perceptual weights", _SOURCE)
+    network.load_state_dict(fitting(found, needed, path, "VGG19", _SOURCE), assign=True)
     for layer in network:
         if isinstance(layer, nn.ReLU):
             # In place it would overwrite the features, which are those before it.
             layer.inplace = False
     return network.requires_grad_(False).eval()
-
-
-def _fitting(
-    found: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: Path
-) -> dict[str, Tensor]:
-    """Those of a file's tensors that are needed, in fp32; UsageError naming what is missing."""
-    named = {name.removeprefix("features."): tensor for name, tensor in found.items()}
-    wrong = [f"no {name}" for name in needed if name not in named]
-    wrong += [
-        f"{name} of shape {tuple(named[name].shape)} instead of {tuple(tensor.shape)}"
-        for name, tensor in needed.items()
-        if name in named and named[name].shape != tensor.shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise UsageError(
-            f"{path} does not fit VGG19: it has {', '.join(wrong[:4])}{more}", hint=_SOURCE
-        )
-    return {name: named[name].float() for name in needed}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth or .safetensors file, on the CPU; UsageError if there are none."""
-    suffix = path.suffix.lower()
-    if suffix not in (".pth", ".safetensors"):
-        raise UsageError(f"perceptual weights are .pth or .safetensors, not {path}", hint=_SOURCE)
-    if not path.is_file():
-        raise UsageError(f"there is no file of perceptual weights at {path}", hint=_SOURCE)
-    try:
-        if suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{path} cannot be read: {reason}", hint=_SOURCE) from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no state dict but a {type(found).__name__}", hint=_SOURCE)
-    return {
-        name: value for name, value in found.items()
-        if isinstance(name, str) and isinstance(value, Tensor)
-    }  # fmt: skip

@@ -1,11 +1,14 @@
-"""What a glance at a segment tells of its bands."""
+"""What a glance at a segment tells of its bands, and what of a run may stay in the heap."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from running import program_of
 from torch import nn
 
+from lowtide.streaming.bands.drafts import Drafter
+from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.bands.weigh import glance
 
@@ -22,3 +25,19 @@ def test_low_bands_copy_what_two_of_them_see():
     assert copied[1] == ROWS * ROW_BYTES
     assert copied[1] < copied[4] < copied[16] < copied[ROWS]
     assert 0.7 < copied[ROWS] / (5 * 3 * ROWS * ROW_BYTES) < 1.3
+
+
+@pytest.mark.parametrize("below", [0, 150_000, 1 << 40])
+def test_a_heap_keeps_small_blocks_only(monkeypatch, tmp_path, below):
+    """What lives at the peak in blocks that are not given back when they are freed, weights and
+    image left out."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr("lowtide.streaming.bands.foretell.REUSED_BELOW", below)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1))
+    program = program_of(net, torch.rand(1, 3, 64, 96))
+    layout = next(iter(Drafter(program).drafts((1 << 40,), ("memory",))))
+    assert layout.bands == (1,)
+    rows = {row.name: row.value for row in tell(program, layout, held=True).rows}
+    picture, maps = 4 * 3 * 64 * 96, 4 * 16 * 64 * 96
+    assert rows["live activations"] == maps + picture
+    assert rows["allocator"] == {0: 0, 150_000: picture, 1 << 40: maps + picture}[below]

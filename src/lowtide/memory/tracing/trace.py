@@ -105,9 +105,11 @@ class Trace:
             now[self.kinds.get(storage, "activations")] += size
         return now
 
-    def sizes_during(self, op: int) -> list[int]:
-        """Bytes of each storage that is alive while operator ``op`` runs."""
-        return list(self._alive(op).values())
+    def sizes_during(self, op: int, *, held: bool = True) -> list[int]:
+        """Bytes of each storage that is alive while operator ``op`` runs, with those ``held``
+        since before the run or without."""
+        alive = self._alive(op)
+        return [size for storage, size in alive.items() if held or storage not in self.held]
 
     def _alive(self, op: int) -> dict[int, int]:
         alive = dict(self.held)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowtide.core.heap import trim_heap
+from lowtide.core.heap import REUSED_BELOW, trim_heap
 from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
 from lowtide.memory.estimating.pricing_cuda import price_on_cuda
@@ -53,13 +53,14 @@ def tell(
     """What one image's run takes beside weights and input: on this machine's CPU, or on a card
     with that ``profile``.
 
-    Storages are followed exactly. On the CPU the scratch of operators is measured, each once; on
+    Storages are followed exactly. On the CPU the scratch of operators is measured, each once, and
+    the row ``allocator`` is what lives in blocks that a heap may keep after they are freed; on
     a card it is the profile's, and storages pass through the allocator's simulation. ``held``
     says whether the image is there as a whole and the result is put together, which then counts,
     or both are files that are read and written by rows. Remembered in the cache folder.
     """
     store = store_of(program)
-    key = f"told {layout.key} {held}{f' on {profile.name}' if profile else ''}"
+    key = f"takes {layout.key} {held}{f' on {profile.name}' if profile else ''}"
     rows = store.get(key)
     if rows is None:
         rows = [row.model_dump() for row in _measured(program, layout, held, profile)]
@@ -75,14 +76,22 @@ def _measured(
     trace = foretell(program, layout, held=held)
     if profile is None:
         scratch = HostScratch(OperatorStore(cache_folder()))
-        priced = price_on_cpu(trace, scratch, NO_MARGIN)
+        rows = price_on_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
+        rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
     else:
-        priced = price_on_cuda(trace, profile, NO_MARGIN)
+        rows = list(price_on_cuda(trace, profile, NO_MARGIN).rows)
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
-    yield from (row for row in priced.rows if row.name not in ("weights", "inputs", "margin"))
+    yield from (row for row in rows if row.name not in ("weights", "inputs", "margin"))
+
+
+def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:
+    """The row with what lives at the peak in blocks that are not given back when they are freed."""
+    sizes = trace.sizes_during(trace.peak_op(), held=False)
+    small = sum(size for size in sizes if size < REUSED_BELOW)
+    return row.model_copy(update={"value": small, "upper": small})
 
 
 def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:

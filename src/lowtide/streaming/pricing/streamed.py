@@ -24,9 +24,12 @@ from lowtide.streaming.step import DTYPES
 # A captured graph, and each node of it: little of that is the graph, most is room that its capture
 # leaves between what lives, in the first run of a size. Seen in nine families of 33 to 3,878 nodes.
 _GRAPH_BYTES, _NODE_BYTES = 600 << 10, 17 << 10
+# What a run holds beside everything that is told by name, threads' stacks and Python's own objects:
+# seen in images so small that little else is there.
+_BESIDE_BYTES = 1536 << 10
 _GRAPH_UPPER, _GRAPH_MARGIN = 2.0, 10 << 20
-# What the heap keeps between bands, as a share of what they take: blocks of two sizes take turns,
-# and the C library's aligned ones do not fit the gaps that their like left.
+# What the heap keeps between bands, as a share of what they take in blocks that it does keep: those
+# of two sizes take turns, and the C library's aligned ones do not fit the gaps their like left.
 _KEPT, _KEPT_UPPER = 0.4, 1.0
 # Columns of a panel at most, of images of which there are several, and the share that may be run
 # twice where panels meet.
@@ -189,16 +192,17 @@ class BandPricing:
     def _ledger(self, layout: Layout, running: Sequence[LedgerRow]) -> Iterator[LedgerRow]:
         info, program = self.picture.info, self.programs.of(*self._size)
         row_bytes = info.row_bytes * self._size[1] // self.picture.padded[1]
-        graph = _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
+        graph = _BESIDE_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [
             row(one.name, one.place, one.value * self._share, one.upper * self._share, one.origin)
             for one in running if one.name != "context"  # told of every device's runs alike
         ]
         if self.costs.device == "cpu":
-            bands = sum(one.value for one in rows)
+            reusable = [one.value for one in rows if one.name == "allocator"]
             rows = [one for one in rows if one.name != "allocator"]
             if heap_setting() != "gives back":
-                kept, most = _KEPT * bands, _KEPT_UPPER * bands
+                bands = sum(one.value for one in rows)
+                kept, most = _KEPT * sum(reusable or [bands]), _KEPT_UPPER * bands
                 rows.append(row("allocator", "device", kept, most, "prior"))
         most = graph * _GRAPH_UPPER + _GRAPH_MARGIN
         rows.append(row("graph", "host", graph, most, "prior"))

@@ -25,7 +25,9 @@ from PIL import Image
 import lowtide
 import lowtide.models
 from lowtide.core.figures import psnr, psnr_y
+from lowtide.models.model import Model
 from lowtide.models.resample import resize_cubic
+from lowtide.models.self_ensemble import SelfEnsemble
 
 ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale"
 CUBIC_SCALES = (2, 4)
@@ -143,6 +145,11 @@ def main() -> None:
             results, folder, facts.name, facts.scale, by_model(model),
             architecture=facts.architecture, parameters=facts.parameters, sha256=facts.sha256,
         )  # fmt: skip
+        if name in lowtide.models.names():
+            eight = Model(SelfEnsemble(model.module), facts)
+            measure(
+                results, folder, f"{facts.name}, self-ensemble", facts.scale, by_model(eight)
+            )
         measure_tiled(results, folder, name, facts.name, facts.scale)
 
 

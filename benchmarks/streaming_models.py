@@ -33,7 +33,8 @@ class Part(nn.Module):
         return self.vae.encode(image).latent_dist.parameters
 
 
-def _spandrel(family: str, arch: str, name: str, **options: Any) -> nn.Module:
+def spandrel_class(family: str, arch: str, name: str, **options: Any) -> nn.Module:
+    """One of spandrel's networks, with random weights."""
     home = importlib.import_module(f"spandrel.architectures.{family}.{arch}")
     return getattr(home, name)(**options)
 
@@ -55,7 +56,7 @@ def _craft() -> nn.Module:
 def _span() -> nn.Module:
     from lowtide.models.fused import fold
 
-    return fold(_spandrel(
+    return fold(spandrel_class(
         "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=2
     ).eval())  # fmt: skip
 
@@ -73,26 +74,28 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "VAE decode": lambda: Part("decode"),
     "VAE encode": lambda: Part("encode"),
     "CRAFT": _craft,
-    "SwinIR": lambda: _spandrel("SwinIR", "__arch.SwinIR", "SwinIR", **_SWIN, window_size=8),
-    "HAT": lambda: _spandrel(
+    "SwinIR": lambda: spandrel_class("SwinIR", "__arch.SwinIR", "SwinIR", **_SWIN, window_size=8),
+    "HAT": lambda: spandrel_class(
         "HAT", "__arch.HAT", "HAT", **_SWIN, window_size=16, compress_ratio=3, squeeze_factor=30,
         conv_scale=0.01, overlap_ratio=0.5,
     ),
-    "DRCT": lambda: _spandrel("DRCT", "__arch.drct_arch", "DRCT", **_SWIN, window_size=16, gc=32),
-    "DRCT-L": lambda: _spandrel(
+    "DRCT": lambda: spandrel_class(
+        "DRCT", "__arch.drct_arch", "DRCT", **_SWIN, window_size=16, gc=32
+    ),
+    "DRCT-L": lambda: spandrel_class(
         "DRCT", "__arch.drct_arch", "DRCT", **{**_SWIN, "depths": [6] * 12, "num_heads": [6] * 12},
         window_size=16, gc=32,
     ),
-    "RRDB": lambda: _spandrel(
+    "RRDB": lambda: spandrel_class(
         "ESRGAN", "__arch.RRDB", "RRDBNet", in_nc=3, out_nc=3, num_filters=64, num_blocks=23,
         scale=4,
     ),
     "SPAN": _span,
     "SPAN to 0..1": _span_to_unit,
-    "Compact": lambda: _spandrel(
+    "Compact": lambda: spandrel_class(
         "Compact", "__arch.SRVGG", "SRVGGNetCompact", num_feat=64, num_conv=16, upscale=2
     ),
-    "PLKSR": lambda: _spandrel(
+    "PLKSR": lambda: spandrel_class(
         "PLKSR", "__arch.PLKSR", "PLKSR", dim=64, n_blocks=28, upscaling_factor=2
     ),
 }  # fmt: skip

@@ -45,8 +45,7 @@ def _checkpointed(rows: Rows) -> str:
             lines.append([
                 _name(row), way, format_bytes(one["activations_bytes"]),
                 f"{one['saved_percent']:.0f} %",
-                f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
-                f"{one['max_weight_difference']:.1e}",
+                _spread(ratio), f"{one['max_weight_difference']:.1e}",
             ])  # fmt: skip
     return table(head, lines)
 
@@ -73,7 +72,7 @@ def onnx_files(rows: Rows) -> str:
             row["row"], f"{row['parameters']:,}", format_bytes(row["bytes"]),
             f"{row['max_difference']:.1e}", decibels,
             *(f"{median(seconds[way]):.3f} s" for way in ("ONNX Runtime", "PyTorch")),
-            f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+            _spread(ratio),
         ])  # fmt: skip
     return table(head, lines)
 
@@ -99,10 +98,40 @@ def adversarial(rows: Rows) -> str:
     return f"{losses}\n\n{changes}"
 
 
+def bundled(rows: Rows) -> str:
+    """Pictures beside cubic enlargement, then networks of like size."""
+    scored = [row for row in rows if "pictures_db" in row]
+    pictures = list(scored[0]["pictures_db"]) if scored else []
+    lines = [
+        [f"{row['model']} (cubic)", *(
+            f"{row['pictures_db'][name]:.2f} ({row['cubic_db'][name]:.2f}) dB" for name in pictures
+        ), "yes" if row["above_cubic_on_all"] else "**no**"]
+        for row in scored
+    ]  # fmt: skip
+    told = table(["enlarged by", *pictures, "above cubic on all"], lines)
+    return "\n\n".join([told, *(_speed(row) for row in rows if "cpu_s" in row)])
+
+
+def _speed(row: dict[str, Any]) -> str:
+    """Networks of one scale."""
+    head = [f"×{row['scale']} of {row['side']}²: network", "weights", "peak", "processor seconds",
+            "of the larger model's (range)"]  # fmt: skip
+    return table(head, [
+        [name, f"{row['parameters'][name]:,}", format_bytes(row["peak_bytes"][name]),
+         f"{median(taken):.3f}", _spread(row["ratio"][name])]
+        for name, taken in row["cpu_s"].items()
+    ])  # fmt: skip
+
+
+def _spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
 def _name(row: dict[str, Any]) -> str:
     return row["row"].partition(", ")[2]
 
 
 SHAPES = {
     "training_memory": training_memory, "onnx_files": onnx_files, "adversarial": adversarial,
+    "bundled": bundled,
 }  # fmt: skip

@@ -154,7 +154,8 @@ def test_models(lowtide):
     assert text.err == ""
     listed = lowtide("models", "--json").json
     assert listed["schema_version"] == 1
-    assert [model["name"] for model in listed["models"]] == ["lowtide-x2", "lowtide-x4"]
+    names = [model["name"] for model in listed["models"]]
+    assert names == ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
 
 
 def test_models_describes_a_file(lowtide, tmp_path):

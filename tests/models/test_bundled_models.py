@@ -16,7 +16,7 @@ from lowtide.models.resample import resize_cubic
 
 
 def test_names() -> None:
-    assert names() == ("lowtide-x2", "lowtide-x4")
+    assert names() == ("lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4")
 
 
 @pytest.mark.parametrize("name", names())
@@ -30,7 +30,7 @@ def test_file_card_and_description(name: str) -> None:
     assert facts.sha256 in card
     assert f"{facts.parameters:,} parameters" in card
     rows = [json.loads(line) for line in entry.path.with_suffix(".jsonl").read_text().splitlines()]
-    assert rows[-1]["scale"] == facts.scale
+    assert rows[-1]["step"] >= 7000
 
 
 @pytest.mark.parametrize("name", names())
@@ -58,7 +58,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ModelError, match="bundled are lowtide-x2, lowtide-x4") as caught:
+    with pytest.raises(ModelError, match="bundled are lowtide-x2, lowtide-x4, ") as caught:
         load("lowtide-x3")
     assert "lowtide-x" in (caught.value.hint or "")
     with pytest.raises(ModelError, match="no model 'zebra'"):
@@ -126,4 +126,8 @@ def test_set5_benchmark(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["cubic x4"] == pytest.approx(28.42, abs=0.02)
     assert found["lowtide-x2"] >= 36.95
     assert found["lowtide-x4"] >= 30.6
+    assert found["lowtide-large-x2"] >= 37.2
+    assert found["lowtide-large-x4"] >= 30.9
+    assert found["lowtide-large-x2, self-ensemble"] >= 37.4
+    assert found["lowtide-large-x4, self-ensemble"] >= 31.15
     assert all(row["statement_holds"] for row in rows if "tiles" in row["row"])

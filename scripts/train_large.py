@@ -26,7 +26,7 @@ from more_photographs import MORE, MORE_SHRINK, photographs
 from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
-from train_bundled import bicubic, sorted_header
+from train_bundled import bicubic, sorted_header, tuning_scores
 
 import lowtide.models
 from lowtide.cli.train import Lines
@@ -185,22 +185,9 @@ def keep(scale: int, report: TrainReport, folder: Path) -> None:
     digest = hashlib.sha256(blob).hexdigest()
     log = Path(report.folder) / "log.jsonl"
     path.with_suffix(".jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
-    scores = held_out_scores(scale, path)
+    scores = tuning_scores(lowtide.models.load(path).module)
     path.with_suffix(".md").write_text(card(scale, report, scores, digest), encoding="utf-8")
     print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
-
-
-def held_out_scores(scale: int, path: Path) -> dict[str, float]:
-    """PSNR-Y in dB on the photographs that are not trained on."""
-    from lowtide.core.figures import psnr_y
-
-    model, scores = lowtide.models.load(path), {}
-    for name in TUNING:
-        low, high = shrink(photograph(name), scale)
-        image = model(torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255)
-        pixels = (image[0] * 255).round().byte().permute(1, 2, 0).numpy()
-        scores[name] = psnr_y(pixels, high, scale)
-    return scores
 
 
 def main() -> None:

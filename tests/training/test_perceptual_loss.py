@@ -1,10 +1,10 @@
 """The perceptual loss against torchvision's VGG19."""
 
 import inspect
-import math
 
 import pytest
 import torch
+from recognizers import features
 from safetensors.torch import save_file
 from test_losses import gradient_of, pictures
 from torch import nn
@@ -20,16 +20,7 @@ USUAL = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_
 
 @pytest.fixture(scope="session")
 def network():
-    """torchvision's features with random weights that keep the maps' strength."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        features = vgg19(weights=None).features
-    features = features.to_empty(device="cpu").requires_grad_(False)
-    for layer in features:
-        if isinstance(layer, nn.Conv2d):
-            layer.weight.normal_(std=math.sqrt(2 / (9 * layer.in_channels)))
-            nn.init.normal_(layer.bias, std=0.1)
-    return features
+    return features(vgg19)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recognizers import features
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import alexnet, vgg16
@@ -10,19 +11,6 @@ from lowtide.core.errors import UsageError
 from lowtide.training.similarity import Similarity
 
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-
-
-def features(make):
-    """torchvision's convolutions with random weights that keep the maps' strength."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        network = make(weights=None).features
-    network = network.to_empty(device="cpu").requires_grad_(False)
-    for layer in network:
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight)
-            nn.init.normal_(layer.bias, std=0.1)
-    return network
 
 
 @pytest.fixture(scope="module")

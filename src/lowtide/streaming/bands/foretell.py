@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,28 +63,34 @@ def tell(
     key = f"takes {layout.key} {held}{f' on {profile.name}' if profile else ''}"
     rows = store.get(key)
     if rows is None:
-        rows = [row.model_dump() for row in _measured(program, layout, held, profile)]
-        store.put(key, rows)
-        store.save()
-    known = tuple(LedgerRow.model_validate(row) for row in rows)
+        known, sure = _measured(program, layout, held, profile)
+        if sure:
+            store.put(key, [row.model_dump() for row in known])
+            store.save()
+    else:
+        known = tuple(LedgerRow.model_validate(row) for row in rows)
     return Told(known, sum(row.value for row in known if row.name in _OWN[profile is not None]))
 
 
 def _measured(
     program: Program, layout: Layout, held: bool, profile: DeviceProfile | None
-) -> Iterator[LedgerRow]:
-    trace = foretell(program, layout, held=held)
+) -> tuple[tuple[LedgerRow, ...], bool]:
+    """The rows, and whether they hold another time too: an operator too large for the memory that
+    is free now is taken at its bound."""
+    trace, sure = foretell(program, layout, held=held), True
     if profile is None:
         scratch = HostScratch(OperatorStore(cache_folder()))
         rows = price_on_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
+        sure = not scratch.assumed
         rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
     else:
         rows = list(price_on_cuda(trace, profile, NO_MARGIN).rows)
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
-    yield from (row for row in rows if row.name not in ("weights", "inputs", "margin"))
+    kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
+    return tuple(kept), sure
 
 
 def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:

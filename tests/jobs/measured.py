@@ -14,6 +14,7 @@ from lowtide.core import heap
 from lowtide.jobs.prepare import run_by
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.store import CostStore
+from lowtide.models.onnx_providers import ProviderName
 from lowtide.models.self_ensemble import as_ensemble
 
 SIDES = (64, 128, 256, 512)
@@ -61,7 +62,7 @@ def remember_also(path: Path, *precisions: str) -> None:
         store.put(store.key(sha256, "cpu", precision), costs)
 
 
-def remember_onnx(path: Path, reach: int = 7) -> None:
+def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") -> None:
     """The same for an ONNX file, alone and asked eight times."""
     facts = lowtide.load(path).descriptor
     for model in (facts, as_ensemble(facts)):
@@ -69,7 +70,7 @@ def remember_onnx(path: Path, reach: int = 7) -> None:
             update={"sha256": model.sha256, "reach": reach, "channels_last": False}
         )
         store = CostStore()
-        store.put(store.key(run_by(model), "cpu", "fp32"), costs)
+        store.put(store.key(run_by(model, provider), "cpu", "fp32"), costs)
 
 
 def quick_jobs() -> Iterator[None]:

@@ -9,9 +9,10 @@ from lowtide import UsageError
 from lowtide.core.errors import ModelError
 from lowtide.jobs import compiling
 from lowtide.jobs.prepare import Prepared
-from lowtide.streaming.compiled import CompileFacts, CompileStore
+from lowtide.streaming.compiled import CompileStore
+from lowtide.streaming.one_shape import SpeedFacts
 
-PAYS = CompileFacts(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
+PAYS = SpeedFacts(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def known(model):
     """What is known of compiling lowtide-x2 is forgotten afterwards."""
     store, sha256 = CompileStore("cpu"), model.descriptor.sha256
     yield lambda facts: store.put(sha256, "fp32", facts)
-    store.put(sha256, "fp32", CompileFacts(ratio=2.0, warmup_seconds=60.0))
+    store.put(sha256, "fp32", SpeedFacts(ratio=2.0, warmup_seconds=60.0))
 
 
 def two_of(source):
@@ -56,7 +57,7 @@ def test_it_is_the_same_picture_and_its_worth_is_remembered(
 
 def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, source, known):
     for facts in (
-        CompileFacts(ratio=0.5, warmup_seconds=60.0), CompileFacts(ratio=1.2, warmup_seconds=0.0),
+        SpeedFacts(ratio=0.5, warmup_seconds=60.0), SpeedFacts(ratio=1.2, warmup_seconds=0.0),
     ):  # fmt: skip
         known(facts)
         report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB", force=True)

@@ -1,11 +1,15 @@
 """Upscaling with linear layers in 8 bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from measured import remember_also
 
 import lowtide
 from lowtide.core.errors import UsageError
+from lowtide.jobs import prepare
+from lowtide.jobs.prepare import resolve_precision
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,35 @@ def test_a_file_is_run_and_its_error_measured(tmp_path, save, photo, swin):
     assert [refusal.reason for refusal in image.plan.refused if refusal.what == "streamed"] == [
         "layers in 8 bits do not run by bands"
     ]
+
+
+def test_fp8_is_of_cards_that_multiply_in_it(tmp_path, source, swin, model, monkeypatch):
+    with pytest.raises(UsageError, match="cpu does not multiply in fp8") as caught:
+        lowtide.upscale(source, tmp_path / "out.png", model=swin, precision="fp8")
+    assert "bf16" in caught.value.hint
+    facts = model.descriptor
+    for capability, able in (((8, 6), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
+        if able:
+            assert resolve_precision("fp8", facts, "cuda:0") == "fp8"
+        else:
+            with pytest.raises(UsageError, match=r"8\.9"):
+                resolve_precision("fp8", facts, "cuda:0")
+    with pytest.raises(UsageError, match="does not run in fp8"):
+        resolve_precision("fp8", replace(facts, supports_bfloat16=False), "cuda:0")
+
+
+def test_a_file_is_run_in_fp8(tmp_path, save, photo, swin, monkeypatch):
+    # PyTorch has these products for the CPU too; only the two that ask for a card are silenced.
+    monkeypatch.setattr(prepare, "_check_fp8", lambda device: None)
+    monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
+    source = save(tmp_path / "in.png", photo[:24, :40])
+    image = lowtide.upscale(source, tmp_path / "out.png", model=swin, precision="fp8").images[0]
+    assert image.plan.precision == image.accuracy.precision == "fp8"
+    assert image.plan.strategy == "whole"
+    assert 25 < image.accuracy.precision_error.psnr_db < 60
+    low = lowtide.upscale(source, tmp_path / "low.png", model=swin, precision="bf16").images[0]
+    assert image.accuracy.precision_error.psnr_db < low.accuracy.precision_error.psnr_db
 
 
 def test_a_model_without_linear_layers_is_refused(tmp_path, source):

@@ -66,6 +66,47 @@ def test_a_card_takes_multiples_of_8_only():
     assert quantize(Layers(), "cuda:0") == 1
 
 
+@pytest.fixture
+def as_on_a_card():
+    """torchao asks for a card before it rounds; PyTorch computes the same on the CPU, slowly."""
+    with mock.patch("torchao.quantization.quant_api._check_hardware_support") as asked:
+        yield
+    assert asked.called
+
+
+def in_fp8(tensor):
+    """As numbers of e4m3, each row by a scale of its own."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    scale = (tensor.abs().amax(-1, keepdim=True) / most).float()
+    return (tensor.float() / scale).clamp(-most, most).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+def test_in_fp8_weights_and_inputs_are_rounded_by_rows():
+    plain, rounded = Layers().bfloat16(), Layers().bfloat16()
+    assert quantize(rounded, "cpu", "fp8") == 1  # the others are no multiples of 16
+    x = torch.randn(2, 50, 32).bfloat16()
+    with torch.inference_mode():
+        layer = plain.large
+        found, expected = rounded.large(x), in_fp8(x) @ in_fp8(layer.weight).mT
+        expected += layer.bias.float()
+        # Results are rounded to bf16, and a number between two of e4m3 may go either way.
+        apart, gained = (
+            float((one - expected).square().mean().sqrt()) for one in (found, layer(x))
+        )
+        assert apart < 0.1 * gained
+        whole, low = plain(x).float(), rounded(x).float()
+    assert psnr(low.numpy(), whole.numpy(), peak=float(whole.max() - whole.min())) > 25
+    # A byte of each weight is saved, but for a scale of each row.
+    assert weight_bytes(plain) - weight_bytes(rounded) == 48 * 32 - 4 * 48
+    assert type(rounded.odd.weight) is nn.Parameter
+
+
+def test_layers_that_stayed_in_fp32_are_none_for_fp8():
+    with pytest.raises(UsageError, match="no linear layers"):
+        quantize(Layers(), "cpu", "fp8")
+
+
 def test_nothing_to_round_is_an_error():
     with pytest.raises(UsageError, match="no linear layers"):
         quantize(nn.Sequential(nn.Conv2d(3, 64, 3), nn.Linear(64, 8)), "cpu")
@@ -80,6 +121,7 @@ def test_without_torchao_it_says_what_to_install():
     assert "lowtide[int8]" in caught.value.hint
 
 
-def test_bands_of_rows_are_refused():
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_bands_of_rows_are_refused(precision):
     with pytest.raises(UsageError, match="8 bits"):
-        UpscaleSettings.of(precision="int8", strategy="streamed")
+        UpscaleSettings.of(precision=precision, strategy="streamed")

@@ -9,7 +9,8 @@ from torch import nn
 from toys import conv_net, make_plan, network, pictures
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.compiled import CompileFacts, CompileStore, ForOneShape, compile_for
+from lowtide.streaming.compiled import CompileStore, compile_for
+from lowtide.streaming.one_shape import ForOneShape, SpeedFacts
 from lowtide.streaming.pricing.compiled import compiled
 
 picture = pictures()
@@ -54,14 +55,14 @@ def test_what_differs_or_cannot_be_compiled_is_refused():
 
 
 def test_what_was_found_out_is_kept_by_model_and_precision():
-    facts = CompileFacts(ratio=0.7, warmup_seconds=21.0, host_bytes=300 << 20)
+    facts = SpeedFacts(ratio=0.7, warmup_seconds=21.0, host_bytes=300 << 20)
     CompileStore("cpu").put("a" * 64, "fp32", facts)
     assert CompileStore("cpu").get("a" * 64, "fp32") == facts
     assert CompileStore("cpu").get("a" * 64, "bf16") is None
 
 
 def test_a_compiled_plan_waits_and_counts_the_compiler(plan):
-    facts = CompileFacts(ratio=0.5, warmup_seconds=20.0, host_bytes=200 << 20)
+    facts = SpeedFacts(ratio=0.5, warmup_seconds=20.0, host_bytes=200 << 20)
     one, many = compiled(plan, facts, 1), compiled(plan, facts, 40)
     assert one.seconds == pytest.approx(plan.seconds * 0.5 + 20)
     assert many.seconds == pytest.approx(plan.seconds * 0.5 + 0.5)

@@ -12,6 +12,8 @@ from lowtide.core.progress import Progress
 from lowtide.core.units import format_bytes, format_seconds
 
 _PLAIN_SECONDS = 5.0
+# What is made before the first result, and said once.
+_MAKING = {"compile": "compiling", "record": "recording", "capture": "planning bands for"}
 
 
 class ProgressLine:
@@ -35,10 +37,8 @@ class ProgressLine:
                 typer.echo(f"loading {moment.name}", err=True)
         elif moment.phase == "probe":
             typer.echo(f"measuring {moment.name}, once on this machine", err=True)
-        elif moment.phase == "compile":
-            typer.echo(f"compiling {moment.name}", err=True)
-        elif moment.phase == "capture":
-            typer.echo(f"planning bands for {moment.name}", err=True)
+        elif moment.phase in _MAKING:
+            typer.echo(f"{_MAKING[moment.phase]} {moment.name}", err=True)
         elif on_terminal():
             self._show_bar(moment)
         else:

@@ -24,13 +24,19 @@ _MAIN, _SIZE, _TILES, _FILES, _OUT = (
 class Precision(StrEnum):
     """Values of --precision."""
 
-    auto, fp32, bf16, fp16, int8 = "auto", "fp32", "bf16", "fp16", "int8"
+    auto, fp32, bf16, fp16, int8, fp8 = "auto", "fp32", "bf16", "fp16", "int8", "fp8"
 
 
 class Strategy(StrEnum):
     """Values of --strategy."""
 
     auto, whole, streamed, tiled = "auto", "whole", "streamed", "tiled"
+
+
+class Provider(StrEnum):
+    """Values of --provider."""
+
+    cpu, tensorrt = "cpu", "tensorrt"
 
 
 class Compile(StrEnum):
@@ -81,7 +87,8 @@ def upscale(
         " more like the original, in eight times the time."))] = False,
     precision: Annotated[Precision, option(panel=_TILES, help=(
         "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes linear"
-        " layers in 8 bits, with torchao."))] = Precision.auto,
+        " layers in 8 bits, with torchao; fp8 does so on cards of compute capability 8.9 and more,"
+        " with all else in bf16."))] = Precision.auto,
     accuracy: Annotated[Accuracy | None, option(panel=_MAIN, help=(
         "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing exact"
         " fits, and their error is measured. fast: whatever takes least time. Default: exact, or"
@@ -89,6 +96,11 @@ def upscale(
     strategy: Annotated[Strategy, option(panel=_TILES, help=(
         "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
         " pieces."))] = Strategy.auto,
+    cuda_graphs: Annotated[bool, option("--cuda-graphs", panel=_TILES, help=(
+        "Record the network for the shape of its tiles and let the card replay it: for light"
+        " networks in small tiles. Takes the memory of a second run."))] = False,
+    provider: Annotated[Provider, option(panel=_TILES, help=(
+        "What ONNX Runtime runs an .onnx file with."))] = Provider.cpu,
     compile: Annotated[Compile, option(panel=_TILES, help=(
         "PyTorch's compiler, which takes seconds to minutes before the first result. auto:"
         " where a run with on has found that it pays for this model."))] = Compile.auto,
@@ -148,7 +160,8 @@ def upscale(
     settings = as_settings(dict(
         model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
         devices=devices or (), self_ensemble=self_ensemble,
-        precision=precision, accuracy=accuracy, strategy=strategy, compile=compile, tile=tile,
+        precision=precision, accuracy=accuracy, strategy=strategy, compile=compile,
+        cuda_graphs=cuda_graphs, provider=provider, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
         streams=streams, format=format,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from lowtide.core.errors import Cancelled
 
-Phase = Literal["load", "probe", "capture", "compile", "run", "done"]
+Phase = Literal["load", "probe", "capture", "compile", "record", "run", "done"]
 
 
 @dataclass(frozen=True)

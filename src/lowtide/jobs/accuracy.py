@@ -27,7 +27,7 @@ def measured_accuracy(
 ) -> tuple[Accuracy, Usage | None]:
     """The accuracy, and the memory it took to measure it, within ``limit_bytes``; None if nothing
     had to be measured."""
-    if plan.accuracy == "exact" and plan.precision == "fp32":
+    if plan.accuracy == "exact" and context.prepared.network.exact_forward is None:
         return _accuracy(context, plan, source, limit_bytes), None
     # Other sizes are run now than before, which would not fit the gaps in the heap.
     trim_heap(collect=True)
@@ -48,7 +48,7 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
         with _reopen(context, source) as rows:
             allowed = affordable_pixels(costs, plan, limit_bytes)
             execution = _figure(measure_execution(network, rows, plan, allowed))
-    if plan.precision != "fp32":
+    if network.exact_forward is not None:
         with _reopen(context, source) as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
             precision = _figure(measure_precision(network, rows, plan, allowed))
@@ -78,15 +78,24 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
 def _ends(network: Network) -> str:
     """Of a network in bf16 or fp16: what stays in fp32; of a file, what it has inside."""
     assert isinstance(network.forward, nn.Module)
-    low = [part.low for part in network.forward.modules() if isinstance(part, OnnxNetwork)]
-    if any(low):
-        return f"between weights in {low[0]}, and the file has no others to be compared with"
+    for part in network.forward.modules():
+        if isinstance(part, OnnxNetwork):
+            return _inside(part)
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason
     if reason:
         return f"also where the picture enters and leaves, since with those in fp32: {reason}"
     return "all but the first and the last convolution"
+
+
+def _inside(network: OnnxNetwork) -> str:
+    provider = network.session.provider.name
+    if provider != "cpu":
+        return f"by {provider}, whose memory on the card is not counted"
+    if network.low:
+        return f"between weights in {network.low}, and the file has no others to be compared with"
+    return ""
 
 
 def _reopen(context: Context, source: Path):

@@ -1,51 +1,81 @@
-"""Compiling a network where its plan says so, and remembering what it was worth."""
+"""Compiling or recording a network where its plan says so, and remembering what that was worth."""
 
 from __future__ import annotations
 
 from lowtide.core.errors import ModelError
-from lowtide.core.progress import Progress
+from lowtide.core.progress import Phase, Progress
 from lowtide.core.units import format_seconds
 from lowtide.jobs.computed import Work
 from lowtide.jobs.context import Context
 from lowtide.memory.plan import Plan
 from lowtide.streaming.compiled import CompileStore, compile_for, load_compiler
 from lowtide.streaming.executor import plan_axes
+from lowtide.streaming.one_shape import SpeedFacts
+from lowtide.streaming.recorded import record_for
 from lowtide.streaming.step import Network
+
+Shape = tuple[int, ...]
 
 
 def network_for(context: Context, work: Work, plan: Plan, notes: list[str]) -> Network:
-    """The network as ``plan`` runs it, compiled for its tiles where it says so.
+    """The network as ``plan`` runs it, compiled or recorded for its tiles where it says so.
 
     Raises `ModelError` where that was asked for and cannot be; where only the plan chose it, the
     network runs as it is, and an event of ``work`` says why.
     """
     prepared = context.prepared
-    if not plan.compiled:
+    if not plan.compiled and not plan.recorded:
         return prepared.network
     rows, columns = plan_axes(plan)
     shape = plan.batch * plan.images_per_tile, prepared.shape.in_channels, rows.tile, columns.tile
+    if plan.recorded:
+        return _recorded(context, shape, notes)
     if shape not in prepared.compiled:
-        if context.progress is not None:
-            context.progress(Progress("compile", prepared.descriptor.name))
-        with context.meter.apart():
-            load_compiler()
-        before = context.meter.now_bytes
         try:
-            network, facts = compile_for(prepared.network, shape)
+            prepared.compiled[shape] = _compiled(context, plan, shape, notes)
         except ModelError as error:
             if context.settings.compile == "on":
                 raise
             work.events.append(error.message)
             prepared.compiling = None  # the next image need not try
             return prepared.network
-        if plan.device == "cpu":  # where host memory is metered
-            known = prepared.compiling.host_bytes if prepared.compiling else 0
-            taken = max(known, context.meter.peak_bytes - before)
-            facts = facts.model_copy(update={"host_bytes": taken})
-        CompileStore(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
-        notes.append(
-            f"compiling took {format_seconds(facts.warmup_seconds)}; a run then takes"
-            f" {facts.ratio:.2f} of its time"
-        )
-        prepared.compiled[shape] = network
     return prepared.compiled[shape]
+
+
+def _compiled(context: Context, plan: Plan, shape: Shape, notes: list[str]) -> Network:
+    prepared = context.prepared
+    _tell(context, "compile")
+    with context.meter.apart():
+        load_compiler()
+    before = context.meter.now_bytes
+    network, facts = compile_for(prepared.network, shape)
+    if plan.device == "cpu":  # where host memory is metered
+        known = prepared.compiling.host_bytes if prepared.compiling else 0
+        taken = max(known, context.meter.peak_bytes - before)
+        facts = facts.model_copy(update={"host_bytes": taken})
+    CompileStore(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
+    notes.append(_gained("compiling", facts))
+    return network
+
+
+def _recorded(context: Context, shape: Shape, notes: list[str]) -> Network:
+    """Of one shape at a time: a graph holds memory as long as it is there."""
+    known = context.prepared.recorded
+    if shape not in known:
+        known.clear()
+        _tell(context, "record")
+        known[shape], facts = record_for(context.prepared.network, shape)
+        notes.append(_gained("recording", facts))
+    return known[shape]
+
+
+def _tell(context: Context, phase: Phase) -> None:
+    if context.progress is not None:
+        context.progress(Progress(phase, context.prepared.descriptor.name))
+
+
+def _gained(what: str, facts: SpeedFacts) -> str:
+    return (
+        f"{what} took {format_seconds(facts.warmup_seconds)}; a run then takes"
+        f" {facts.ratio:.2f} of its time"
+    )

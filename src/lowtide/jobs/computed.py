@@ -91,7 +91,8 @@ class Computed:
         work, report, plan = self.work, self.report, self.task.plan
         report.notes = [*self.task.notes, *self.sink.notes]
         report.memory = _memory(plan, self.used, self.measuring, self.beside)
-        usual = plan.heap != "gives back" and plan.lanes == 1 and not plan.compiled
+        usual = plan.heap != "gives back" and plan.lanes == 1
+        usual = usual and not plan.compiled and not plan.recorded
         usual = usual and self.context.prepared.network.let_go is None
         if self.alone and not report.events and usual:
             # A run that had to shrink says nothing of its plan, and one in another way nothing of

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.core.precision import Precision
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.jobs.networks import ensemble_of
 from lowtide.jobs.prepare import Prepared, gained_precision, precisions_of, prepare
 from lowtide.jobs.settings import UpscaleSettings
@@ -15,6 +15,7 @@ from lowtide.memory.estimating.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor, load
 from lowtide.streaming.layout import round_up
+from lowtide.streaming.recorded import require_graphs
 from lowtide.streaming.step import DTYPES, Network
 from lowtide.streaming.tracing import run_rows, trace_tile
 
@@ -28,12 +29,15 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     seconds from the profile's rates. Raises `ModelError` for a model that cannot be traced, and
     `UsageError` for a precision that the model or the device does not have.
     """
-    if settings.precision == "int8":
+    if is_eight_bits(settings.precision):
         raise UsageError(
             "what layers in 8 bits take can only be measured where they run",
             hint="--device auto or cpu, or another --precision",
         )
-    here = prepare(settings.model_copy(update={"precision": "fp32"}), device="cpu")
+    if settings.cuda_graphs:
+        require_graphs(profile.kind)
+    in_fp32 = {"precision": "fp32", "cuda_graphs": False}
+    here = prepare(settings.model_copy(update=in_fp32), device="cpu")
     precision = _precision(settings.precision, here.descriptor, profile)
     network = dataclasses.replace(
         here.network, device=profile.name, precision=precision, channels_last=False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.precision import Precision
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.memory.meter import held_bytes
 from lowtide.models import Model
 from lowtide.models.eight_bits import quantize
@@ -26,16 +27,23 @@ def network_of(model: Model, device: str, precision: Precision) -> Network:
     if precision != "fp32":
         twin = _fp32_twin(copy.deepcopy(model), device)
     model.to(device=device)
-    if precision == "int8":
-        quantize(model.module, device)
-    elif precision != "fp32":
+    if DTYPES[precision] != torch.float32:
         model.lower(DTYPES[precision])
         trim_heap(collect=True)  # of the runs that found its layers' order
+    if is_eight_bits(precision):
+        quantize(model.module, device, precision)
     return Network(
         forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
-        out_channels=facts.out_channels, device=device, precision=precision, exact_forward=twin,
+        out_channels=facts.out_channels, device=device, precision=precision,
+        exact_forward=_by_the_cpu(model) if isinstance(model, OnnxModel) else twin,
         let_go=model.module.session.let_go if isinstance(model, OnnxModel) else None,
     )  # fmt: skip
+
+
+def _by_the_cpu(model: OnnxModel) -> Callable[[], Forward] | None:
+    """What a file's numbers are compared with where another provider than the CPU's runs it."""
+    plain = model.plain
+    return None if plain is None else lambda: plain
 
 
 def ensemble_of(network: Network) -> Network:
@@ -56,7 +64,9 @@ def weights_of(network: Network, model: Model) -> int:
     """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
     if isinstance(model, OnnxModel):
         # The runtime lays them out anew beside its graph, and both may take ten times the file.
-        return max(model.descriptor.weight_bytes, held_bytes(model.another_session))
+        known = model.descriptor.weight_bytes
+        beside = 0 if model.plain is None else known
+        return max(known, held_bytes(model.another_session)) + beside
     assert isinstance(network.forward, torch.nn.Module)
     low = weight_bytes(network.forward)
     if network.exact_forward is None:

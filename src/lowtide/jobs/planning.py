@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import BudgetError, ImageError, ModelError
+from lowtide.core.precision import is_eight_bits
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_seconds
 from lowtide.jobs.prepare import Prepared
@@ -19,6 +20,7 @@ from lowtide.streaming.pricing.compiled import compiled
 from lowtide.streaming.pricing.facts import Picture, Wishes
 from lowtide.streaming.pricing.flight import in_flight
 from lowtide.streaming.pricing.lanes import in_lanes
+from lowtide.streaming.pricing.recorded import recorded
 from lowtide.streaming.pricing.streamed import BandPricing
 from lowtide.streaming.pricing.tiles import candidates
 
@@ -97,12 +99,13 @@ def _chosen(
         plans = candidates(prepared.costs, prepared.shape, picture, wishes)
         if not prepared.others:
             plans = [_in_flight(plan, settings.streams, budget, below) for plan in plans]
-        plans = _in_other_ways(plans, prepared, settings.compile, images)
-    if settings.compile == "on":
-        refused.append(Refusal(what="streamed", reason="networks in bands are not compiled"))
+        plans = _in_other_ways(plans, prepared, settings, images)
+    if settings.compile == "on" or settings.cuda_graphs:
+        how = "recorded" if settings.cuda_graphs else "compiled"
+        refused.append(Refusal(what="streamed", reason=f"networks in bands are not {how}"))
     elif prepared.network.let_go is not None:
         refused.append(Refusal(what="streamed", reason="ONNX Runtime runs a file's whole graph"))
-    elif prepared.precision == "int8":
+    elif is_eight_bits(prepared.precision):
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
@@ -170,11 +173,13 @@ def _settled(
 
 
 def _in_other_ways(
-    plans: list[Plan], prepared: Prepared, compiling: str, images: int
+    plans: list[Plan], prepared: Prepared, settings: UpscaleSettings, images: int
 ) -> list[Plan]:
-    """``plans`` on several devices at once where there are, and compiled where that was asked for,
-    or beside those that are not where a former run found that it may pay."""
-    facts = prepared.compiling
+    """``plans`` on several devices at once where there are, and recorded or compiled where that was
+    asked for, or compiled ones beside them where a former run found that it may pay."""
+    facts, compiling = prepared.compiling, settings.compile
+    if settings.cuda_graphs:
+        return [recorded(plan, images) for plan in plans]
     # Images are taken for equally large until one is not.
     sharing = 1 if prepared.compiled else images
     if compiling == "on":

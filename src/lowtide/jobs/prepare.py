@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
-from lowtide.core.precision import Precision
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
 from lowtide.jobs.networks import ensemble_of, laid_out, network_of, weights_of
@@ -22,17 +22,21 @@ from lowtide.memory.costs import ModelCosts
 from lowtide.memory.estimating.calibration import RunBounds, run_bounds
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.store import CostStore
+from lowtide.memory.store import CostStore, cache_folder
 from lowtide.models import ModelDescriptor, load, names
-from lowtide.models.eight_bits import torchao_parts
+from lowtide.models.eight_bits import FP8_CAPABILITY, torchao_parts
 from lowtide.models.files import is_onnx
 from lowtide.models.foreign import families
+from lowtide.models.onnx_model import OnnxModel
+from lowtide.models.onnx_providers import Provider, ProviderName
 from lowtide.models.onnx_session import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.streaming.bands.programs import Programs
-from lowtide.streaming.compiled import CompileFacts, CompileStore
+from lowtide.streaming.compiled import CompileStore
+from lowtide.streaming.one_shape import SpeedFacts
 from lowtide.streaming.pricing.facts import Picture, Shape
 from lowtide.streaming.probe import probe
+from lowtide.streaming.recorded import require_graphs
 from lowtide.streaming.step import Network
 
 # Of the budget, for rows waiting to be run or written.
@@ -56,8 +60,9 @@ class Prepared:
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
     others: tuple[Network, ...] = ()
-    compiling: CompileFacts | None = None
+    compiling: SpeedFacts | None = None
     compiled: dict[tuple[int, ...], Network] = field(default_factory=dict)
+    recorded: dict[tuple[int, ...], Network] = field(default_factory=dict)
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -83,10 +88,15 @@ def load_libraries(settings: UpscaleSettings) -> None:
     versions(settings.model_name)
     if is_onnx(settings.model_name):
         load_runtime()
+        _provider(settings).require()
     elif settings.model_name not in names():
         families()
-    if settings.precision == "int8":
-        torchao_parts()
+    if is_eight_bits(settings.precision):
+        torchao_parts(settings.precision)
+
+
+def _provider(settings: UpscaleSettings) -> Provider:
+    return Provider(settings.provider, cache_folder() / "tensorrt")
 
 
 def resolve_device(name: str) -> str:
@@ -154,12 +164,26 @@ def resolve_precision(
             return "fp32"
         return gained_precision(model, torch.cuda.get_device_capability(device))
     allowed: list[Precision] = [*precisions_of(model), "int8"]
+    if wanted == "fp8" and "bf16" in allowed:
+        _check_fp8(device)
+        return wanted
     if wanted not in allowed:
         raise UsageError(
             f"{model.name} ({model.architecture}) does not run in {wanted}",
             hint=f"--precision {' or '.join(sorted(allowed))}",
         )
     return wanted
+
+
+def _check_fp8(device: str) -> None:
+    """Raise `UsageError` for what does not multiply in fp8."""
+    if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
+        return
+    need = ".".join(map(str, FP8_CAPABILITY))
+    raise UsageError(
+        f"{device} does not multiply in fp8: a card of compute capability {need} or more does",
+        hint="--precision bf16, or int8",
+    )
 
 
 def prepare(
@@ -191,7 +215,11 @@ def _prepare(
     settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
     on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
 ) -> Prepared:  # fmt: skip
+    if settings.cuda_graphs:
+        require_graphs(device)
     model = load(settings.model_name)
+    if isinstance(model, OnnxModel):
+        model.use(_provider(settings))
     descriptor = model.descriptor
     if descriptor.scale < 1:
         raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
@@ -211,7 +239,7 @@ def _prepare(
     )
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:
-        store, key = CostStore(), (run_by(descriptor), device, precision)
+        store, key = CostStore(), (run_by(descriptor, settings.provider), device, precision)
         full, cut = store.key(*key), store.key(*key, limit_bytes)
         costs = store.get(full) or store.get(cut)
         if costs is None:
@@ -237,8 +265,9 @@ def _prepare(
     )  # fmt: skip
 
 
-def run_by(model: ModelDescriptor) -> str:
+def run_by(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:
     """The model's hash; with the version of the runtime where that is not PyTorch."""
     if model.path is None or not is_onnx(model.path):
         return model.sha256
-    return f"{model.sha256} onnxruntime {version('onnxruntime')}"
+    by = "" if provider == "cpu" else f" {provider}"
+    return f"{model.sha256} onnxruntime {version('onnxruntime')}{by}"

@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.precision import Precision
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.rows import ImageInfo
 from lowtide.media import EncodeOptions
 from lowtide.memory.choice import Wanted
 from lowtide.models.files import is_onnx
+from lowtide.models.onnx_providers import ProviderName
 from lowtide.streaming.pricing.facts import Wishes
 
 M = TypeVar("M", bound=BaseModel)
@@ -58,6 +59,8 @@ class UpscaleSettings(BaseModel):
     strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
     self_ensemble: bool = False
     compile: Literal["auto", "on", "off"] = "auto"
+    cuda_graphs: bool = False
+    provider: ProviderName = "cpu"
     tile: int | None = Field(None, ge=1)
     tile_overlap: int | None = Field(None, ge=0)
     tile_batch_size: int | None = Field(None, ge=1, le=256)
@@ -111,20 +114,42 @@ class UpscaleSettings(BaseModel):
                 "networks that run by bands of rows are not compiled",
                 hint="--strategy whole or tiled, or --compile off",
             )
-        if self.precision == "int8" and self.strategy == "streamed":
+        if self.cuda_graphs:
+            self._check_graphs()
+        if is_eight_bits(self.precision) and self.strategy == "streamed":
             raise UsageError(
                 "layers in 8 bits do not run by bands of rows",
                 hint="--strategy whole or tiled, or another --precision",
             )
         if is_onnx(self.model_name):
             self._check_onnx()
+        elif self.provider != "cpu":
+            raise UsageError(
+                f"--provider {self.provider} is for .onnx files, and {self.model_name} is none",
+                hint=f"lowtide export onnx {self.model_name} -o FILE.onnx makes one",
+            )
         ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
-        if self.plan_file is not None and (set(ways) != {"auto"} or self.wishes.about_tiles):
+        said = set(ways) != {"auto"} or self.cuda_graphs or self.wishes.about_tiles
+        if self.plan_file is not None and said:
             raise UsageError(
                 "--plan says how to run, and so does another option",
-                hint="drop --strategy, --accuracy, --precision, --compile and the tile options,"
-                " or --plan",
+                hint="drop --strategy, --accuracy, --precision, --compile, --cuda-graphs and the"
+                " tile options, or --plan",
             )
+
+    def _check_graphs(self) -> None:
+        """A graph is of one card, of tiles of one shape, and of what runs as it is."""
+        if self.strategy == "streamed":
+            no, hint = "of networks that run by bands of rows", "--strategy whole or tiled"
+        elif self.compile == "on":
+            no, hint = "of compiled networks", "--compile off"
+        elif len(self.devices) > 1:
+            no, hint = "of several devices at once", "--device, with one of them"
+        elif is_onnx(self.model_name):
+            no, hint = "of ONNX files", "the PyTorch weights that it was exported from"
+        else:
+            return
+        raise UsageError(f"there are no CUDA graphs {no}", hint=hint)
 
     def _check_onnx(self) -> None:
         """An ONNX file is run by another runtime, on the CPU and as it is."""
@@ -137,6 +162,8 @@ class UpscaleSettings(BaseModel):
             hint = "--precision auto; `lowtide export onnx MODEL --precision fp16` makes another"
         elif self.compile == "on":
             no, hint = "by PyTorch's compiler, but by ONNX Runtime", "--compile off"
+        elif self.provider != "cpu" and len(self.devices) > 1:
+            no, hint = f"by {self.provider} several times at once", "one device"
         elif self.strategy == "streamed":
             no = "by bands of rows: ONNX Runtime runs its whole graph"
             hint = f"--strategy whole or tiled, or {weights}"

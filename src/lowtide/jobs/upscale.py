@@ -29,7 +29,7 @@ from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKin
 from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.streaming.bands.programs import load_capture
-from lowtide.streaming.compiled import CompileFacts
+from lowtide.streaming.one_shape import SpeedFacts
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -212,10 +212,10 @@ def _pinned_bounds(journal: Journal, kind: RunKind, now: RunBounds) -> RunBounds
     return now.model_copy(update={"usual": usual})
 
 
-def _pinned_compiling(journal: Journal) -> CompileFacts | None:
+def _pinned_compiling(journal: Journal) -> SpeedFacts | None:
     """What was known of compiling when the folder was begun: it decides how images are run."""
     known = journal.pin.get("compiling")
-    return None if known is None else CompileFacts.model_validate(known)
+    return None if known is None else SpeedFacts.model_validate(known)
 
 
 def _pin(budget: Budget, prepared: Prepared, now: dict[str, str]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _context(given: dict[str, Any], line: Line) -> Context:
     from lowtide.memory.estimating.calibration import RunBounds
     from lowtide.memory.meter import open_meter
     from lowtide.memory.replay import PlanBook
-    from lowtide.streaming.compiled import CompileFacts
+    from lowtide.streaming.one_shape import SpeedFacts
 
     torch.set_num_threads(given["threads"])
     settings = UpscaleSettings.model_validate(given["settings"])
@@ -124,7 +124,7 @@ def _context(given: dict[str, Any], line: Line) -> Context:
         replayed=book.plans[0][1] if book else None,
     )  # fmt: skip
     known = given["compiling"]
-    prepared.compiling = known and CompileFacts.model_validate(known)
+    prepared.compiling = known and SpeedFacts.model_validate(known)
     prepared.tiled = RunBounds.model_validate(given["tiled"])
     prepared.streamed = RunBounds.model_validate(given["streamed"])
     return Context(

@@ -72,7 +72,8 @@ class Plan(BaseModel):
     ``banded`` is set where the strategy is `streamed`; tiles are then panels as high as the image,
     of which only a wide one has several, and ``run_pixels`` means nothing. ``lanes`` are how many
     devices take tiles of the image at once, and ``in_flight`` how many batches are on their way to
-    a single one and back. ``compiled`` networks wait for PyTorch's compiler before the first tile.
+    a single one and back. ``compiled`` networks wait for PyTorch's compiler before the first tile,
+    and ``recorded`` ones are replayed from a CUDA graph.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,6 +115,7 @@ class Plan(BaseModel):
     lanes: int = 1
     in_flight: int = 1
     compiled: bool = False
+    recorded: bool = False
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Sum of the ledger at one place; on the CPU the host is the device."""
@@ -140,7 +142,7 @@ class Plan(BaseModel):
     @property
     def title(self) -> str:
         """For people: the strategy with its sizes."""
-        more = ", compiled" if self.compiled else ""
+        more = ", compiled" if self.compiled else ", recorded" if self.recorded else ""
         more += ", memory given back at once" if self.heap == "gives back" else ""
         if self.banded is not None:
             return f"{self.strategy} {self._bands_title}{more}"

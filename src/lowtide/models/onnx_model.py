@@ -1,4 +1,4 @@
-"""ONNX files as models, run by ONNX Runtime on the CPU."""
+"""ONNX files as models, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
 from lowtide.models.model import Model
 from lowtide.models.onnx_facts import OnnxFacts, read
+from lowtide.models.onnx_providers import Provider
 from lowtide.models.onnx_session import (
     CannotRunError,
     OnnxNetwork,
@@ -29,12 +30,15 @@ _TRIED = 48
 
 
 class OnnxModel(Model):
-    """An ONNX file, ready to run: see `Model`. It stays on the CPU, in the types it was written in.
+    """An ONNX file, ready to run: see `Model`. It takes and gives tensors of the CPU, in the types
+    it was written in.
 
-    `__call__` gives back what it took.
+    `__call__` gives back what it took. ``plain`` is the same by the CPU where another provider runs
+    it, to be compared with.
     """
 
     module: OnnxNetwork
+    plain: OnnxNetwork | None = None
 
     def __init__(self, module: OnnxNetwork, descriptor: ModelDescriptor) -> None:
         super().__init__(module, descriptor)
@@ -91,9 +95,33 @@ class OnnxModel(Model):
             hint="export the model again: lowtide export onnx MODEL --precision fp16",
         )
 
+    def use(self, provider: Provider) -> Self:
+        """Run by ``provider`` from now on.
+
+        Raises `UsageError` where ONNX Runtime has none of that name, and `ModelError` where it
+        cannot be set up or refuses the file.
+        """
+        if provider.name == self.module.session.provider.name:
+            return self
+        provider.require()
+        if provider.engines is not None:
+            provider.engines.mkdir(parents=True, exist_ok=True)
+        plain = self.module
+        try:
+            session = plain.session.by(provider)
+        except CannotRunError as error:
+            raise ModelError(
+                f"{plain.session.path} cannot be run by {provider.name}: {error.message}",
+                hint="--provider cpu",
+            ) from error
+        self.module = OnnxNetwork(session, plain.scale, plain.out_channels, plain.low)
+        self.plain = plain
+        return self
+
     def another_session(self) -> object:
         """The file opened once more, by whoever wants to know what that takes."""
-        return open_session(self.module.session.path, torch.get_num_threads())
+        session = self.module.session
+        return open_session(session.path, torch.get_num_threads(), provider=session.provider)
 
 
 def load(path: Path, name: str, digest: str) -> OnnxModel:

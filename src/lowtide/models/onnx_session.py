@@ -1,4 +1,4 @@
-"""ONNX Runtime: a file's graph as a module of PyTorch's, on the CPU."""
+"""ONNX Runtime: a file's graph as a module of PyTorch's, given and giving tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.core.heap import trim_heap
+from lowtide.models.onnx_providers import Provider
 
 # onnxruntime has no base class of its errors, which derive from Exception.
 _REFUSALS = (
@@ -30,11 +31,12 @@ _NOISE = re.compile(
 # What matters is raised too.
 _SILENT = 4
 _LACKS = "Failed to allocate memory", "bad_alloc"
+_CPU = Provider()
 _TYPES = {torch.float32: np.float32, torch.float16: np.float16}
 
 
 class CannotRunError(LowtideError):
-    """ONNX Runtime's CPU provider cannot run the file: it lacks an operator, or it failed."""
+    """ONNX Runtime cannot run the file: it lacks an operator, or it failed."""
 
 
 def require_packages(*names: str, what: str = "exporting to ONNX") -> None:
@@ -62,11 +64,14 @@ def reason_of(error: Exception) -> str:
     return _NOISE.sub("", str(error).strip().partition("\n")[0])
 
 
-def open_session(path: Path | str, threads: int, *, patterns: bool = False) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU with so many threads.
+def open_session(
+    path: Path | str, threads: int, *, patterns: bool = False, provider: Provider = _CPU
+) -> Any:
+    """An `onnxruntime.InferenceSession` with so many threads on the CPU.
 
     ``patterns`` remembers for each size where blocks lay, and holds them for all of them. Raises
-    `CannotRunError` where the runtime refuses the file, and `MemoryError`.
+    `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
+    `MemoryError`.
     """
     import onnxruntime
 
@@ -77,11 +82,17 @@ def open_session(path: Path | str, threads: int, *, patterns: bool = False) -> A
     # Threads that wait in a loop would count as processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=provider.chain
         )
     except refusals() as error:
         raise _told(error) from error
+    if provider.first not in session.get_providers():
+        # The runtime goes on with what is left, and says so in its log alone.
+        raise CannotRunError(
+            f"{provider.first} could not be set up: a library of its own is missing"
+        )
+    return session
 
 
 def _told(error: Exception, where: str = "") -> Exception:
@@ -103,7 +114,7 @@ class Ends:
 
 
 class OnnxSession:
-    """A file's graph, run by ONNX Runtime on the CPU with PyTorch's number of threads.
+    """A file's graph, run by ONNX Runtime, on the CPU with PyTorch's number of threads.
 
     Results are written straight into PyTorch's memory. What the graph needs between comes from a
     heap of the runtime's own, which is kept for the next call of the same size and given back
@@ -111,13 +122,19 @@ class OnnxSession:
     cannot reuse the runtime's aligned blocks. May be called by several threads at once.
     """
 
-    def __init__(self, path: Path, ends: Ends) -> None:
-        self.path, self._ends = path, ends
+    def __init__(self, path: Path, ends: Ends, provider: Provider = _CPU) -> None:
+        self.path, self.provider, self._ends = path, provider, ends
         # (height, width) of the smallest image that it takes: to give memory back takes a run.
         self.least: tuple[int, int] | None = None
         self._lock, self._size = threading.Lock(), (0, 0)
         self._threads = torch.get_num_threads()
-        self._session = open_session(path, self._threads)
+        self._session = open_session(path, self._threads, provider=provider)
+
+    def by(self, provider: Provider) -> OnnxSession:
+        """The same file by another provider. Raises `CannotRunError`."""
+        session = OnnxSession(self.path, self._ends, provider)
+        session.least = self.least
+        return session
 
     def shape_of(self, image: Tensor) -> tuple[int, ...]:
         """The shape of what the graph makes of fp32 (1, C, H, W); raises as `run`."""
@@ -147,7 +164,9 @@ class OnnxSession:
         with self._lock:
             if torch.get_num_threads() != self._threads:
                 self._threads = torch.get_num_threads()
-                self._session = open_session(self.path, self._threads)
+                self._session = open_session(
+                    self.path, self._threads, provider=self.provider
+                )
             elif size != self._size:
                 self._shrink()
             self._size = size

@@ -18,7 +18,8 @@ from lowtide.streaming.crossing import AtOnce, Crossing, Landing
 Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; it is given fp32 and gives that.
 DTYPES: dict[str, torch.dtype] = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32,
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "int8": torch.float32, "fp8": torch.bfloat16,
 }  # fmt: skip
 _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 

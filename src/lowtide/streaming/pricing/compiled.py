@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from lowtide.core.units import MIB
 from lowtide.memory.plan import Plan
-from lowtide.streaming.compiled import CompileFacts
+from lowtide.streaming.one_shape import SpeedFacts
 from lowtide.streaming.pricing.ledger import row
 
 # Until a run has told: light networks took a quarter of a minute and 70 MiB (benchmarks/results/
 # compiled.json), and larger ones take more.
-_UNKNOWN = CompileFacts(ratio=1.0, warmup_seconds=30.0)
+_UNKNOWN = SpeedFacts(ratio=1.0, warmup_seconds=30.0)
 _USUAL_BYTES, _UPPER = 150 * MIB, 1.5
 
 
-def compiled(plan: Plan, facts: CompileFacts | None, images: int) -> Plan:
+def compiled(plan: Plan, facts: SpeedFacts | None, images: int) -> Plan:
     """``plan`` compiled, which ``images`` of one size wait for once."""
     known = facts or _UNKNOWN
     value = known.host_bytes or _USUAL_BYTES

@@ -12,6 +12,7 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.pricing.facts import Picture
 
 ROW_BUFFERS = "input rows", "output rows"
+LIVE_ROW = "live activations and scratch"
 # Rows of the ledger that are there whatever the network gets.
 _STAYING = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
 # Network pixels for a comparison: more would show no more, and fewer say nothing.
@@ -112,7 +113,7 @@ def activations(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     """What the network takes when it gets ``pixels`` at once."""
     live, slack = costs.activation_bytes(pixels), costs.slack_bytes(pixels)
     told = "traced" if costs.traced else "probed"
-    yield row("live activations and scratch", "device", live, live * _LIVE_UPPER, told)
+    yield row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
     yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
 
 

@@ -1,0 +1,56 @@
+"""What ONNX Runtime may run a file with: its own kernels for the CPU, or TensorRT on a card.
+
+TensorRT has never been run here: it is taken where it is asked for by name, and what it gives is
+compared with the CPU's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lowtide.core.errors import UsageError
+
+ProviderName = Literal["cpu", "tensorrt"]
+_TENSORRT = "TensorrtExecutionProvider"
+# In the order of preference: what the first one lacks falls to those after it.
+_CHAINS: dict[ProviderName, tuple[str, ...]] = {
+    "cpu": ("CPUExecutionProvider",),
+    "tensorrt": (_TENSORRT, "CUDAExecutionProvider", "CPUExecutionProvider"),
+}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One of them; ``engines`` is a folder for what TensorRT takes minutes to build."""
+
+    name: ProviderName = "cpu"
+    engines: Path | None = None
+
+    @property
+    def first(self) -> str:
+        """ONNX Runtime's name of it."""
+        return _CHAINS[self.name][0]
+
+    @property
+    def chain(self) -> list[tuple[str, dict[str, Any]]]:
+        """ONNX Runtime's names with their options (onnxruntime.ai, "TensorRT Execution
+        Provider")."""
+        kept = {} if self.engines is None else {
+            "trt_engine_cache_enable": True, "trt_engine_cache_path": str(self.engines),
+        }  # fmt: skip
+        return [(one, kept if one == _TENSORRT else {}) for one in _CHAINS[self.name]]
+
+    def require(self) -> None:
+        """Raise `UsageError` unless this machine's ONNX Runtime was built with it."""
+        runtime = importlib.import_module("onnxruntime")
+        known = runtime.get_available_providers()
+        if self.first not in known:
+            raise UsageError(
+                f"ONNX Runtime {runtime.__version__} of this machine has no {self.first}; it has"
+                f" {', '.join(known)}",
+                hint="pip install onnxruntime-gpu tensorrt on a machine with an NVIDIA card, or"
+                " leave out --provider",
+            )

@@ -127,7 +127,7 @@ def test_options_that_make_no_sense(lowtide, source, out, words, message):
 
 
 @pytest.mark.parametrize(
-    "words", [["--sclae", "2"], ["--tile", "many"], ["--precision", "fp8"], []], ids=str
+    "words", [["--sclae", "2"], ["--tile", "many"], ["--precision", "fp4"], []], ids=str
 )
 def test_words_that_are_no_options(lowtide, source, words):
     """These are typer's own messages; the code is the same."""

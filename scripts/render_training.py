@@ -98,6 +98,33 @@ def adversarial(rows: Rows) -> str:
     return f"{losses}\n\n{changes}"
 
 
+def attention_helps(rows: Rows) -> str:
+    """What each attention gains over none, seed by seed, and what it costs."""
+    head = ["variant, and attention", "PSNR-Y, mean", "gain (deviation)", "of each seed", "seeds",
+            "processor seconds, of none's"]  # fmt: skip
+    runs = [row for row in rows if "psnr_y_db" in row]
+    gains = {row["row"]: row for row in rows if "gain_db" in row}
+    lines = []
+    for variant, way, steps in dict.fromkeys(
+        (row["variant"], row["attention"], row["steps"]) for row in runs
+    ):
+        scores = [
+            row["psnr_y_db"] for row in runs
+            if (row["variant"], row["attention"], row["steps"]) == (variant, way, steps)
+        ]  # fmt: skip
+        cells = [f"{variant}, {way}, {steps} steps", f"{sum(scores) / len(scores):.3f} dB"]
+        gain = gains.get(f"{variant}, {way} against none, {steps} steps")
+        lines.append([*cells, *(_gained(gain) if gain else ["–", "–", str(len(scores)), "–"])])
+    return table(head, lines)
+
+
+def _gained(row: dict[str, Any]) -> list[str]:
+    spread = "–" if row["deviation_db"] is None else f"{row['deviation_db']:.3f}"
+    ratio = "–" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
+    each = ", ".join(f"{gain:+.3f}" for gain in row["gains_db"])
+    return [f"{row['gain_db']:+.3f} dB ({spread})", each, str(row["seeds"]), ratio]
+
+
 def bundled(rows: Rows) -> str:
     """Pictures beside cubic enlargement, then networks of like size."""
     scored = [row for row in rows if "pictures_db" in row]
@@ -133,5 +160,5 @@ def _name(row: dict[str, Any]) -> str:
 
 SHAPES = {
     "training_memory": training_memory, "onnx_files": onnx_files, "adversarial": adversarial,
-    "bundled": bundled,
+    "bundled": bundled, "attention_helps": attention_helps,
 }  # fmt: skip

@@ -7,14 +7,16 @@ Photographs (`PHOTOS`, `MORE`) go to ``demo/large/xN`` as pairs of small pieces,
 size, so that each photograph is drawn by its area; training goes on there if it was stopped. Then
 ``lowtide-large-xN.safetensors``, its log and its card are written into the package's weights folder
 (or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. No benchmark picture
-is read here; one choice was made by one, though: `MORE` was added when a model trained on `PHOTOS`
-alone scored no more on Set5 than the small one.
+is read here; two choices were made by some, though: `MORE` was added when a model trained on
+`PHOTOS` alone scored no more on Set5 than the small one, and soft, grainy copies (`softened`) when
+one without them made a soft, grainy picture worse than cubic enlargement does.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from more_photographs import MORE, MORE_SHRINK, photographs
 from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
+from scipy.ndimage import gaussian_filter
 from train_bundled import bicubic, sorted_header, tuning_scores
 
 import lowtide.models
@@ -43,7 +46,10 @@ CONFIGS = {
     2: ParagonConvConfig(scale=2, features=64, blocks=6),
     4: ParagonConvConfig(scale=4, features=64, blocks=5),
 }
-STEPS, BATCH, RATE, SEED = {2: 10000, 4: 8000}, 16, 2.5e-3, 0
+STEPS, BATCH, RATE, SEED = {2: 16000, 4: 16000}, 16, 2.5e-3, 0
+# Of the sizes of a photograph, how many have a soft copy too: each third one. Blur in pixels,
+# contrast as a share, grain in levels of 255; drawn for each copy.
+SOFT_EVERY, BLUR, CONTRAST, GRAIN = 3, (0.6, 2.0), (0.3, 0.8), (0.5, 2.5)
 PATCH = {2: 32, 4: 24}
 
 
@@ -69,17 +75,36 @@ def write_pairs(folder: Path, scale: int) -> None:
     more = photographs(FOLDER / "more")
     for name in (*PHOTOS, *MORE):
         photo = photograph(name) if name in PHOTOS else more[name]
-        for share in SHRINK if name in PHOTOS else MORE_SHRINK:
+        for index, share in enumerate(SHRINK if name in PHOTOS else MORE_SHRINK):
             size = [round(side * share) for side in photo.shape[:2]]
-            low, high = shrink(resize_cubic(photo, *size), scale)
-            for top, left, height, width in pieces(*low.shape[:2]):
-                stem = f"{name}_{size[0]}_{top}_{left}.png"
-                for side, image, unit in (("lr", low, 1), ("hr", high, scale)):
-                    rows = slice(top * unit, (top + height) * unit)
-                    columns = slice(left * unit, (left + width) * unit)
-                    write(folder / side / stem, image[rows, columns])
+            image = resize_cubic(photo, *size)
+            write_pieces(folder, f"{name}_{size[0]}", image, scale)
+            if index % SOFT_EVERY == 0:
+                stem = f"{name}_{size[0]}_soft"
+                write_pieces(folder, stem, softened(image, zlib.crc32(stem.encode())), scale)
     for name in TUNING:
         write(folder / "held_out" / f"{name}.png", photograph(name))
+
+
+def softened(image: np.ndarray, seed: int) -> np.ndarray:
+    """uint8 (H, W, 3) blurred, with less contrast, and with grain that all bands share."""
+    draw = np.random.default_rng(seed)
+    blur, contrast, grain = (draw.uniform(*span) for span in (BLUR, CONTRAST, GRAIN))
+    soft = gaussian_filter(image.astype(np.float64), (blur, blur, 0))
+    soft = soft * contrast + draw.uniform(0, 255 * (1 - contrast))
+    soft += draw.normal(0, grain, (*image.shape[:2], 1))
+    return soft.round().clip(0, 255).astype(np.uint8)
+
+
+def write_pieces(folder: Path, name: str, image: np.ndarray, scale: int) -> None:
+    """A picture and its small version, cut into pieces."""
+    low, high = shrink(image, scale)
+    for top, left, height, width in pieces(*low.shape[:2]):
+        stem = f"{name}_{top}_{left}.png"
+        for side, one, unit in (("lr", low, 1), ("hr", high, scale)):
+            rows = slice(top * unit, (top + height) * unit)
+            columns = slice(left * unit, (left + width) * unit)
+            write(folder / side / stem, one[rows, columns])
 
 
 def write(path: Path, image: np.ndarray) -> None:
@@ -162,8 +187,9 @@ Made by `scripts/train_large.py --scale {scale}`, which runs `lowtide train sr`,
 {torch.__version__}: {STEPS[scale]} steps{start}, seed {SEED}, batch {BATCH}, patches of
 {PATCH[scale]} low-resolution pixels, Adam at {RATE:g} with warm-up and cosine decay to 1 %, L1 loss
 on RGB, bfloat16 autocast, weights averaged with a decay of 0.999. Each photograph at four to six
-sizes from 1 to 0.4, shrunk by MATLAB's antialiased cubic filter, turned, mirrored, and in half of
-the samples with colors mixed, contrast weakened or values inverted. The log lies beside this card.
+sizes from 1 to 0.4, at one or two of them also blurred, weaker and with grain; shrunk by MATLAB's
+antialiased cubic filter, turned, mirrored, and in half of the samples with colors mixed, contrast
+weakened or values inverted. The log lies beside this card.
 
 ## Scores on the held-out photographs
 

@@ -148,7 +148,7 @@ def test_a_larger_scale_takes_the_larger_model(run, source, tmp_path):
         ({"hann_blend": True, "tile_overlap": 0, "tile": 64}, "blending needs an overlap"),
         ({"scale": 0}, "--scale 0: "),
         ({"png_compression": 10}, "--png-compression 10: "),
-        ({"precision": "fp8"}, "--precision 'fp8': "),
+        ({"precision": "fp4"}, "--precision 'fp4': "),
         ({"sharpness": 3}, "--sharpness 3: "),
         ({"device": "cuda:7"}, "cuda:7.*this machine has"),
         ({"device": "toaster"}, "is not a device of this machine"),

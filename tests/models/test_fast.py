@@ -6,12 +6,16 @@ import importlib
 import pytest
 import torch
 
+from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.models.fast import adapt as adapting
+from lowtide.models.fast import swin, tail
 from lowtide.models.fast.adapt import adapt
 from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.swin import FastBlock, FastWindows
+from lowtide.models.fast.tail import Deferred, FastTail
 from lowtide.models.fast.tokens import FastPointwise
+from lowtide.models.low_precision import Edge, lower
 from lowtide.streaming.bands.capture import capture
 
 SWIN = {
@@ -51,7 +55,9 @@ def both(request):
     found = adapt(fast)
     assert found["Linear"] > 0
     assert len(found) > 1
-    assert sum(found.values()) == sum(isinstance(one, FastPart) for one in fast.modules())
+    # A tail is one part that runs layers of two places.
+    parts = sum(isinstance(one, FastPart) for one in fast.modules())
+    assert sum(found.values()) + found["tail"] == parts
     return plain, fast
 
 
@@ -70,8 +76,9 @@ def test_no_part_runs_as_it_was(both, monkeypatch):
         raise AssertionError("the part that was replaced ran")
 
     for part in both[1].modules():
-        # Where pixels of a channel lie together already, a convolution is right.
-        if isinstance(part, FastPart) and not isinstance(part, FastPointwise):
+        # Where pixels of a channel lie together already, a convolution is right, and so are the
+        # last layers of a small image.
+        if isinstance(part, FastPart) and not isinstance(part, (FastPointwise, FastTail, Deferred)):
             monkeypatch.setattr(part.plain, "forward", never)
     for size in ((24, 40), (32, 32)):
         with torch.inference_mode():
@@ -136,6 +143,7 @@ def test_a_part_that_gives_other_numbers_is_not_taken(monkeypatch):
 
     kinds = {"SwinIR WindowAttention": (Wrong, adapting._swin)}
     monkeypatch.setattr(adapting, "_KINDS", kinds)
+    monkeypatch.setattr(FastTail, "in_strips", lambda self, x, rows: self.plain(self.before(x)) + 1)
     plain = network("SwinIR")
     fast = copy.deepcopy(plain)
     assert set(adapt(fast)) == {"Linear"}
@@ -154,7 +162,7 @@ def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     monkeypatch.setattr(adapting, "_agrees", once)
     plain = network("HAT")
     fast = copy.deepcopy(plain)
-    assert set(adapt(fast)) == {"HAT OCAB", "Linear", "Conv2d 1×1"}
+    assert set(adapt(fast)) == {"HAT OCAB", "Linear", "Conv2d 1×1", "tail"}
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
@@ -173,6 +181,124 @@ def test_blocks_put_pixels_in_the_order_of_windows(family):
     assert found[f"{family} SwinTransformerBlock"] == found[f"{family} WindowAttention"] > 0
 
 
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+@pytest.mark.parametrize("windows", [1, 3, 1 << 20])
+def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkeypatch):
+    plain = network(family)
+    fast = copy.deepcopy(plain)
+    adapt(fast)
+    asked = []
+    monkeypatch.setattr(swin, "at_once", lambda x, places: windows)
+    attend = FastWindows.attend
+    monkeypatch.setattr(
+        FastWindows, "attend", lambda self, x, *more: asked.append(len(x)) or attend(self, x, *more)
+    )
+    image = torch.rand(1, 3, 40, 56)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
+    # 5·7 windows, of which a shift sets those along two edges apart.
+    assert max(asked) <= 35
+    assert windows > 3 or set(asked) <= set(range(1, 4))
+
+
+def test_of_an_image_less_is_held_than_queries_keys_and_values():
+    net = network("DRCT")
+    adapt(net)
+    block = max(
+        (part for part in net.modules() if isinstance(part, FastBlock)),
+        key=lambda part: part.plain.dim,
+    )
+    channels = block.plain.dim
+    x = torch.randn(1, 512 * 512, channels)
+    with torch.inference_mode():
+        block(x, (512, 512))  # finds the order of windows
+        taken = live_peak_bytes(lambda: block(x, (512, 512)))
+    # The result, what some windows hold, and the pixels' order; all of them were more than 6.
+    assert taken < 2.5 * x.numel() * 4
+
+
+class Tailed(torch.nn.Module):
+    """What is left of a model where its attention is left out."""
+
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(0)
+        home = importlib.import_module("spandrel.architectures.SwinIR.__arch.SwinIR")
+        self.upsample = home.Upsample(scale, 6)
+        self.conv_last = torch.nn.Conv2d(6, 3, 3, padding=1)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x):
+        return self.conv_last(self.upsample(x))
+
+
+@pytest.fixture(params=[2, 3, 4, 8])
+def tails(request):
+    plain = Tailed(request.param)
+    fast = copy.deepcopy(plain)
+    assert FastTail.fits(fast.upsample, fast.conv_last)
+    fast.conv_last = FastTail(fast.conv_last, fast.upsample)
+    fast.upsample = Deferred(fast.upsample)
+    return plain, fast
+
+
+@pytest.mark.parametrize("size", [(1, 6, 41, 9), (2, 6, 17, 5), (1, 6, 8, 8), (1, 6, 3, 30)])
+def test_strips_of_the_last_layers_are_the_whole(tails, size, monkeypatch):
+    monkeypatch.setattr(tail, "_STRIP_BYTES", 1)
+    plain, fast = tails
+    x = torch.randn(size)
+    heights = []
+    fast.conv_last.before[0].register_forward_pre_hook(
+        lambda _, given: heights.append(given[0].shape[2])
+    )
+    with torch.inference_mode():
+        expected = plain(x)
+        torch.testing.assert_close(fast(x), expected, rtol=0, atol=1e-6)
+    # Twelve rows at most, of which four see beyond their strip.
+    assert (max(heights) <= 12) and (len(heights) > 1) == (size[2] > 8)
+    assert plain.state_dict().keys() == fast.state_dict().keys()
+    given = x.requires_grad_()
+    fast(given).sum().backward()
+    assert given.grad is not None
+
+
+def test_strips_take_no_more_than_they_may(tails, monkeypatch):
+    monkeypatch.setattr(tail, "_STRIP_BYTES", 1 << 20)
+    plain, fast = tails
+    x = torch.randn(1, 6, 400, 64)
+    with torch.inference_mode():
+        result = plain(x)
+        assert live_peak_bytes(lambda: fast(x)) < result.nbytes + (6 << 20)
+        assert live_peak_bytes(lambda: plain(x)) > 3 * result.nbytes
+
+
+def test_the_last_convolution_stays_in_fp32_in_half_precision(tails):
+    _, fast = tails
+    x = torch.rand(1, 6, 20, 14)
+    low = lower(fast, torch.bfloat16, x)
+    assert isinstance(low.body.conv_last.plain, Edge)
+    assert not low.reason
+    with torch.inference_mode():
+        expected, found = fast(x), low(x)
+    assert found.dtype == torch.float32
+    apart = (found - expected).abs().max()
+    assert 0 < apart < 0.02 * expected.abs().max()
+
+
+def test_other_last_layers_stay_as_they_are():
+    conv, shuffle = torch.nn.Conv2d, torch.nn.PixelShuffle(2)
+    before, last = torch.nn.Sequential(conv(6, 24, 3, padding=1), shuffle), conv(6, 3, 3, padding=1)
+    assert FastTail.fits(before, last)
+    for odd in (
+        conv(6, 24, 3), conv(6, 24, 3, padding=2, dilation=2), conv(6, 24, 3, padding="same"),
+        conv(6, 24, 3, padding=1, stride=2), conv(6, 24, 3, padding=1, padding_mode="reflect"),
+        torch.nn.GroupNorm(1, 6),
+    ):  # fmt: skip
+        assert not FastTail.fits(torch.nn.Sequential(odd, shuffle), last)
+    assert not FastTail.fits(before[:1], last)
+    assert not FastTail.fits(before, torch.nn.Identity())
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])
 @pytest.mark.parametrize(("window", "shift"), [(4, 2), (6, 1), (4, 0)])
 def test_the_order_of_windows(size, window, shift):
@@ -181,7 +307,7 @@ def test_the_order_of_windows(size, window, shift):
     order = WindowOrder.of(mask, torch.device("cpu"))
     pixels = torch.randn(height, width)
     there = pixels.flatten()[order.there].view(-1, window, window)
-    assert torch.equal(there.flatten()[order.back], pixels.flatten())
+    assert torch.equal(order.there.sort()[0], torch.arange(height * width))
     rolled = pixels.roll((-shift, -shift), (0, 1)).unflatten(1, (-1, window))
     windows = rolled.unflatten(0, (-1, window)).transpose(1, 2).flatten(0, 1)
     dense, patterns = mask.dense(pixels), order.patterns(pixels)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowtide.models.fast.tail import FastTail
 from lowtide.models.fast.tokens import FastPointwise
 
 # Layers between no more channels than these make pictures of pictures.
@@ -170,7 +171,7 @@ def _find(
 
 def _conv_of(layer: nn.Module) -> nn.Conv2d | None:
     """The convolution that a layer is, or stands for."""
-    plain = layer.plain if isinstance(layer, FastPointwise) else layer
+    plain = layer.plain if isinstance(layer, (FastPointwise, FastTail)) else layer
     return plain if type(plain) is nn.Conv2d else None
 
 
@@ -189,7 +190,10 @@ def _floats(tensors: Any) -> list[Tensor]:
 
 def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
-    setattr(network.get_submodule(parent), own, layer)
+    if isinstance(tail := network.get_submodule(name), FastTail):
+        tail.use(layer)
+    else:
+        setattr(network.get_submodule(parent), own, layer)
 
 
 def _cast(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

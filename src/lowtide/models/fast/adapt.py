@@ -14,16 +14,23 @@ from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
 from lowtide.models.fast.swin import FastBlock, FastOverlap, FastWindows
+from lowtide.models.fast.tail import Deferred, FastTail
 from lowtide.models.fast.tokens import FastLinear, FastPointwise
 
 # Of the largest number; rounding of fp32 leaves a tenth of it.
 _TOLERANCE = 1e-5
+# Of a strip when the last layers are tried.
+_ROWS = 8
 _HOME = "spandrel.architectures."
+# Models whose ``upsample`` of convolutions and pixel shuffles is followed by ``conv_last`` alone.
+_TAILED = {
+    f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", "ATD", "GRL")
+}  # fmt: skip
 
 
 def adapt(network: nn.Module) -> Counter[str]:
-    """Replace window attention, the blocks around it, linear layers and convolutions of 1×1 pixels
-    in ``network``, a model of spandrel's, and count by kind what was.
+    """Replace window attention, the blocks around it, linear layers, convolutions of 1×1 pixels
+    and the last layers in ``network``, a model of spandrel's, and count by kind what was.
 
     Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
     of them gives what it gave before on random windows, and masks of shifted windows only if they
@@ -56,7 +63,23 @@ def adapt(network: nn.Module) -> Counter[str]:
         part = part.plain if isinstance(part, FastBlock) else part
         if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
             _mask_in_few_forms(part)
+    if _name(network) in _TAILED and _in_strips(network):
+        found["tail"] += 1
     return found
+
+
+@torch.inference_mode()
+def _in_strips(network: Any) -> bool:
+    """Run the last layers over strips of rows, where they are as they are known."""
+    before: Any = getattr(network, "upsample", None)
+    last: Any = getattr(network, "conv_last", None)
+    if type(before).__name__ != "Upsample" or not FastTail.fits(before, last):
+        return False
+    tail, image = FastTail(last, before), _random(1, before[0].in_channels, 2 * _ROWS + 3, 12)
+    if not _same(last(before(image)), tail.in_strips(image, _ROWS)):
+        return False
+    network.upsample, network.conv_last = Deferred(before), tail
+    return True
 
 
 def _name(part: nn.Module) -> str:
@@ -70,7 +93,10 @@ def _name(part: nn.Module) -> str:
 @torch.inference_mode()
 def _agrees(plain: nn.Module, fast: FastPart, example: Callable[[Any], dict[str, Any]]) -> bool:
     given = example(plain)
-    expected, result = plain(**given), fast(**given)
+    return _same(plain(**given), fast(**given))
+
+
+def _same(expected: Tensor, result: Tensor) -> bool:
     apart = (result - expected).abs().max()
     # Written so that what is not a number agrees with nothing.
     return result.shape == expected.shape and bool(apart <= _TOLERANCE * expected.abs().max())

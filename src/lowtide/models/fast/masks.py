@@ -78,11 +78,10 @@ class ShiftMask:
 @dataclass(frozen=True)
 class WindowOrder:
     """Pixels of an image as windows, shifted as `ShiftMask`'s, and those with the same mask beside
-    one another: ``there`` and ``back`` are indices to that order and from it."""
+    one another: ``there`` are their indices in that order."""
 
     mask: ShiftMask
     there: Tensor
-    back: Tensor
 
     @classmethod
     @torch.inference_mode(False)
@@ -95,10 +94,7 @@ class WindowOrder:
         rows = pixels.view(mask.height // window, window, mask.width // window, window)
         windows = rows.transpose(1, 2).reshape(-1, window * window)
         places = [place for group in mask.places.values() for place in group]
-        there = windows[places].flatten()
-        back = torch.empty_like(there)
-        back[there] = torch.arange(len(there))
-        return cls(mask, there.to(device), back.to(device))
+        return cls(mask, windows[places].flatten().to(device))
 
     def patterns(self, like: Tensor) -> list[Pattern]:
         """Which windows of one image have which mask (1, 1, places, places)."""

@@ -4,39 +4,49 @@ of SwinIR and DRCT."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.windowed import attend_windows
+from lowtide.attention.windowed import Pattern, attend_windows
 from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart
+
+# What some windows hold while they go through a block, in numbers for each of its channels, and at
+# most in bytes: more on a card, which has work for many of them.
+_HELD, _PART_BYTES, _CARD_PART_BYTES = 8, 32 << 20, 256 << 20
 
 
 class FastWindows(FastPart):
     """``WindowAttention(x, mask)`` of spandrel's SwinIR and DRCT, ``(x, rpi, mask)`` of its HAT.
 
-    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, a
-    `WindowOrder` that the windows are in, or a tensor (windows of an image, places, places), with
-    which the part runs as it was.
+    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, or a
+    tensor (windows of an image, places, places), with which the part runs as it was.
     """
 
     def forward(
-        self, x: Tensor, rpi: Tensor | None = None,
-        mask: Tensor | ShiftMask | WindowOrder | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, rpi: Tensor | None = None, mask: Tensor | ShiftMask | None = None
+    ) -> Tensor:
         """The result for each window."""
         if torch.compiler.is_exporting() or isinstance(mask, Tensor):
             given = {} if rpi is None else {"rpi": rpi}
             return self.plain(x, **given, mask=mask)
+        return self.attend(x, self.bias(rpi), () if mask is None else mask.patterns(x))
+
+    def bias(self, rpi: Tensor | None = None) -> Tensor:
+        """What is added to all scores, (1, heads, places, places)."""
         plain = self.plain
         index = plain.relative_position_index if rpi is None else rpi
+        return gathered_bias(plain.relative_position_bias_table, index, len(index))
+
+    def attend(self, x: Tensor, bias: Tensor, patterns: Sequence[Pattern]) -> Tensor:
+        """The result for each window, with this bias."""
+        plain = self.plain
         windows, places, channels = x.shape
         parts = plain.qkv(x).view(windows, places, 3, plain.num_heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        bias = gathered_bias(plain.relative_position_bias_table, index, places)
-        patterns = () if mask is None else mask.patterns(query)
         found = attend_windows(query, key, value, bias, patterns, plain.scale)
         return plain.proj(found.transpose(1, 2).reshape(windows, places, channels))
 
@@ -44,8 +54,9 @@ class FastWindows(FastPart):
 class FastBlock(FastPart):
     """``SwinTransformerBlock(x, x_size)`` of spandrel's SwinIR and DRCT.
 
-    Pixels are put in the order of windows by one copy, which shifting and dividing take several
-    for, and windows along an edge of the image come last, so that their masks concern no others.
+    Some windows at a time go through all of it, attention and what follows for each pixel, so that
+    what lies between fits in caches, and queries, keys and values are never there for the whole
+    image. Those along an edge, which have masks, come last.
     """
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
@@ -55,11 +66,28 @@ class FastBlock(FastPart):
             return plain(x, x_size)
         height, width = x_size
         order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
-        places, channels = plain.window_size**2, x.shape[-1]
-        windows = plain.norm1(x)[0].index_select(0, order.there).view(-1, places, channels)
-        found = plain.attn(windows, mask=order).view(-1, channels)
-        x = x + found.index_select(0, order.back)
-        return x + plain.mlp(plain.norm2(x))
+        places, pixels, result = plain.window_size**2, x[0], torch.empty_like(x)
+        bias = plain.attn.bias()
+        for pattern in order.patterns(x):
+            added = bias if pattern.added is None else bias + pattern.added
+            end = pattern.places[-1] + 1
+            for first in range(pattern.places[0], end, at_once(x, places)):
+                last = min(first + at_once(x, places), end)
+                chosen = order.there[first * places : last * places]
+                given = pixels.index_select(0, chosen)
+                windows = plain.norm1(given).view(last - first, places, -1)
+                given = given + plain.attn.attend(windows, added, ()).view_as(given)
+                result[0].index_copy_(0, chosen, given + plain.mlp(plain.norm2(given)))
+        return result
+
+
+def at_once(x: Tensor, places: int) -> int:
+    """How many windows of so many places of ``x`` (images, pixels, channels) go through a block
+    together."""
+    if torch.compiler.is_compiling():
+        return x.shape[1]  # all of them: each part would be compiled for itself
+    limit = _PART_BYTES if x.device.type == "cpu" else _CARD_PART_BYTES
+    return max(1, limit // (_HELD * places * x.shape[-1] * x.element_size()))
 
 
 @functools.lru_cache(maxsize=8)

@@ -9,6 +9,7 @@ from lowtide.core.errors import BudgetError, ImageError, ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_seconds
+from lowtide.jobs.passed_over import PassedOver
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image, output_cost
@@ -109,8 +110,18 @@ def _chosen(
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
-    elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
+    elif wishes.strategy == "streamed" and not wishes.about_tiles:
         return _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
+    elif wishes.strategy == "auto" and not wishes.about_tiles:
+        before = PassedOver(prepared, picture, budget, wanted)
+        if below is None and (other := before.again(plans)):
+            reason = f"looked at before, when {other} was the better choice"
+            refused.append(Refusal(what="streamed", reason=reason))
+        else:
+            found = _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
+            if below is None:
+                before.remember(found[1])
+            return found
     return _settled(_below(plans, below), prepared, pricing, budget, wanted, refused)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
+from lowtide.jobs import planning
 from lowtide.jobs.planning import _chosen
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
@@ -121,3 +122,34 @@ def _of_half(plan):
         for row in plan.ledger
     ]
     return plan.model_copy(update={"ledger": tuple(rows)})
+
+
+def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(planning, "_WORTH_PLANNING", 0.0)
+    monkeypatch.setattr(BandPricing, "_seconds", lambda self, layout: 1000.0)
+    looked = []
+    candidates = BandPricing.candidates
+    monkeypatch.setattr(
+        BandPricing, "candidates", lambda self, **how: looked.append(1) or candidates(self, **how)
+    )
+
+    def strategies(mib, **more):
+        looked.clear()
+        _, plan = chosen(global_net(), mib, **more)
+        return plan.strategy, bool(looked)
+
+    first = strategies(1000)
+    assert first == ("whole", True)
+    assert strategies(900) == ("whole", False)  # about as much
+    _, plan = chosen(global_net(), 1000)
+    assert "looked at before" in next(
+        one.reason for one in plan.refused if one.what == "streamed"
+    )
+    # Another budget, size or accuracy, after a failure, and where that does not fit.
+    assert strategies(3000)[1]
+    assert strategies(1000, size=608)[1]
+    assert strategies(1000, accuracy="fast")[1]
+    assert strategies(1000, below=900 * MIB)[1]
+    assert strategies(200) == ("streamed", True)
+    assert strategies(200) == ("streamed", True)  # those that won are planned each time

@@ -188,7 +188,7 @@ def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkey
     fast = copy.deepcopy(plain)
     adapt(fast)
     asked = []
-    monkeypatch.setattr(swin, "at_once", lambda x, places: windows)
+    monkeypatch.setattr(swin, "at_once", lambda x, total: min(windows, total))
     attend = FastWindows.attend
     monkeypatch.setattr(
         FastWindows, "attend", lambda self, x, *more: asked.append(len(x)) or attend(self, x, *more)
@@ -196,9 +196,19 @@ def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkey
     image = torch.rand(1, 3, 40, 56)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
-    # 5·7 windows, of which a shift sets those along two edges apart.
-    assert max(asked) <= 35
-    assert windows > 3 or set(asked) <= set(range(1, 4))
+    # All parts of 5·7 windows are of one size.
+    assert set(asked) == {min(windows, 35)}
+
+
+@pytest.mark.parametrize("total", [1, 7, 64, 97, 100, 768])
+@pytest.mark.parametrize("fitting", [1, 12, 22, 5000])
+def test_parts_are_equal_and_little_is_run_twice(total, fitting, monkeypatch):
+    monkeypatch.setattr(swin, "_PART_BYTES", fitting * swin._HELD * 4 * 16 * 4)
+    some = swin.at_once(torch.empty(1, total * 4, 16), total)
+    most = min(fitting, total)
+    assert (most + 1) // 2 <= some <= most
+    twice = -total % some
+    assert all(-total % size >= twice for size in range((most + 1) // 2, most + 1))
 
 
 def test_of_an_image_less_is_held_than_queries_keys_and_values():

@@ -67,27 +67,44 @@ class FastBlock(FastPart):
         height, width = x_size
         order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
         places, pixels, result = plain.window_size**2, x[0], torch.empty_like(x)
-        bias = plain.attn.bias()
-        for pattern in order.patterns(x):
-            added = bias if pattern.added is None else bias + pattern.added
-            end = pattern.places[-1] + 1
-            for first in range(pattern.places[0], end, at_once(x, places)):
-                last = min(first + at_once(x, places), end)
-                chosen = order.there[first * places : last * places]
-                given = pixels.index_select(0, chosen)
-                windows = plain.norm1(given).view(last - first, places, -1)
-                given = given + plain.attn.attend(windows, added, ()).view_as(given)
-                result[0].index_copy_(0, chosen, given + plain.mlp(plain.norm2(given)))
+        bias, patterns = plain.attn.bias(), order.patterns(x)
+        total = len(pixels) // places
+        some = at_once(x, total)
+        for first in range(0, total, some):
+            first = min(first, total - some)
+            chosen = order.there[first * places : (first + some) * places]
+            given = pixels.index_select(0, chosen)
+            windows = plain.norm1(given).view(some, places, -1)
+            inside = _inside(patterns, first, first + some)
+            given = given + plain.attn.attend(windows, bias, inside).view_as(given)
+            result[0].index_copy_(0, chosen, given + plain.mlp(plain.norm2(given)))
         return result
 
 
-def at_once(x: Tensor, places: int) -> int:
-    """How many windows of so many places of ``x`` (images, pixels, channels) go through a block
-    together."""
+def at_once(x: Tensor, total: int) -> int:
+    """How many of ``total`` windows of ``x`` (images, pixels, channels) go through a block
+    together.
+
+    All parts are of one size, and the last one begins earlier where it would be smaller: oneDNN
+    keeps a kernel for each number of tokens, tens of megabytes for those of a deep model.
+    """
     if torch.compiler.is_compiling():
-        return x.shape[1]  # all of them: each part would be compiled for itself
+        return total  # each part would be compiled for itself
     limit = _PART_BYTES if x.device.type == "cpu" else _CARD_PART_BYTES
-    return max(1, limit // (_HELD * places * x.shape[-1] * x.element_size()))
+    window = _HELD * (x.numel() // total) * x.element_size()
+    most = min(total, max(1, limit // window))
+    # Those of which fewest windows are run twice, and of these the largest.
+    return min(range((most + 1) // 2, most + 1), key=lambda size: (-total % size, -size))
+
+
+def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
+    """What is left of ``patterns`` between these windows, counted from the first."""
+    found = []
+    for one in patterns:
+        low, high = max(one.places[0], first), min(one.places[-1] + 1, end)
+        if low < high:
+            found.append(Pattern(range(low - first, high - first), one.added))
+    return found
 
 
 @functools.lru_cache(maxsize=8)

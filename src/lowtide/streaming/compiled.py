@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from lowtide.core.errors import ModelError
 from lowtide.core.quiet import errors_only
-from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.store import FactStore, cache_folder
-from lowtide.streaming.one_shape import SpeedFacts, proven
+from lowtide.streaming.one_shape import SpeedFacts, proven, refused
 from lowtide.streaming.step import Network
 
 # For which one network is compiled in a process at most: a folder may have images of many sizes.
@@ -64,16 +62,8 @@ def _compiled(plain: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
             fail_on_recompile_limit_hit=True,
         ),
         errors_only("torch.utils.cpp_extension"),
+        # The compiler raises what its parts do: of PyTorch, of Triton, of a C++ compiler.
+        refused(Exception, "PyTorch cannot compile this network", "--compile off"),
     ):
-        try:
-            fast(images)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            # The compiler raises what its parts do: of PyTorch, of Triton, of a C++ compiler.
-            what = str(error).strip().partition("\n")[0]
-            raise ModelError(
-                f"PyTorch cannot compile this network: {type(error).__name__}: {what}",
-                hint="--compile off",
-            ) from error
+        fast(images)
     return fast

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
+from lowtide.memory.failures import is_out_of_memory
 from lowtide.streaming.step import Network
 
 # Of the largest number of the result. Fused operators round otherwise, some of them less.
@@ -52,6 +54,19 @@ class ForOneShape(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(images, channels, height, width) as the network takes them."""
         return self.fast(images) if images.shape == self.shape else self.plain(images)
+
+
+@contextlib.contextmanager
+def refused(kind: type[Exception], says: str, hint: str) -> Iterator[None]:
+    """What a device or a compiler raises, as a `ModelError` in one line; a lack of memory stays
+    one."""
+    try:
+        yield
+    except kind as error:
+        if is_out_of_memory(error):
+            raise
+        what = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{says}: {type(error).__name__}: {what}", hint=hint) from error
 
 
 def proven(

@@ -14,9 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.streaming.one_shape import SpeedFacts, proven
+from lowtide.core.errors import UsageError
+from lowtide.streaming.one_shape import SpeedFacts, proven, refused
 from lowtide.streaming.step import Network
 
 # Before recording: libraries set themselves up in the first runs, which no recording may contain.
@@ -61,16 +60,9 @@ def record_for(
     on_device = record or _recorder_of(network.device)
 
     def make(plain: nn.Module, images: Tensor) -> Recording:
-        try:
+        says = "this network cannot be recorded as a CUDA graph"
+        with refused(RuntimeError, says, "leave out --cuda-graphs"):
             return Recording(plain, images, on_device)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            what = str(error).strip().partition("\n")[0]
-            raise ModelError(
-                f"this network cannot be recorded as a CUDA graph: {what}",
-                hint="leave out --cuda-graphs",
-            ) from error
 
     return proven(network, shape, make, "recorded")
 

@@ -12,14 +12,14 @@ nearest to the larger bundled model's number of weights.
 
 from __future__ import annotations
 
+import functools
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser, seconds_in_turns
 from set5 import by_model
 from streaming_models import spandrel_class
 from torch import nn
@@ -123,13 +123,10 @@ def run_times(scale: int, pairs: int) -> dict[str, Any]:
     """Processor seconds of each network in turns; the first round warms up."""
     names = [*(name.format(scale) for name in OURS), *PEERS]
     networks = {name: network_of(name, scale) for name in names}
-    image, seconds = torch.rand(1, 3, SIDE, SIDE), {name: list[float]() for name in names}
+    image = torch.rand(1, 3, SIDE, SIDE)
+    runs = {name: functools.partial(network, image) for name, network in networks.items()}
     with torch.inference_mode():
-        for number, name in in_turns(networks, pairs + 1):
-            started = time.process_time()
-            networks[name](image)
-            if number:
-                seconds[name].append(round(time.process_time() - started, 4))
+        seconds = seconds_in_turns(runs, pairs)
     return {
         "cpu_s": seconds, "threads": torch.get_num_threads(),
         "parameters": {name: weights_of(network) for name, network in networks.items()},

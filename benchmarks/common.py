@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def in_turns(ways: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
         for way in order:
             yield number, way
         order.reverse()
+
+
+def seconds_in_turns(
+    ways: Mapping[str, Callable[[], object]], pairs: int
+) -> dict[str, list[float]]:
+    """Processor seconds of each way, so many runs in turns; a first one warms up."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number, way in in_turns(ways, pairs + 1):
+        started = time.process_time()
+        ways[way]()
+        if number:
+            seconds[way].append(round(time.process_time() - started, 4))
+    return seconds
 
 
 def ratio_of(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -12,14 +12,13 @@ in one process, in turns, with as many threads as OMP_NUM_THREADS says; the firs
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import paragonsr2_runs as runs
 import pyvips
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser, seconds_in_turns
 from photographs import EXAMPLE
 from safetensors.torch import save_file
 
@@ -71,14 +70,9 @@ def run_times(model: str, path: str, pairs: int) -> dict[str, Any]:
     """Processor seconds of both, in turns."""
     network, run = lowtide.load(model).module, OnnxRunner(path)
     image = runs.image_of(SIDE)
-    ways = {"ONNX Runtime": run, "PyTorch": network}
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    ways = {"ONNX Runtime": lambda: run(image), "PyTorch": lambda: network(image)}
     with torch.inference_mode():
-        for number, way in in_turns(ways, pairs + 1):
-            started = time.process_time()
-            ways[way](image)
-            if number:
-                seconds[way].append(round(time.process_time() - started, 4))
+        seconds = seconds_in_turns(ways, pairs)
     return {
         "cpu_s": seconds, "threads": torch.get_num_threads(),
         "ratio": ratio_of(seconds["ONNX Runtime"], seconds["PyTorch"]),

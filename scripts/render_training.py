@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import median
+from collections import defaultdict
+from statistics import mean, median
 from typing import Any
 
 from render_memory import table
@@ -102,19 +103,16 @@ def attention_helps(rows: Rows) -> str:
     """What each attention gains over none, seed by seed, and what it costs."""
     head = ["variant, and attention", "PSNR-Y, mean", "gain (deviation)", "of each seed", "seeds",
             "processor seconds, of none's"]  # fmt: skip
-    runs = [row for row in rows if "psnr_y_db" in row]
+    scores: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for row in rows:
+        if "psnr_y_db" in row:
+            scores[row["variant"], row["attention"], row["steps"]].append(row["psnr_y_db"])
     gains = {row["row"]: row for row in rows if "gain_db" in row}
     lines = []
-    for variant, way, steps in dict.fromkeys(
-        (row["variant"], row["attention"], row["steps"]) for row in runs
-    ):
-        scores = [
-            row["psnr_y_db"] for row in runs
-            if (row["variant"], row["attention"], row["steps"]) == (variant, way, steps)
-        ]  # fmt: skip
-        cells = [f"{variant}, {way}, {steps} steps", f"{sum(scores) / len(scores):.3f} dB"]
+    for (variant, way, steps), found in scores.items():
+        cells = [f"{variant}, {way}, {steps} steps", f"{mean(found):.3f} dB"]
         gain = gains.get(f"{variant}, {way} against none, {steps} steps")
-        lines.append([*cells, *(_gained(gain) if gain else ["–", "–", str(len(scores)), "–"])])
+        lines.append([*cells, *(_gained(gain) if gain else ["–", "–", str(len(found)), "–"])])
     return table(head, lines)
 
 

@@ -47,7 +47,7 @@ CONFIGS = {
     2: ParagonConvConfig(scale=2, features=64, blocks=6),
     4: ParagonConvConfig(scale=4, features=64, blocks=5),
 }
-STEPS, BATCH, RATE, SEED = {2: 16000, 4: 16000}, 16, 2.5e-3, 0
+STEPS, BATCH, RATE, SEED = 16000, 16, 2.5e-3, 0
 # Of the sizes of a photograph, how many have a soft copy too: each third one. Blur in pixels,
 # contrast as a share, grain in levels of 255; drawn for each copy.
 SOFT_EVERY, BLUR, CONTRAST, GRAIN = 3, (0.6, 2.0), (0.3, 0.8), (0.5, 2.5)
@@ -129,7 +129,7 @@ def configuration(scale: int, folder: Path, trunk: Path | None) -> dict[str, Any
         },
         "network_g": {"type": "paragonconv", "features": shape.features, "blocks": shape.blocks},
         "train": {
-            "total_iter": STEPS[scale], "warmup_iter": 300, "losses": [{"type": "l1loss"}],
+            "total_iter": STEPS, "warmup_iter": 300, "losses": [{"type": "l1loss"}],
             "optim_g": {"type": "adam", "lr": RATE},
             "scheduler": {"type": "cosine", "eta_min": 0.01},
         },
@@ -185,7 +185,7 @@ Held out, of scikit-image:
 ## Training
 
 Made by `scripts/train_large.py --scale {scale}`, which runs `lowtide train sr`, with PyTorch
-{torch.__version__}: {STEPS[scale]} steps{start}, seed {SEED}, batch {BATCH}, patches of
+{torch.__version__}: {STEPS} steps{start}, seed {SEED}, batch {BATCH}, patches of
 {PATCH[scale]} low-resolution pixels, Adam at {RATE:g} with warm-up and cosine decay to 1 %, L1 loss
 on RGB, bfloat16 autocast, weights averaged with a decay of 0.999. Each photograph at four to six
 sizes from 1 to 0.4, at one or two of them also blurred, weaker and with grain; shrunk by MATLAB's

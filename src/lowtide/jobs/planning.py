@@ -110,18 +110,16 @@ def _chosen(
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted):
         refused.append(Refusal(what="streamed", reason=why))
-    elif wishes.strategy == "streamed" and not wishes.about_tiles:
-        return _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
-    elif wishes.strategy == "auto" and not wishes.about_tiles:
+    elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
         before = PassedOver(prepared, picture, budget, wanted)
-        if below is None and (other := before.again(plans)):
-            reason = f"looked at before, when {other} was the better choice"
-            refused.append(Refusal(what="streamed", reason=reason))
-        else:
+        other = before.again(plans) if below is None else None
+        if other is None:
             found = _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
             if below is None:
                 before.remember(found[1])
             return found
+        reason = f"looked at before, when {other} was the better choice"
+        refused.append(Refusal(what="streamed", reason=reason))
     return _settled(_below(plans, below), prepared, pricing, budget, wanted, refused)
 
 

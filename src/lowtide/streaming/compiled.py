@@ -47,7 +47,7 @@ def load_compiler() -> None:
     import torch._inductor.compile_fx  # noqa: F401
 
 
-def _compiled(plain: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
+def _compiled(plain: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -65,5 +65,4 @@ def _compiled(plain: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
         # The compiler raises what its parts do: of PyTorch, of Triton, of a C++ compiler.
         refused(Exception, "PyTorch cannot compile this network", "--compile off"),
     ):
-        fast(images)
-    return fast
+        return fast, fast(images)

@@ -71,9 +71,10 @@ def refused(kind: type[Exception], says: str, hint: str) -> Iterator[None]:
 
 def proven(
     network: Network, shape: tuple[int, ...],
-    make: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]], called: str,
+    make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]], called: str,
 ) -> tuple[Network, SpeedFacts]:  # fmt: skip
-    """``network`` by what ``make`` makes of its module and an input of ``shape``.
+    """``network`` by what ``make`` makes of its module and an input of ``shape``, and its first
+    result.
 
     Accuracy: exact up to rounding, compared on random numbers. Raises `ModelError` where the result
     of what is ``called`` so differs.
@@ -86,10 +87,10 @@ def proven(
     with torch.inference_mode():
         expected = module(images)
         started = time.perf_counter()
-        fast = ForOneShape(module, shape, make(module, images))
-        result = fast(images)
+        made, result = make(module, images)
         _wait(images)
         warmup = time.perf_counter() - started
+        fast = ForOneShape(module, shape, made)
         apart = (result - expected).abs().max()
         tolerance = _TOLERANCE.get(network.precision, _LOW_TOLERANCE) * expected.abs().max()
         if not apart <= tolerance:  # so that what is not a number is not taken for equal

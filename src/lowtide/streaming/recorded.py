@@ -59,10 +59,11 @@ def record_for(
     """
     on_device = record or _recorder_of(network.device)
 
-    def make(plain: nn.Module, images: Tensor) -> Recording:
+    def make(plain: nn.Module, images: Tensor) -> tuple[Recording, Tensor]:
         says = "this network cannot be recorded as a CUDA graph"
         with refused(RuntimeError, says, "leave out --cuda-graphs"):
-            return Recording(plain, images, on_device)
+            recording = Recording(plain, images, on_device)
+            return recording, recording(images)
 
     return proven(network, shape, make, "recorded")
 

@@ -67,7 +67,8 @@ class FastBlock(FastPart):
         height, width = x_size
         order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
         places, pixels, result = plain.window_size**2, x[0], torch.empty_like(x)
-        bias, patterns = plain.attn.bias(), order.patterns(x)
+        bias = plain.attn.bias()
+        patterns = order.patterns(bias)  # in the type of its scores
         total = len(pixels) // places
         some = at_once(x, total)
         for first in range(0, total, some):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from lowtide.models.fast.tokens import FastLinear, FastPointwise
 _TOLERANCE = 1e-5
 # Of a strip when the last layers are tried.
 _ROWS = 8
+_DROPPED = re.compile(r"DropPath\(.*?\)")
 _HOME = "spandrel.architectures."
 # Models whose ``upsample`` of convolutions and pixel shuffles is followed by ``conv_last`` alone.
 _TAILED = {
@@ -52,7 +54,7 @@ def adapt(network: nn.Module) -> Counter[str]:
             kind, example = _KINDS[title]
             if kind is FastBlock and not isinstance(child.attn, FastWindows):
                 continue
-            fast, form = kind(child), (title, repr(child))
+            fast, form = kind(child), (title, _form(child))
             if form not in agreed:
                 agreed[form] = _agrees(child, fast, example)
             if agreed[form]:
@@ -88,6 +90,11 @@ def _name(part: nn.Module) -> str:
     if not kind.__module__.startswith(_HOME):
         return ""
     return f"{kind.__module__.removeprefix(_HOME).split('.')[0]} {kind.__name__}"
+
+
+def _form(part: nn.Module) -> str:
+    """What kinds of layers it has, and of which sizes. Paths that training drops are all alike."""
+    return _DROPPED.sub("Identity()", repr(part))
 
 
 @torch.inference_mode()

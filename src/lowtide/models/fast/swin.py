@@ -77,8 +77,9 @@ class FastBlock(FastPart):
             given = pixels.index_select(0, chosen)
             windows = plain.norm1(given).view(some, places, -1)
             inside = _inside(patterns, first, first + some)
-            given = given + plain.attn.attend(windows, bias, inside).view_as(given)
-            result[0].index_copy_(0, chosen, given + plain.mlp(plain.norm2(given)))
+            # Added to what linear layers give, which nothing else needs.
+            seen = plain.attn.attend(windows, bias, inside).view_as(given).add_(given)
+            _put(result[0], chosen, plain.mlp(plain.norm2(seen)).add_(seen))
         return result
 
 
@@ -96,6 +97,16 @@ def at_once(x: Tensor, total: int) -> int:
     most = min(total, max(1, limit // window))
     # Those of which fewest windows are run twice, and of these the largest.
     return min(range((most + 1) // 2, most + 1), key=lambda size: (-total % size, -size))
+
+
+def _put(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
+    """``pixels[places] = rows``, on a CPU 16 bytes at a time where they allow it: PyTorch's own
+    goes number by number, which takes three times as long."""
+    whole = rows.shape[-1] * rows.element_size() % 16 == 0 and rows.is_contiguous()
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or rows.device.type != "cpu"
+    if whole and pixels.is_contiguous() and not plain:
+        pixels, rows = pixels.view(torch.complex128), rows.view(torch.complex128)
+    pixels.index_copy_(0, places, rows)
 
 
 def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:

@@ -6,6 +6,8 @@ The loops run spandrel's own forward pass: that of Real-ESRGAN (256, pad 10), an
 which users of DRCT follow, written from its description: overlapping tiles in batches, each padded
 by mirrored pixels to a further window, added up in two maps of the result's size and divided. Its
 conservative configuration has tiles of 256, that for quality of 512. Weights are fixed and random.
+It takes an hour and a half, goes on where it was interrupted, and needs a machine that is idle
+otherwise.
 
 Times: processor seconds of processes that took turns, each with a heap that keeps what was freed,
 the loading of the file included; Lowtide's plan is known from an earlier run. Peaks: of fresh
@@ -23,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from common import HEAP_KEEPS, ResultFile, ratio_of
 from padded_tiles import padded_tiles
 from photographs import as_array, photograph
 from streaming_models import made
@@ -118,39 +120,77 @@ def guided_tiles(run: Any, image: Tensor, tile: int, batch: int = 1) -> Tensor:
     return total / count
 
 
-def measure(results: ResultFile, folder: Path, pairs: int) -> None:
-    """All rows that are missing."""
-    source = photograph(folder / "photo.png", WIDTH, HEIGHT)
-    weights = folder / "drct.pth"
-    torch.save(made("DRCT").state_dict(), weights)
-    peaks: dict[str, int] = {}
-    settings: dict[str, Any] = {}
+class Measuring:
+    """Runs of all ways, each a row of the file as soon as it is done: peaks, then turns."""
 
-    def run(way: str, **how: Any) -> FreshUsage:
-        target = str(folder / f"{way}.png")
-        given = way, str(source), target, str(weights), settings
+    def __init__(self, results: ResultFile, folder: Path) -> None:
+        self._results, self._folder = results, folder
+        self._source = photograph(folder / "photo.png", WIDTH, HEIGHT)
+        self._weights = folder / "drct.pth"
+        torch.save(made("DRCT").state_dict(), self._weights)
+        self._learned = False  # whether Lowtide's plan in a heap that keeps is known
+
+    def all(self, pairs: int) -> None:
+        """What is missing, and then what it comes to."""
+        for way in (*WAYS[1:], WAYS[0]):  # Lowtide gets the least of the others
+            if not self._results.has(_peak(way)):
+                used = self._run(way, warmups=1)
+                self._results.add(_peak(way), peak_bytes=used.peak_bytes)
+        for number in range(1, pairs + 1):
+            if not self._results.has(_turn(number)):
+                self._take_turn(number)
+        self._sum_up(pairs)
+
+    def _run(self, way: str, **how: Any) -> FreshUsage:
+        settings: dict[str, Any] = {}
+        if way == "Lowtide":
+            settings = {"budget": min(map(self._peak_of, WAYS[1:])), "device": "cpu"}
+        given = way, str(self._source), str(self._target(way)), str(self._weights), settings
         return measure_fresh("drct_photograph:run_way", *given, **how)
 
-    for way in (*WAYS[1:], WAYS[0]):
-        if way == "Lowtide":  # no more than the least of the others
-            settings = {"budget": min(peaks.values()), "device": "cpu"}
-        peaks[way] = run(way, warmups=1).peak_bytes
-        print(way, peaks[way])
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn, way in in_turns(WAYS, pairs):
-        used = run(way, env=HEAP_KEEPS, warmups=int(way == "Lowtide" and turn == 0))
-        seconds[way].append(round(used.result, 3))
-        print(way, seconds[way][-1])
-    whole = _whole(source, weights)
-    for way in WAYS:
-        result = as_array(folder / f"{way}.png")
-        results.add(
-            way, width=WIDTH, height=HEIGHT, peak_bytes=peaks[way], cpu_s=seconds[way],
-            ratio=ratio_of(seconds[way], seconds["Lowtide"]),
-            share_of_peak=round(peaks[way] / peaks["Lowtide"], 3),
-            largest_difference_of_255=int(max_error(result, whole)),
-            psnr_db=reported_db(psnr(result, whole, peak=255)),
-        )  # fmt: skip
+    def _take_turn(self, number: int) -> None:
+        """All ways one after the other, in another order each time."""
+        seconds = {}
+        for way in WAYS if number % 2 else WAYS[::-1]:
+            warmups = int(way == "Lowtide" and not self._learned)
+            used = self._run(way, env=HEAP_KEEPS, warmups=warmups)
+            self._learned |= way == "Lowtide"
+            seconds[way] = round(used.result, 3)
+        self._results.add(_turn(number), cpu_s=seconds)
+
+    def _sum_up(self, pairs: int) -> None:
+        """A row for each way: peaks and seconds beside Lowtide's, and how results differ."""
+        turns = [self._row(_turn(number))["cpu_s"] for number in range(1, pairs + 1)]
+        seconds = {way: [turn[way] for turn in turns] for way in WAYS}
+        whole = _whole(self._source, self._weights)
+        for way in WAYS:
+            if not self._target(way).exists():  # of a run that was interrupted
+                self._run(way, env=HEAP_KEEPS)
+            result = as_array(self._target(way))
+            self._results.add(
+                way, width=WIDTH, height=HEIGHT, peak_bytes=self._peak_of(way),
+                cpu_s=seconds[way], ratio=ratio_of(seconds[way], seconds["Lowtide"]),
+                share_of_peak=round(self._peak_of(way) / self._peak_of("Lowtide"), 3),
+                largest_difference_of_255=int(max_error(result, whole)),
+                psnr_db=reported_db(psnr(result, whole, peak=255)),
+            )  # fmt: skip
+
+    def _peak_of(self, way: str) -> int:
+        return self._row(_peak(way))["peak_bytes"]
+
+    def _row(self, name: str) -> dict[str, Any]:
+        return next(row for row in self._results.data["rows"] if row["row"] == name)
+
+    def _target(self, way: str) -> Path:
+        return self._folder / f"{way}.png"
+
+
+def _peak(way: str) -> str:
+    return f"{way}: peak"
+
+
+def _turn(number: int) -> str:
+    return f"turn {number}"
 
 
 @torch.inference_mode()
@@ -174,7 +214,7 @@ def main() -> None:
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with tempfile.TemporaryDirectory() as place:
-        measure(results, Path(place), options.pairs)
+        Measuring(results, Path(place)).all(options.pairs)
 
 
 if __name__ == "__main__":

@@ -138,13 +138,20 @@ def drct_photograph(rows: Rows) -> str:
         [row["row"], format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.2f}",
          _median(row["cpu_s"]), _ranged(row), f"at most {row['largest_difference_of_255']}",
          _decibels(row["psnr_db"])]
-        for row in rows
+        for row in _ways(rows)
     ])  # fmt: skip
+
+
+def _ways(rows: Rows) -> Rows:
+    """What peaks and turns come to, once all are there."""
+    return [row for row in rows if "ratio" in row]
 
 
 def photograph_lines(rows: Rows) -> list[list[str]]:
     """For the summary: Lowtide's, with the others beside."""
-    own, *others = rows
+    if not _ways(rows):
+        return []
+    own, *others = _ways(rows)
     return [
         [f"{own['width']}×{own['height']} through DRCT ×4, file to file", "–",
          format_bytes(own["peak_bytes"]),

@@ -211,6 +211,33 @@ def test_parts_are_equal_and_little_is_run_twice(total, fitting, monkeypatch):
     assert all(-total % size >= twice for size in range((most + 1) // 2, most + 1))
 
 
+@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recording", [False, True])
+def test_rows_are_put_where_they_belong(channels, dtype, recording):
+    places = torch.randperm(50)[:20]
+    rows = torch.randn(20, channels).to(dtype)
+    found, expected = torch.zeros(2, 50, channels, dtype=dtype)
+    with torch.set_grad_enabled(recording):
+        swin._put(found, places, rows)
+    expected[places] = rows
+    assert torch.equal(found, expected)
+
+
+def test_blocks_that_drop_paths_at_another_rate_are_compared_once(monkeypatch):
+    compared, agrees = [], adapting._agrees
+    monkeypatch.setattr(
+        adapting, "_agrees", lambda plain, *more: compared.append(plain) or agrees(plain, *more)
+    )
+    net = network("DRCT")
+    kinds = [type(part).__name__ for part in net.modules()]
+    assert kinds.count("SwinTransformerBlock") == 10
+    assert 0 < kinds.count("DropPath") < 20
+    assert adapt(net)["DRCT SwinTransformerBlock"] == 10
+    # Five widths, in each of two groups.
+    assert [type(part).__name__ for part in compared].count("SwinTransformerBlock") == 5
+
+
 def test_of_an_image_less_is_held_than_queries_keys_and_values():
     net = network("DRCT")
     adapt(net)

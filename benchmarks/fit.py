@@ -22,7 +22,7 @@ from lowtide.memory.estimating.runtime import Objects, RuntimeCosts
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
 HEAPS = get_args(HeapSetting)
-_NAMES = ("convolutions", "low_convolutions", "low_products", "storages")
+_NAMES = tuple(Objects.model_fields)
 
 
 def fit_runtime(entries: Sequence[dict]) -> RuntimeCosts:

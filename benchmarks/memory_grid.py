@@ -117,10 +117,14 @@ def in_order() -> list[Row]:
 
 
 def repredict(results: ResultFile, pattern: str, again: bool) -> None:
-    """Predict rows measured here with the package as it is; those predicted before if ``again``."""
+    """Predict rows with the package as it is; those predicted before if ``again``.
+
+    Of rows that were measured on another machine only the kernels and objects are counted again:
+    their scratch is that machine's.
+    """
     entries = {
         entry["row"]: entry for entry in results.data["rows"]
-        if pattern in entry["row"] and "measured_bytes" in entry and results.measured_here(entry)
+        if pattern in entry["row"] and "measured_bytes" in entry
         and (again or "predicted_bytes" not in entry)
     }  # fmt: skip
     todo = [row for row in rows() if row.name in entries]
@@ -131,10 +135,22 @@ def repredict(results: ResultFile, pattern: str, again: bool) -> None:
             fresh.append({"row": todo[len(lines)].name, "error": failure, "failed": "predict"})
         for figures in fresh:
             old = entries[figures.pop("row")]
+            if not results.measured_here(old):
+                figures = _recounted(old, figures)
             kept = {name: old[name] for name in old if name not in _PREDICTED}
             results.data["rows"].remove(old)
             results.add(kept.pop("row"), **kept, **figures)
         todo = todo[len(fresh) :]
+
+
+def _recounted(old: dict, figures: dict) -> dict:
+    """A row's prediction with kernels and objects as they are counted now."""
+    before, now = (each["ledger"].get("runtime", 0) for each in (old, figures))
+    return {
+        **{name: old[name] for name in _PREDICTED if name in old},
+        "predicted_bytes": old["predicted_bytes"] + now - before,
+        "ledger": {**old["ledger"], "runtime": now}, "objects": figures["objects"],
+    }
 
 
 _PREDICTED = (

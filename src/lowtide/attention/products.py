@@ -7,6 +7,7 @@ import platform
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 # Bytes of a result that is made at once: it stays in the cache of a processor's core.
 _AT_ONCE = 1 << 20
@@ -29,7 +30,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear_in_any_order(x, weight, bias)
     count, made = x.numel() // max(1, x.shape[-1]), weight.shape[0]
     at_once = max(_LEAST_TOKENS, _AT_ONCE // (4 * made) // _LEAST_TOKENS * _LEAST_TOKENS)
-    if count < 2 * at_once or not _is_plain(x, weight):
+    # Tensors without bytes, made by the dozen, would take long.
+    if count < 2 * at_once or isinstance(x, FakeTensor) or not _is_plain(x, weight):
         return F.linear(x, weight, bias)
     result = x.new_empty(*x.shape[:-1], made)
     given, found, turned = x.reshape(count, -1), result.view(count, made), weight.t()
@@ -64,6 +66,6 @@ _has_onednn = (
 def _is_plain(x: Tensor, weight: Tensor) -> bool:
     """Whether these are numbers of fp32 on a CPU, and no gradient is asked for."""
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    # Tensors without bytes are of a class of their own, and made by the dozen they take long.
-    real = type(x) is Tensor and isinstance(weight, Tensor) and x.device.type == "cpu"
-    return real and x.dtype == weight.dtype == torch.float32 and not learning
+    if learning or type(x) not in (Tensor, FakeTensor) or not isinstance(weight, Tensor):
+        return False
+    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32

@@ -13,11 +13,12 @@ from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.simulation.allocator import CachingAllocator
 from lowtide.memory.tracing.trace import Op, Trace
+from lowtide.memory.tracing.work import ONEDNN_LINEAR
 
 _PRODUCTS = frozenset({
     torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
-    torch.ops.aten.baddbmm.default,
-})  # fmt: skip
+    torch.ops.aten.baddbmm.default, ONEDNN_LINEAR,
+}) - {None}  # fmt: skip
 _CONVOLUTIONS = frozenset({
     torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
 })  # fmt: skip

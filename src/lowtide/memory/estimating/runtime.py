@@ -7,6 +7,7 @@ together they are a few percent of a small run.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,21 +15,25 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
-_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
-# In fp32 these go to the BLAS library, which compiles nothing.
+_CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
+# In fp32 these go to the BLAS library, which compiles nothing; what is called by oneDNN's own
+# operator (`attention.products`) does not.
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_BY_ONEDNN = "_linear_pointwise"
 _LOW = (torch.bfloat16, torch.float16)
 
 
 class Objects(BaseModel):
-    """Counts of a run: different convolutions in fp32 and in lower precision, different products
-    in lower precision, and storages alive at its peak."""
+    """Counts of a run: different convolutions and backward passes of convolutions in fp32, both of
+    them in lower precision, different products that oneDNN makes (those in lower precision, and
+    linear layers that are given to it), and storages alive at its peak."""
 
     model_config = ConfigDict(frozen=True)
 
     convolutions: int
+    backward_convolutions: int
     low_convolutions: int
-    low_products: int
+    products: int
     storages: int
 
 
@@ -38,16 +43,18 @@ class RuntimeCosts(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     convolution_bytes: int
+    backward_convolution_bytes: int
     low_convolution_bytes: int
-    low_product_bytes: int
+    product_bytes: int
     storage_bytes: int
 
     def of(self, objects: Objects) -> int:
         """Bytes for all of them."""
         return (
             objects.convolutions * self.convolution_bytes
+            + objects.backward_convolutions * self.backward_convolution_bytes
             + objects.low_convolutions * self.low_convolution_bytes
-            + objects.low_products * self.low_product_bytes
+            + objects.products * self.product_bytes
             + objects.storages * self.storage_bytes
         )
 
@@ -58,18 +65,34 @@ def count_objects(trace: Trace, op: int) -> Objects:
     A training step repeats, so that its kernels are there from the step before.
     """
     repeats = any(phase == "backward" for _, phase in trace.marks)
-    found: dict[str, set[tuple[Any, ...]]] = {"": set(), "low": set(), "products": set()}
+    found: dict[str, set[tuple[Any, ...]]] = {
+        "convolutions": set(), "backward_convolutions": set(), "low_convolutions": set(),
+        "products": set(),
+    }  # fmt: skip
     for made in trace.ops if repeats else trace.ops[: op + 1]:
         if made.call is None:
             continue
         name = made.call[0].overloadpacket.__name__
         tensors = tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts))
-        low = any(facts.dtype in _LOW for facts in tensors)
-        if name in _CONVOLUTIONS:
-            found["low" if low else ""].add((name, tensors))
-        elif low and name in _PRODUCTS:
-            found["products"].add((name, tensors))
-    return Objects(
-        convolutions=len(found[""]), low_convolutions=len(found["low"]),
-        low_products=len(found["products"]), storages=len(trace.sizes_during(op)),
-    )  # fmt: skip
+        if (kind := _kind(name, tensors)) is not None:
+            found[kind].add((name, _asked(name, tensors)))
+    counts = {kind: len(different) for kind, different in found.items()}
+    return Objects(**counts, storages=len(trace.sizes_during(op)))
+
+
+def _asked(name: str, tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
+    """What a kernel is compiled for. A linear layer's does not see how its tokens are laid out."""
+    if name != _BY_ONEDNN:
+        return tensors
+    x, weight = tensors[:2]
+    return math.prod(x.shape[:-1]), *weight.shape
+
+
+def _kind(name: str, tensors: tuple[TensorFacts, ...]) -> str | None:
+    """Which count of `Objects` an operator on these tensors is one of."""
+    low = any(facts.dtype in _LOW for facts in tensors)
+    if name in (_CONVOLUTION, _BACKWARD):
+        if low:
+            return "low_convolutions"
+        return "convolutions" if name == _CONVOLUTION else "backward_convolutions"
+    return "products" if name == _BY_ONEDNN or (low and name in _PRODUCTS) else None

@@ -11,6 +11,11 @@ import torch
 from lowtide.memory.tracing.trace import Trace
 
 _aten = torch.ops.aten
+# A linear layer by oneDNN, as `attention.products` calls it, where PyTorch has it.
+ONEDNN_LINEAR = (
+    torch.ops.mkldnn._linear_pointwise.default
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
+)  # fmt: skip
 
 
 def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
@@ -86,6 +91,8 @@ _COUNTS: dict[Any, Callable[[tuple[Any, ...]], int]] = {
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
 }
+if ONEDNN_LINEAR is not None:
+    _COUNTS[ONEDNN_LINEAR] = lambda args: math.prod(args[0].shape) * args[1].shape[0]
 # Releases differ in which of these operators they have.
 for _name in _ATTENTION:
     if hasattr(_aten, f"_scaled_dot_product_{_name}"):

@@ -1,0 +1,85 @@
+"""What a run leaves beside its tensors: what counts, and what oneDNN keeps of a linear layer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lowtide.attention import products
+from lowtide.core.units import MIB
+from lowtide.memory.estimating.calibration import shipped_runtime
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.runtime import Objects, count_objects
+from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
+from lowtide.memory.tracing.work import ONEDNN_LINEAR, multiply_adds
+
+COUNTS = 24
+
+
+class Layers(nn.Module):
+    """Two linear layers of one size by oneDNN, of 60 and of 24 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        for layer in (self.first, self.second):
+            x = products.linear_in_any_order(x, layer.weight, layer.bias)
+        return products.linear_in_any_order(x[:, :12], self.first.weight, self.first.bias)
+
+
+def objects_of(module, step):
+    trace = trace_step(module, step)
+    return count_objects(trace, len(trace.ops) - 1), trace
+
+
+needs_onednn = pytest.mark.skipif(
+    not products._has_onednn or ONEDNN_LINEAR is None, reason="no oneDNN here"
+)
+
+
+@needs_onednn
+def test_a_linear_layer_by_onednn_counts_once_for_each_number_of_tokens():
+    found, trace = objects_of(Layers(), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
+    assert found.products == 2
+    assert multiply_adds(trace) == (60 + 60 + 24) * 64
+
+
+def test_a_linear_layer_by_the_blas_library_does_not_count():
+    found, _ = objects_of(nn.Linear(8, 8), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
+    assert found == Objects(
+        convolutions=0, backward_convolutions=0, low_convolutions=0, products=0,
+        storages=found.storages,
+    )  # fmt: skip
+
+
+def test_backward_passes_of_convolutions_count_apart():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    images = torch.empty(1, 3, 16, 16, device="meta")
+    step = TrainingStep((images,), loss=lambda result: result.mean())
+    found, _ = objects_of(net, step)
+    assert (found.convolutions, found.backward_convolutions) == (3, 3)
+    found, _ = objects_of(net.bfloat16(), InferenceStep((images.bfloat16(),)))
+    assert (found.low_convolutions, found.convolutions, found.backward_convolutions) == (3, 0, 0)
+
+
+def run_many(by_onednn):
+    """Linear layers of so many numbers of tokens, once each."""
+    torch.set_num_threads(1)
+    weight, x = torch.randn(180, 180), torch.randn(4096, 180)
+    layer = products.linear_in_any_order if by_onednn else F.linear
+    with torch.inference_mode():
+        for tokens in range(1, COUNTS + 1):
+            layer(x[: 128 * tokens], weight)
+
+
+@needs_onednn
+def test_what_onednn_keeps_of_them_is_what_is_told():
+    taken = {
+        how: measure_fresh("test_runtime:run_many", how).held_bytes for how in (True, False)
+    }  # fmt: skip
+    told = COUNTS * shipped_runtime().product_bytes
+    assert taken[True] - taken[False] == pytest.approx(told, rel=0.5)
+    assert taken[True] - taken[False] > 4 * MIB

@@ -17,15 +17,18 @@ processes whose heap gives back.
 from __future__ import annotations
 
 import argparse
+import itertools
+import operator
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, ratio_of
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from padded_tiles import padded_tiles
 from photographs import as_array, photograph
 from streaming_models import made
@@ -136,9 +139,10 @@ class Measuring:
             if not self._results.has(_peak(way)):
                 used = self._run(way, warmups=1)
                 self._results.add(_peak(way), peak_bytes=used.peak_bytes)
-        for number in range(1, pairs + 1):
+        for number, turn in itertools.groupby(in_turns(WAYS, pairs), operator.itemgetter(0)):
+            ways = [way for _, way in turn]
             if not self._results.has(_turn(number)):
-                self._take_turn(number)
+                self._take_turn(number, ways)
         self._sum_up(pairs)
 
     def _run(self, way: str, **how: Any) -> FreshUsage:
@@ -148,10 +152,10 @@ class Measuring:
         given = way, str(self._source), str(self._target(way)), str(self._weights), settings
         return measure_fresh("drct_photograph:run_way", *given, **how)
 
-    def _take_turn(self, number: int) -> None:
-        """All ways one after the other, in another order each time."""
+    def _take_turn(self, number: int, ways: Sequence[str]) -> None:
+        """All ways one after the other, so that none is compared with one of another day."""
         seconds = {}
-        for way in WAYS if number % 2 else WAYS[::-1]:
+        for way in ways:
             warmups = int(way == "Lowtide" and not self._learned)
             used = self._run(way, env=HEAP_KEEPS, warmups=warmups)
             self._learned |= way == "Lowtide"
@@ -160,10 +164,12 @@ class Measuring:
 
     def _sum_up(self, pairs: int) -> None:
         """A row for each way: peaks and seconds beside Lowtide's, and how results differ."""
-        turns = [self._row(_turn(number))["cpu_s"] for number in range(1, pairs + 1)]
+        turns = [self._results.row(_turn(number))["cpu_s"] for number in range(pairs)]
         seconds = {way: [turn[way] for turn in turns] for way in WAYS}
         whole = _whole(self._source, self._weights)
         for way in WAYS:
+            if self._results.has(way):
+                continue
             if not self._target(way).exists():  # of a run that was interrupted
                 self._run(way, env=HEAP_KEEPS)
             result = as_array(self._target(way))
@@ -176,10 +182,7 @@ class Measuring:
             )  # fmt: skip
 
     def _peak_of(self, way: str) -> int:
-        return self._row(_peak(way))["peak_bytes"]
-
-    def _row(self, name: str) -> dict[str, Any]:
-        return next(row for row in self._results.data["rows"] if row["row"] == name)
+        return self._results.row(_peak(way))["peak_bytes"]
 
     def _target(self, way: str) -> Path:
         return self._folder / f"{way}.png"
@@ -190,7 +193,7 @@ def _peak(way: str) -> str:
 
 
 def _turn(number: int) -> str:
-    return f"turn {number}"
+    return f"turn {number + 1}"
 
 
 @torch.inference_mode()

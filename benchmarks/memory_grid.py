@@ -125,7 +125,7 @@ def repredict(results: ResultFile, pattern: str, again: bool) -> None:
     entries = {
         entry["row"]: entry for entry in results.data["rows"]
         if pattern in entry["row"] and "measured_bytes" in entry
-        and (again or "predicted_bytes" not in entry)
+        and (again if "predicted_bytes" in entry else results.measured_here(entry))
     }  # fmt: skip
     todo = [row for row in rows() if row.name in entries]
     while todo:
@@ -135,7 +135,7 @@ def repredict(results: ResultFile, pattern: str, again: bool) -> None:
             fresh.append({"row": todo[len(lines)].name, "error": failure, "failed": "predict"})
         for figures in fresh:
             old = entries[figures.pop("row")]
-            if not results.measured_here(old):
+            if not results.measured_here(old) and "failed" not in figures:
                 figures = _recounted(old, figures)
             kept = {name: old[name] for name in old if name not in _PREDICTED}
             results.data["rows"].remove(old)

@@ -149,9 +149,9 @@ def _ways(rows: Rows) -> Rows:
 
 def photograph_lines(rows: Rows) -> list[list[str]]:
     """For the summary: Lowtide's, with the others beside."""
-    if not _ways(rows):
+    if not (ways := _ways(rows)):
         return []
-    own, *others = _ways(rows)
+    own, *others = ways
     return [
         [f"{own['width']}×{own['height']} through DRCT ×4, file to file", "–",
          format_bytes(own["peak_bytes"]),

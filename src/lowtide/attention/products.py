@@ -55,11 +55,15 @@ def linear_in_any_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-# The operator that PyTorch's own compiler takes for linear layers on these processors.
+# The operator that PyTorch's own compiler takes for linear layers on the processors below.
+ONEDNN_LINEAR = (
+    torch.ops.mkldnn._linear_pointwise.default
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
+)  # fmt: skip
 _has_onednn = (
     platform.machine() in ("x86_64", "AMD64")
     and torch.backends.mkldnn.is_available()
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    and ONEDNN_LINEAR is not None
 )
 
 

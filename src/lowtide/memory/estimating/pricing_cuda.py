@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from lowtide.attention.products import ONEDNN_LINEAR
 from lowtide.memory.estimating.calibration import Calibration
 from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.simulation.allocator import CachingAllocator
 from lowtide.memory.tracing.trace import Op, Trace
-from lowtide.memory.tracing.work import ONEDNN_LINEAR
 
 _PRODUCTS = frozenset({
     torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,

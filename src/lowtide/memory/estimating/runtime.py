@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from lowtide.attention.products import ONEDNN_LINEAR
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
 _CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
-# In fp32 these go to the BLAS library, which compiles nothing; what is called by oneDNN's own
-# operator (`attention.products`) does not.
+# In fp32 these go to the BLAS library, which compiles nothing; `ONEDNN_LINEAR` does not.
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
-_BY_ONEDNN = "_linear_pointwise"
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -72,27 +71,30 @@ def count_objects(trace: Trace, op: int) -> Objects:
     for made in trace.ops if repeats else trace.ops[: op + 1]:
         if made.call is None:
             continue
-        name = made.call[0].overloadpacket.__name__
-        tensors = tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts))
-        if (kind := _kind(name, tensors)) is not None:
-            found[kind].add((name, _asked(name, tensors)))
+        function, tensors = made.call[0], tuple(
+            arg for arg in made.call[1] if isinstance(arg, TensorFacts)
+        )
+        if (kind := _kind(function, tensors)) is not None:
+            found[kind].add((function, _asked(function, tensors)))
     counts = {kind: len(different) for kind, different in found.items()}
     return Objects(**counts, storages=len(trace.sizes_during(op)))
 
 
-def _asked(name: str, tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
+def _asked(function: Any, tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
     """What a kernel is compiled for. A linear layer's does not see how its tokens are laid out."""
-    if name != _BY_ONEDNN:
+    if function is not ONEDNN_LINEAR:
         return tensors
     x, weight = tensors[:2]
     return math.prod(x.shape[:-1]), *weight.shape
 
 
-def _kind(name: str, tensors: tuple[TensorFacts, ...]) -> str | None:
+def _kind(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
     """Which count of `Objects` an operator on these tensors is one of."""
+    name = function.overloadpacket.__name__
     low = any(facts.dtype in _LOW for facts in tensors)
     if name in (_CONVOLUTION, _BACKWARD):
         if low:
             return "low_convolutions"
         return "convolutions" if name == _CONVOLUTION else "backward_convolutions"
-    return "products" if name == _BY_ONEDNN or (low and name in _PRODUCTS) else None
+    by_onednn = function is ONEDNN_LINEAR or (low and name in _PRODUCTS)
+    return "products" if by_onednn else None

@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 
+from lowtide.attention.products import ONEDNN_LINEAR
 from lowtide.memory.tracing.trace import Trace
 
 _aten = torch.ops.aten
-# A linear layer by oneDNN, as `attention.products` calls it, where PyTorch has it.
-ONEDNN_LINEAR = (
-    torch.ops.mkldnn._linear_pointwise.default
-    if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
-)  # fmt: skip
 
 
 def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:

@@ -101,7 +101,7 @@ def at_once(x: Tensor, total: int) -> int:
 
 def _put(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
     """``pixels[places] = rows``, on a CPU 16 bytes at a time where they allow it: PyTorch's own
-    goes number by number, which takes three times as long."""
+    goes number by number."""
     whole = rows.shape[-1] * rows.element_size() % 16 == 0 and rows.is_contiguous()
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or rows.device.type != "cpu"
     if whole and pixels.is_contiguous() and not plain:

@@ -57,6 +57,7 @@ bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/budgets.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/meter_overhead.py
+	$(BIN)/python benchmarks/heap_settings.py
 	$(BIN)/python scripts/render_results.py
 
 # Hours; each script goes on where it was. Times are only worth something on a quiet machine.

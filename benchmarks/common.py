@@ -23,6 +23,8 @@ RESULTS = Path(__file__).parent / "results"
 HEAP_KEEPS = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296",
 }  # fmt: skip
+# PyTorch's large tensors in huge pages, as the command line has them.
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 

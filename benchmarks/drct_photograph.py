@@ -9,9 +9,10 @@ conservative configuration has tiles of 256, that for quality of 512. Weights ar
 It takes an hour and a half, goes on where it was interrupted, and needs a machine that is idle
 otherwise.
 
-Times: processor seconds of processes that took turns, each with a heap that keeps what was freed,
-the loading of the file included; Lowtide's plan is known from an earlier run. Peaks: of fresh
-processes whose heap gives back.
+Times: processor seconds of processes that took turns, the loading of the file included; Lowtide's
+plan is known from an earlier run. Peaks: of fresh processes. Lowtide has the command line's heap in
+both, and no more room than the least of the others take. These have the heap that is best for
+each: freed blocks are all kept for times, and all given back for peaks. All have huge pages.
 """
 
 from __future__ import annotations
@@ -28,29 +29,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
+from common import HEAP_KEEPS, HUGE_PAGES, ResultFile, in_turns, ratio_of
 from padded_tiles import padded_tiles
 from photographs import as_array, photograph
 from streaming_models import made
 from torch import Tensor, nn
 
 from lowtide.core.figures import max_error, psnr
+from lowtide.core.heap import tune_heap
 from lowtide.jobs.report import reported_db
 from lowtide.memory.measuring.fresh import FreshUsage, measure_fresh
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16
+OURS = "Lowtide"
 WAYS = (
-    "Lowtide", "tile loop, 256, pad 10", "guide's conservative, 256", "guide's for quality, 512",
+    OURS, "tile loop, 256, pad 10", "guide's conservative, 256", "guide's for quality, 512",
 )  # fmt: skip
 OVERLAP = 32  # of the guide's tiles
+GIVES_BACK: dict[str, str] = {}  # as `measure_fresh` sets it
 
 
 def run_way(way: str, source: str, target: str, weights: str, settings: dict[str, Any]) -> float:
     """One job; returns its processor seconds."""
     torch.set_num_threads(2)
     started = time.process_time()
-    if way == "Lowtide":
+    if way == OURS:
+        tune_heap()
         import lowtide
 
         report = lowtide.upscale(source, target, model=weights, force=True, **settings)
@@ -131,34 +136,35 @@ class Measuring:
         self._source = photograph(folder / "photo.png", WIDTH, HEIGHT)
         self._weights = folder / "drct.pth"
         torch.save(made("DRCT").state_dict(), self._weights)
-        self._learned = False  # whether Lowtide's plan in a heap that keeps is known
+        self._learned = False  # whether Lowtide's plan is known
 
     def all(self, pairs: int) -> None:
         """What is missing, and then what it comes to."""
         for way in (*WAYS[1:], WAYS[0]):  # Lowtide gets the least of the others
             if not self._results.has(_peak(way)):
-                used = self._run(way, warmups=1)
+                used = self._run(way, GIVES_BACK, warmups=1)
                 self._results.add(_peak(way), peak_bytes=used.peak_bytes)
+                self._learned |= way == OURS
         for number, turn in itertools.groupby(in_turns(WAYS, pairs), operator.itemgetter(0)):
             ways = [way for _, way in turn]
             if not self._results.has(_turn(number)):
                 self._take_turn(number, ways)
         self._sum_up(pairs)
 
-    def _run(self, way: str, **how: Any) -> FreshUsage:
+    def _run(self, way: str, heap: dict[str, str], **how: Any) -> FreshUsage:
         settings: dict[str, Any] = {}
-        if way == "Lowtide":
+        if way == OURS:
             settings = {"budget": min(map(self._peak_of, WAYS[1:])), "device": "cpu"}
         given = way, str(self._source), str(self._target(way)), str(self._weights), settings
-        return measure_fresh("drct_photograph:run_way", *given, **how)
+        return measure_fresh("drct_photograph:run_way", *given, env=HUGE_PAGES | heap, **how)
 
     def _take_turn(self, number: int, ways: Sequence[str]) -> None:
         """All ways one after the other, so that none is compared with one of another day."""
         seconds = {}
         for way in ways:
-            warmups = int(way == "Lowtide" and not self._learned)
-            used = self._run(way, env=HEAP_KEEPS, warmups=warmups)
-            self._learned |= way == "Lowtide"
+            warmups = int(way == OURS and not self._learned)
+            used = self._run(way, HEAP_KEEPS, warmups=warmups)
+            self._learned |= way == OURS
             seconds[way] = round(used.result, 3)
         self._results.add(_turn(number), cpu_s=seconds)
 
@@ -171,12 +177,12 @@ class Measuring:
             if self._results.has(way):
                 continue
             if not self._target(way).exists():  # of a run that was interrupted
-                self._run(way, env=HEAP_KEEPS)
+                self._run(way, HEAP_KEEPS)
             result = as_array(self._target(way))
             self._results.add(
                 way, width=WIDTH, height=HEIGHT, peak_bytes=self._peak_of(way),
-                cpu_s=seconds[way], ratio=ratio_of(seconds[way], seconds["Lowtide"]),
-                share_of_peak=round(self._peak_of(way) / self._peak_of("Lowtide"), 3),
+                cpu_s=seconds[way], ratio=ratio_of(seconds[way], seconds[OURS]),
+                share_of_peak=round(self._peak_of(way) / self._peak_of(OURS), 3),
                 largest_difference_of_255=int(max_error(result, whole)),
                 psnr_db=reported_db(psnr(result, whole, peak=255)),
             )  # fmt: skip

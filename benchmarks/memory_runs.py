@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ResultFile
+from common import HUGE_PAGES, ResultFile
 from memory_grid import ENVIRONMENT
 
 from lowtide.core.errors import BudgetError
@@ -160,7 +160,7 @@ def _in_fresh_process(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:
     """The figures of `work`, or what went wrong."""
     learned = Path(os.environ.get("LOWTIDE_CACHE", folder))
     cache = learned / row.heap.replace(" ", "-")
-    environment = {**os.environ, **ENVIRONMENT, "LOWTIDE_CACHE": str(cache)}
+    environment = {**os.environ, **ENVIRONMENT, **HUGE_PAGES, "LOWTIDE_CACHE": str(cache)}
     if row.heap == "keeps":
         del environment["MALLOC_MMAP_THRESHOLD_"]
     command = [sys.executable, sys.argv[0], "--work", json.dumps(asdict(row)), kind, str(folder)]

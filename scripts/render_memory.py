@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,6 +92,18 @@ def orderings(rows: Rows) -> str:
     return table(["order", "held", "share, median", "share, largest"], cells)
 
 
+def heap_settings(rows: Rows) -> str:
+    """Each model's processor time and peak under every setting."""
+    head = ["model and image", "heap", "peak", "processor s", "of glibc's own (range)"]
+    cells = [
+        [row["row"], name, format_bytes(way["peak_bytes"]),
+         f"{statistics.median(way['cpu_s']):.2f}",
+         "{median:.2f} ({min:.2f} to {max:.2f})".format(**way["ratio"])]
+        for row in rows for name, way in row["ways"].items()
+    ]  # fmt: skip
+    return table(head, cells)
+
+
 def meter_overhead(rows: Rows) -> str:
     """Processor time of measured runs as a share of the same runs unmeasured."""
     cells = [
@@ -124,5 +137,5 @@ def planning(rows: Rows) -> str:
 SHAPES = {
     "memory_grid_summary": memory_grid_summary, "memory_peers": memory_peers,
     "budgets": budgets, "planning": planning, "orderings": orderings,
-    "meter_overhead": meter_overhead,
+    "meter_overhead": meter_overhead, "heap_settings": heap_settings,
 }  # fmt: skip

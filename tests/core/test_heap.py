@@ -1,16 +1,27 @@
 """The C heap, in processes of their own: its settings are for a whole process."""
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 GLIBC = platform.libc_ver()[0] == "glibc"
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def _gives_huge_pages():
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return GLIBC and setting.exists() and "[madvise]" in setting.read_text()
+
+
+def run(code, **settings):
+    environment = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment | settings
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -53,6 +64,20 @@ def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
         "use_heap('keeps'); print(first, kept())"
     )
     assert run(code) == "False True"
+
+
+@pytest.mark.skipif(not _gives_huge_pages(), reason="huge pages for who asks: not set here")
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(asked):
+    code = (
+        "from lowtide.core.heap import tune_heap; tune_heap(); import torch\n"
+        "tensor = torch.ones(64 << 20, dtype=torch.uint8)\n"
+        "lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "(line,) = (line for line in lines if line.startswith('AnonHugePages'))\n"
+        "print(int(line.split()[1]) << 10 > 40 << 20)"
+    )
+    settings = {} if asked is None else {HUGE_PAGES: asked}
+    assert run(code, **settings) == str(asked is None)
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc has these settings")

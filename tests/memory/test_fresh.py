@@ -137,6 +137,8 @@ def test_the_allocator_is_named_and_can_be_set(targets):
     other = measure_fresh(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": "131072"})
     assert other.result["MALLOC_MMAP_THRESHOLD_"] == "131072"
     assert other.allocator != usage.allocator or not usage.allocator.startswith("glibc")
+    unset = measure_fresh(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": None})
+    assert unset.result["MALLOC_MMAP_THRESHOLD_"] is None
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc's setting")

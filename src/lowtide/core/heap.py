@@ -11,10 +11,13 @@ from typing import Literal
 
 # mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Maps of one tile stay below this and are reused; larger blocks go back when they are freed.
-REUSED_BELOW = 32 << 20
+# Blocks below this are reused; larger ones go back when they are freed, and come in huge pages.
+REUSED_BELOW = 16 << 20
 _KEPT_AT_MOST = 512 << 20
 _GIVEN_BACK_FROM = 64 << 10
+# PyTorch asks for huge pages, 2 MiB each, for every block that is at least as large, if this is
+# set before its first one; Linux gives them to who asks, as most systems are set.
+_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 _tuned = False
 
@@ -32,12 +35,15 @@ def tune_heap() -> bool:
     """Make this process reuse the memory of one tile for the next; True if that could be set.
 
     By default glibc returns large blocks to the system on every `free` and gets them back page
-    by page, which costs a small network on the CPU a third of its time. This is a setting of
-    the whole process, so only a program of its own should make it: the command line does.
+    by page, which costs a small network on the CPU a third of its time. The largest blocks still
+    go back, but in huge pages, if this is called before PyTorch makes its first tensor; a value of
+    ``THP_MEM_ALLOC_ENABLE`` in the environment stays. These are settings of the whole process, so
+    only a program of its own should make them: the command line does.
     """
     global _tuned
     library = _glibc()
     if library is not None:
+        os.environ.setdefault(_HUGE_PAGES, "1")
         _tuned = bool(
             library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW)
             and library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)

@@ -67,7 +67,7 @@ class FreshUsage(BaseModel):
 
 
 def measure_fresh(
-    target: str | os.PathLike[str], *args: Any, env: Mapping[str, str] | None = None,
+    target: str | os.PathLike[str], *args: Any, env: Mapping[str, str | None] | None = None,
     timeout: float | None = None, imports: Sequence[str] = (), warmups: int = 0,
 ) -> FreshUsage:  # fmt: skip
     """Run ``target`` in a fresh process and measure what it adds to that process's memory.
@@ -77,10 +77,11 @@ def measure_fresh(
     baseline is taken after the function's module and all of ``imports`` have been imported, and
     after ``warmups`` calls of the function, for what a process pays only once (generated kernels,
     stacks of threads, what it imports later on); what a script imports beyond ``imports``
-    counts. ``env`` is added to the environment. The child has this process's ``sys.path`` and
-    working folder; processes that it starts are not measured. On Linux with glibc its heap gives
-    back every block of 64 KiB or more when it is freed, so that resident memory follows what is
-    allocated, for 20 to 60 % more time (`FreshUsage.allocator` says so).
+    counts. ``env`` is added to the environment, and what is None there taken out. The child has
+    this process's ``sys.path`` and working folder; processes that it starts are not measured. On
+    Linux with glibc its heap gives back every block of 64 KiB or more when it is freed, so that
+    resident memory follows what is allocated, for 20 to 60 % more time (`FreshUsage.allocator` says
+    so).
 
     Raises `OutOfMemoryError` if the run ended for lack of memory, `LowtideError` if it raised,
     was killed by a signal or took more than ``timeout`` seconds, each with the end of its
@@ -114,10 +115,11 @@ def _plain(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
     return list(args)
 
 
-def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(extra: Mapping[str, str | None] | None) -> dict[str, str]:
     name, value = _THRESHOLD
     settings = {name: value} if sys.platform.startswith("linux") else {}
-    return {**os.environ, **settings, **(extra or {})}
+    asked = {**os.environ, **settings, **(extra or {})}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 class _Run:

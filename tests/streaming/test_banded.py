@@ -2,12 +2,13 @@
 
 import json
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import ArraySink, ArraySource, Centered, Strided, conv_net, costs, network, pictures
+from toys import GIB, ArraySink, ArraySource, Centered, Strided, conv_net, costs, network, pictures
 
 from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.core.rows import ImageInfo
@@ -235,6 +236,15 @@ def test_candidates_trade_memory_for_time():
     assert all(plan.accuracy == "exact" and plan.strategy == "streamed" for plan in plans)
     assert plans[0].seconds > plans[-1].seconds
     assert max(plans[0].banded.bands) > max(plans[-1].banded.bands)
+
+
+def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
+    net, array = network(conv_net(features=32)), picture(4096, 600, 3)
+    priced = pricing(net, array)
+    small = {plan.title for plan in priced.candidates(small=True)}
+    easy = replace(priced, picture=replace(priced.picture, easy_bytes=GIB))
+    assert {plan.title for plan in easy.candidates(small=True)} == small
+    assert len(easy.candidates()) < len(priced.candidates())
 
 
 def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():

@@ -93,7 +93,9 @@ class BandPricing:
                 "bands and pages", "device", layout.bytes, layout.bytes * DRAFTED_WITHIN, "prior"
             )
             plans.append(self._plan(layout, [drafted]))
-        return self._ample(in_both_heaps(plans, self.picture.streamed))
+        plans = in_both_heaps(plans, self.picture.streamed)
+        # Where memory is scarce, what seems to fit may not, and the smallest must be left to take.
+        return plans if small else self._ample(plans)
 
     def _ample(self, plans: list[Plan]) -> list[Plan]:
         """Leave out small bands where larger ones are as fast in an easy part of the budget:

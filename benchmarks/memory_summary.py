@@ -19,11 +19,12 @@ import numpy as np
 from common import RESULTS, ResultFile, result_rows
 from fit import HEAPS, fit, fit_runs, measured, predicted_with
 
+from lowtide.memory.estimating.calibration import RunKind
 from lowtide.streaming.pricing.ledger import LEAST_MARGIN
 
 ABOUT = "Predicted against measured peak memory, each family of models judged by the others."
-# Whole runs by how they were run, and the files of their rows.
-RUNS = {"in tiles": "memory_tiled", "in bands": "memory_streamed"}
+# Whole runs by how they were run, which the files of their rows are named by.
+RUNS: dict[str, RunKind] = {"in tiles": "tiled", "in bands": "streamed"}
 _WORST = 10
 
 
@@ -89,16 +90,18 @@ def bounds(entries: list[dict], uppers: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def runs_held_out(entries: list[dict]) -> dict[str, int]:
+def runs_held_out(entries: list[dict], kind: RunKind) -> dict[str, int]:
     """Upper bounds of tiled or streamed rows by name, from the other families' rows of the same
     kind with the same heap."""
     uppers = {}
     for family, heap in {(entry["family"], entry["heap"]) for entry in entries}:
-        bound = fit_runs([entry for entry in entries if entry["family"] != family], heap)
+        others = [entry for entry in entries if entry["family"] != family]
+        bound = fit_runs(others, heap, kind)
         for entry in entries:
             if (entry["family"], entry["heap"]) == (family, heap):
-                predicted = entry["predicted_bytes"]
-                uppers[entry["row"]] = max(bound.upper(predicted), predicted + LEAST_MARGIN)
+                predicted, kept = entry["predicted_bytes"], entry["ledger"].get("allocator", 0)
+                upper = bound.upper(predicted, kept)
+                uppers[entry["row"]] = max(upper, predicted + LEAST_MARGIN)
     return uppers
 
 
@@ -108,8 +111,8 @@ def summarize(
     """(row name, figures) of the summary; ``runs`` are those of other kinds."""
     whole, uppers = held_out(entries)
     every = [*whole]
-    for rows in runs.values():
-        uppers |= runs_held_out(rows)
+    for title, rows in runs.items():
+        uppers |= runs_held_out(rows, RUNS[title])
         every += rows
     yield "all", {**errors(every), **bounds(every, uppers)}
     for kind, rows in runs.items():
@@ -158,10 +161,10 @@ def main() -> None:
     # Where the grid was measured, not where it is summed up.
     grid = json.loads((RESULTS / "memory_grid.json").read_text(encoding="utf-8"))
     summary.data["environment"] = grid["environment"]
-    runs = {title: measured(name) for title, name in RUNS.items()}
+    runs = {title: measured(f"memory_{kind}") for title, kind in RUNS.items()}
     for name, figures in summarize(measured("memory_grid"), runs):
         summary.add(name, **figures)
-    summary.add("failed", **failures("memory_grid", *RUNS.values()))
+    summary.add("failed", **failures("memory_grid", *(f"memory_{kind}" for kind in RUNS.values())))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,14 @@ def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
     assert run_bounds("tiled", "cpu").usual is None
 
 
+def test_what_the_heap_keeps_has_a_share_of_its_own() -> None:
+    plain = Calibration(share=0.1, fixed_bytes=5, count=30, coverage=0.99)
+    assert plain.upper(1000, 400) == plain.upper(1000) == 1105
+    apart = plain.model_copy(update={"kept_share": 1.0})
+    assert apart.upper(1000, 400) == 660 + 5 + 800
+    assert apart.upper(1000) == 1105
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     ResidualStore("cpu", "tiled", tmp_path / "file" / "below").add(runs(1)[0])

@@ -9,10 +9,10 @@ from lowtide.core.rows import ImageInfo
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose
-from lowtide.memory.costs import ProbePoint
+from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, Reused, TracedPoint
 from lowtide.memory.estimating.calibration import Calibration, RunBounds
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
-from lowtide.streaming.pricing.ledger import affordable_pixels, comparable_pixels
+from lowtide.streaming.pricing.ledger import activations, affordable_pixels, comparable_pixels
 from lowtide.streaming.pricing.tiles import candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
@@ -210,6 +210,20 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     # Runs of many kinds of models stand by themselves.
     assert bytes_with(calibration(0.0, families=True))[1] == expected + 16 * MIB
     assert bytes_with(calibration(5.0, families=True))[1] == pytest.approx(6 * expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("heap", ["keeps", None])
+def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
+    monkeypatch.setattr("lowtide.streaming.pricing.ledger.heap_setting", lambda: heap)
+    blocks = tuple(Reused(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
+    points = tuple(
+        TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused=blocks)
+        for side in (64, 128)
+    )
+    measured = costs(4).model_copy(update={"traced": points})
+    (kept,) = (one for one in activations(measured, 64 * 64) if one.name == "allocator")
+    told = blocks[-1].kept if heap else measured.slack_bytes(64 * 64)
+    assert kept.value == told
 
 
 def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():

@@ -37,6 +37,15 @@ def test_points_are_what_runs_hold() -> None:
         assert point.peak_bytes == inside + image.nbytes
 
 
+def test_points_tell_what_lives_in_small_blocks() -> None:
+    small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
+    alive = small.reused[-1]
+    assert 0 < alive.at_peak <= alive.most <= small.peak_bytes
+    counts = [one.most for one in large.reused]
+    assert counts == sorted(counts)
+    assert counts[0] < large.peak_bytes
+
+
 def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
     measure = scratch._asked

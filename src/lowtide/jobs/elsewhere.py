@@ -69,7 +69,7 @@ def _costs(
         live = sum(run_rows(network, told.ledger))
         kept = next(row.value for row in told.ledger if row.name == "allocator")
         seconds = roofline_seconds(told.trace, profile)
-        traced.append(TracedPoint(pixels=side * side, peak_bytes=live))
+        traced.append(TracedPoint(pixels=side * side, peak_bytes=live, reused=()))
         points.append(ProbePoint(
             pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
         ))  # fmt: skip

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import nn
 
-from lowtide.memory.costs import TracedPoint
+from lowtide.memory.costs import BLOCK_SIZES, Reused, TracedPoint
 from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.estimate import Estimate, estimate, trace_step
 from lowtide.memory.estimating.priced import traced_rows
@@ -98,11 +99,23 @@ def trace_points(
             told = price_on_cpu(trace, scratch, NO_MARGIN)
             per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
-        points.append(TracedPoint(pixels=side * side, peak_bytes=peak))
+        points.append(TracedPoint(pixels=side * side, peak_bytes=peak, reused=_reused(trace)))
         if len(trace.ops) > _MANY_OPERATORS:
             break
     scratch.store.save()
     return tuple(points)
+
+
+def _reused(trace: Trace) -> tuple[Reused, ...]:
+    sizes = np.array([event.size for event in trace.events], np.int64)
+    if not len(sizes):
+        return tuple(Reused(at_peak=0, most=0) for _ in BLOCK_SIZES)
+    peak = int(sizes.cumsum().argmax())
+    found = []
+    for below in BLOCK_SIZES:
+        alive = np.where(abs(sizes) < below, sizes, 0).cumsum()
+        found.append(Reused(at_peak=max(0, int(alive[peak])), most=max(0, int(alive.max()))))
+    return tuple(found)
 
 
 def trace_grain(network: Network, *, align: int) -> int:

@@ -26,8 +26,8 @@ _COVERAGE = 0.99
 # A model of a family that no run was of is off further than runs tell. On the grid of the
 # benchmarks, judged with each family left out, twice the width held in 99 % of the rows.
 _UNSEEN = 2.0
-# Bytes of a run at which two bounds are compared.
-_TYPICAL = 256 * MIB
+# Bytes of a run at which two bounds are compared, and those of them that the heap keeps.
+_TYPICAL = 256 * MIB, 96 * MIB
 # Fewer runs than this say nothing of a hundredth.
 _ENOUGH = 40
 
@@ -48,7 +48,9 @@ class Residual(BaseModel):
 class Calibration(BaseModel):
     """An upper bound for predictions: a share of them and a fixed part, from ``count`` runs.
 
-    ``families`` says that these were of many kinds of models, so that it stands by itself.
+    ``families`` says that these were of many kinds of models, so that it stands by itself. Where
+    ``kept_share`` is known, it is the share of what the C heap is predicted to keep, and ``share``
+    that of the rest.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,19 +60,26 @@ class Calibration(BaseModel):
     count: int
     coverage: float
     families: bool = False
+    kept_share: float | None = None
 
-    def upper(self, predicted: int) -> int:
-        """Bytes that a run predicted to take ``predicted`` should not exceed."""
-        return math.ceil(predicted * (1 + self.share)) + self.fixed_bytes
+    def upper(self, predicted: int, kept: int = 0) -> int:
+        """Bytes that a run predicted to take ``predicted`` should not exceed, ``kept`` of them what
+        the C heap keeps."""
+        apart = 0 if self.kept_share is None else kept
+        rest = math.ceil((predicted - apart) * (1 + self.share)) + self.fixed_bytes
+        return rest + math.ceil(apart * (1 + (self.kept_share or 0)))
 
 
 # For predictions that are told as they are.
 NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
-def calibrate(residuals: Sequence[Residual], coverage: float = _COVERAGE) -> Calibration:
+def calibrate(
+    residuals: Sequence[Residual], coverage: float = _COVERAGE, parts: Sequence[int] = _FIXED
+) -> Calibration:
     """Twice the width of the tightest bound, of the form share + fixed part, that would have
-    held in ``coverage`` of the runs: models of other kinds will come.
+    held in ``coverage`` of the runs: models of other kinds will come. ``parts`` are the fixed
+    ones that are tried.
 
     The quantile is that of split conformal prediction (Vovk et al.; Lei et al.,
     arXiv:1604.04173): of n residuals the ⌈(n + 1)·coverage⌉-th smallest, the largest if there
@@ -80,7 +89,7 @@ def calibrate(residuals: Sequence[Residual], coverage: float = _COVERAGE) -> Cal
         raise ValueError("no residuals to calibrate with")
     rank = min(math.ceil((len(residuals) + 1) * coverage), len(residuals)) - 1
     best: tuple[float, Calibration] | None = None
-    for fixed in _FIXED:
+    for fixed in parts:
         shares = sorted((r.measured - fixed) / r.predicted - 1 for r in residuals)
         bound = Calibration(
             share=round(max(shares[rank], 0.0) + 5e-4, 3), fixed_bytes=fixed,
@@ -129,7 +138,9 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
         return RunBounds(usual=own)
     heap = heap_setting()
     shipped = None if heap is None else _shipped_run(kind, heap)
-    wider = own is not None and (shipped is None or own.upper(_TYPICAL) > shipped.upper(_TYPICAL))
+    wider = own is not None and (
+        shipped is None or own.upper(*_TYPICAL) > shipped.upper(*_TYPICAL)
+    )
     return RunBounds(
         usual=own if wider else shipped, thrifty=_shipped_run(kind, "gives back"),
         can_give_back=heap_is_tuned(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from lowtide.core.heap import heap_setting
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.estimating.calibration import Calibration, RunBounds
@@ -44,7 +45,8 @@ def calibrated(
         return rows
     memory = [row for row in rows if row.place != "disk"]
     expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
-    margin, allowed = calibration.upper(expected) - expected, general - expected
+    kept = sum(row.value for row in memory if row.name == "allocator")
+    margin, allowed = calibration.upper(expected, kept) - expected, general - expected
     margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
     exact = [row.model_copy(update={"upper": row.value}) for row in memory]
     return (
@@ -114,7 +116,11 @@ def activations(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     live, slack = costs.activation_bytes(pixels), costs.slack_bytes(pixels)
     told = "traced" if costs.traced else "probed"
     yield row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
-    yield row("allocator", "device", slack, _SLACK_UPPER * slack + _SLACK_SHARE * live, "probed")
+    known = costs.reused(pixels) if heap_setting() == "keeps" else None
+    if known is not None:
+        slack = known.kept
+    most = _SLACK_UPPER * slack + _SLACK_SHARE * live
+    yield row("allocator", "device", slack, most, "probed" if known is None else told)
 
 
 def ledger(

@@ -3,27 +3,27 @@
     python benchmarks/heap_settings.py [--only TEXT] [--pairs 4] [--fresh]
 
 glibc as it is, the command line's heap with and without huge pages, and the heap that gives
-every large block back. Each run is a fresh process, the ways in turns: the first image of a process
-is measured by its peak, the next two, for which a heap keeps what the first one left, by their
-time.
+every large block back. Each run is a fresh process of three images, the ways in turns. Peaks are of
+the whole run beyond the imports, weights included; times of the last two images, for which a heap
+keeps what the first one left.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from common import HUGE_PAGES, ResultFile, in_turns, ratio_of, row_parser
-from streaming_models import MODELS, given, made
+from fast_windows import model_of
+from streaming_models import MODELS, given
 from torch import nn
 from zoo_models import ENTRIES
 
-import lowtide
 from lowtide.core.heap import tune_heap, use_heap
 from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.models.fast.adapt import adapt
 
 # Models, and the side of an image of which a run takes some seconds.
 SIDES = {
@@ -33,22 +33,18 @@ SIDES = {
 OWN, PLAIN, KEEPS, GIVES_BACK = "glibc's own", "keeps, small pages", "keeps", "gives back"
 # What their processes start with: glibc's own heap moves its threshold as a program runs, and
 # PyTorch asks for huge pages only if that is set before the imports above make a tensor.
-ENVIRONMENTS: dict[str, dict[str, str | None]] = {
+ENVIRONMENTS: dict[str, Mapping[str, str | None]] = {
     OWN: {"MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"},
-    PLAIN: {"THP_MEM_ALLOC_ENABLE": "0"}, KEEPS: {**HUGE_PAGES}, GIVES_BACK: {**HUGE_PAGES},
+    PLAIN: {"THP_MEM_ALLOC_ENABLE": "0"}, KEEPS: HUGE_PAGES, GIVES_BACK: HUGE_PAGES,
 }
 _IMAGES = 3
 
 
 def _model(name: str) -> nn.Module:
     if name in MODELS:
-        model = made(name)
-        adapt(model)
-        return model
-    if name in ENTRIES:
-        torch.manual_seed(0)
-        return ENTRIES[name].build().eval()
-    return lowtide.load(name).module.eval()
+        return model_of(name, "fast")
+    torch.manual_seed(0)
+    return ENTRIES[name].build().eval()
 
 
 @torch.inference_mode()

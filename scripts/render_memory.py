@@ -16,6 +16,11 @@ def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *cells))
 
 
+def spread(figures: dict[str, float]) -> str:
+    """A ratio's median and its range."""
+    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**figures)
+
+
 def _errors(row: dict[str, Any]) -> list[str]:
     return [f"{row[key]:.2f} %" for key in ("median_error_percent", "p95_error_percent",
                                             "largest_error_percent")]  # fmt: skip
@@ -97,8 +102,7 @@ def heap_settings(rows: Rows) -> str:
     head = ["model and image", "heap", "peak", "processor s", "of glibc's own (range)"]
     cells = [
         [row["row"], name, format_bytes(way["peak_bytes"]),
-         f"{statistics.median(way['cpu_s']):.2f}",
-         "{median:.2f} ({min:.2f} to {max:.2f})".format(**way["ratio"])]
+         f"{statistics.median(way['cpu_s']):.2f}", spread(way["ratio"])]
         for row in rows for name, way in row["ways"].items()
     ]  # fmt: skip
     return table(head, cells)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from render_memory import table
+from render_memory import spread, table
 
 from lowtide.core.units import format_bytes
 
@@ -169,7 +169,7 @@ def folder_pipeline(rows: Rows) -> str:
             "one after another, of the larger part (range)", "in flight (range)"]  # fmt: skip
     return table(head, [
         [row["format"], *(f"{row['wall_s'][way]:.2f}" for way in ways),
-         *(_spread(figures) for figures in row["against_larger_part"].values())]
+         *(spread(figures) for figures in row["against_larger_part"].values())]
         for row in rows
     ])  # fmt: skip
 
@@ -178,9 +178,9 @@ def folder_lines(rows: Rows) -> list[list[str]]:
     """For the summary: each format."""
     return [
         [f"{row['photos']} photographs to {row['format']}, one thread", "–", "–", "–", "–",
-         f"{_spread(row['against_larger_part']['in flight'])} of the larger of computing and files,"
+         f"{spread(row['against_larger_part']['in flight'])} of the larger of computing and files,"
          f" by the clock; one after another"
-         f" {_spread(row['against_larger_part']['one after another'])}"]
+         f" {spread(row['against_larger_part']['one after another'])}"]
         for row in rows
     ]  # fmt: skip
 
@@ -193,7 +193,7 @@ def worker_processes(rows: Rows) -> str:
     return table(head, [
         [row["row"],
          *(f"{row['wall_s'][way]:.1f} ({row['two_images_wall_s'][way]:.1f})" for way in ways),
-         f"{_spread(row['times_as_fast'][ways[-1]])}×", "yes" if row["same_files"] else "no"]
+         f"{spread(row['times_as_fast'][ways[-1]])}×", "yes" if row["same_files"] else "no"]
         for row in rows
     ])  # fmt: skip
 
@@ -221,11 +221,7 @@ def _median(seconds: list[float], digits: int = 1) -> str:
 
 
 def _ranged(row: dict[str, Any]) -> str:
-    return _spread(row["ratio"])
-
-
-def _spread(figures: dict[str, float]) -> str:
-    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**figures)
+    return spread(row["ratio"])
 
 
 SHAPES = {

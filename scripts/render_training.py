@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import mean, median
 from typing import Any
 
-from render_memory import table
+from render_memory import spread, table
 
 from lowtide.core.units import format_bytes
 
@@ -46,7 +46,7 @@ def _checkpointed(rows: Rows) -> str:
             lines.append([
                 _name(row), way, format_bytes(one["activations_bytes"]),
                 f"{one['saved_percent']:.0f} %",
-                _spread(ratio), f"{one['max_weight_difference']:.1e}",
+                spread(ratio), f"{one['max_weight_difference']:.1e}",
             ])  # fmt: skip
     return table(head, lines)
 
@@ -73,7 +73,7 @@ def onnx_files(rows: Rows) -> str:
             row["row"], f"{row['parameters']:,}", format_bytes(row["bytes"]),
             f"{row['max_difference']:.1e}", decibels,
             *(f"{median(seconds[way]):.3f} s" for way in ("ONNX Runtime", "PyTorch")),
-            _spread(ratio),
+            spread(ratio),
         ])  # fmt: skip
     return table(head, lines)
 
@@ -143,13 +143,9 @@ def _speed(row: dict[str, Any]) -> str:
             "of the larger model's (range)"]  # fmt: skip
     return table(head, [
         [name, f"{row['parameters'][name]:,}", format_bytes(row["peak_bytes"][name]),
-         f"{median(taken):.3f}", _spread(row["ratio"][name])]
+         f"{median(taken):.3f}", spread(row["ratio"][name])]
         for name, taken in row["cpu_s"].items()
     ])  # fmt: skip
-
-
-def _spread(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from render_memory import table
+from render_memory import spread, table
 
 from lowtide.core.units import format_bytes
 
@@ -108,9 +108,7 @@ def _predicted(rows: Rows) -> str:
 
 
 def _ratio(ratio: dict[str, float] | None) -> str:
-    if ratio is None:
-        return _NONE
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+    return _NONE if ratio is None else spread(ratio)
 
 
 PARTS = {"a": _sizes, "b": _attention, "c": _bands, "d": _jobs, "e": _predicted}

@@ -11,7 +11,7 @@ from lowtide.memory.costs import (
     Reused,
     TracedPoint,
     fit_growth,
-)  # fmt: skip
+)
 
 
 def pairs(law, sides=(64, 128, 256, 512)):

@@ -17,6 +17,11 @@ _UNTRIED = 1.25
 # a larger run are as many times as large.
 BLOCK_SIZES = tuple(round(REUSED_BELOW * 2 ** (-step / 2)) for step in range(8, -1, -1))
 
+# How much more than what grew a larger size may have, by rounding.
+_ALL_GROW = 1.2
+# Runs in tiles of 11 models: 1.0 to 3.4 times what lives in such blocks at most, mostly 2 to 2.6.
+_GROWS_TO = 2.3
+
 
 class ProbePoint(BaseModel):
     """One tiny run: input pixels, bytes alive at its peak, bytes resident then, seconds."""
@@ -47,12 +52,6 @@ class Reused(BaseModel):
     def times(self, factor: float) -> Reused:
         """So many times as much."""
         return Reused(at_peak=self.at_peak * factor, most=self.most * factor)
-
-
-# How much more than what grew a larger size may have, by rounding.
-_ALL_GROW = 1.2
-# Runs in tiles of 11 models: 1.0 to 3.4 times what lives in such blocks at most, mostly 2 to 2.6.
-_GROWS_TO = 2.3
 
 
 class TracedPoint(BaseModel):

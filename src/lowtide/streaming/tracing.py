@@ -107,9 +107,7 @@ def trace_points(
 
 
 def _reused(trace: Trace) -> tuple[Reused, ...]:
-    sizes = np.array([event.size for event in trace.events], np.int64)
-    if not len(sizes):
-        return tuple(Reused(at_peak=0, most=0) for _ in BLOCK_SIZES)
+    sizes = np.array([0, *(event.size for event in trace.events)], np.int64)
     peak = int(sizes.cumsum().argmax())
     found = []
     for below in BLOCK_SIZES:

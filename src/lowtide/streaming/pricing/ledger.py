@@ -113,12 +113,11 @@ def row(name: str, place: Place, value: float, upper: float, origin: Origin) -> 
 
 def activations(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     """What the network takes when it gets ``pixels`` at once."""
-    live, slack = costs.activation_bytes(pixels), costs.slack_bytes(pixels)
+    live = costs.activation_bytes(pixels)
     told = "traced" if costs.traced else "probed"
     yield row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
     known = costs.reused(pixels) if heap_setting() == "keeps" else None
-    if known is not None:
-        slack = known.kept
+    slack = costs.slack_bytes(pixels) if known is None else known.kept
     most = _SLACK_UPPER * slack + _SLACK_SHARE * live
     yield row("allocator", "device", slack, most, "probed" if known is None else told)
 

@@ -1,5 +1,6 @@
 """When bands are planned, and what follows where a network cannot be run by them."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.rows import ImageInfo
-from lowtide.jobs import planning
 from lowtide.jobs.planning import _chosen
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
@@ -31,7 +31,7 @@ class Drawing(nn.Module):
         return x + 0 * torch.rand_like(x).repeat_interleave(1, 0)
 
 
-def chosen(module, mib, *, scale=1, size=600, below=None, **settings):
+def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     """(candidates, plan) for a square picture, of a network that tiles cannot do exactly."""
     net = network(module.eval(), scale=scale)
     prepared = Prepared(
@@ -39,7 +39,7 @@ def chosen(module, mib, *, scale=1, size=600, below=None, **settings):
     )  # pyright: ignore[reportArgumentType]
     picture = Picture(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
-    return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below)
+    return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
 
 
 def global_net():
@@ -50,6 +50,20 @@ def test_what_fits_whole_and_takes_little_time_is_run_whole():
     plans, plan = chosen(global_net(), 1000)
     assert plan.strategy == "whole"
     assert not any(one.strategy == "streamed" for one in plans)
+
+
+def test_bands_are_looked_at_where_they_may_save_more_than_planning_them_takes(monkeypatch):
+    looked = []
+    candidates = BandPricing.candidates
+    monkeypatch.setattr(
+        BandPricing, "candidates", lambda self, **how: looked.append(1) or candidates(self, **how)
+    )
+    _, plan = chosen(global_net(), 1000)
+    (reason,) = [one.reason for one in plan.refused if one.what == "streamed"]
+    assert not looked
+    assert re.search(r"not looked at: planning it takes about .+ s, and .+ save .+ at most", reason)
+    chosen(global_net(), 1000, images=1000)
+    assert looked
 
 
 def test_bands_are_the_way_where_the_whole_does_not_fit():
@@ -126,7 +140,7 @@ def _of_half(plan):
 
 def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(planning, "_WORTH_PLANNING", 0.0)
+    monkeypatch.setattr(Programs, "planning_seconds", 0.0)
     monkeypatch.setattr(BandPricing, "_seconds", lambda self, layout: 1000.0)
     looked = []
     candidates = BandPricing.candidates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,6 @@ from lowtide.streaming.pricing.lanes import in_lanes
 from lowtide.streaming.pricing.recorded import recorded
 from lowtide.streaming.pricing.streamed import BandPricing
 from lowtide.streaming.pricing.tiles import candidates
-
-# Seconds of an exact run without bands above which they are looked at too.
-_WORTH_PLANNING = 30.0
 
 
 @dataclass
@@ -108,7 +106,7 @@ def _chosen(
         refused.append(Refusal(what="streamed", reason="ONNX Runtime runs a file's whole graph"))
     elif is_eight_bits(prepared.precision):
         refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
-    elif why := _not_streamed(plans, wishes, budget, wanted):
+    elif why := _not_streamed(plans, wishes, budget, wanted, pricing, images):
         refused.append(Refusal(what="streamed", reason=why))
     elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
         before = PassedOver(prepared, picture, budget, wanted)
@@ -210,20 +208,23 @@ def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> P
 
 
 def _not_streamed(
-    plans: list[Plan], wishes: Wishes, budget: Budget, wanted: Wanted
-) -> str | None:
-    """Why bands are not worth planning: to capture a network takes seconds."""
+    plans: list[Plan], wishes: Wishes, budget: Budget, wanted: Wanted, pricing: BandPricing,
+    images: int,
+) -> str | None:  # fmt: skip
+    """Why bands are not worth planning, if that takes longer than all they could save."""
     if wishes.strategy != "auto" or wishes.about_tiles:
         return None
     able = [
         plan.seconds for plan in plans
         if shortfall(plan, budget) is None and (plan.accuracy == "exact" or wanted == "fast")
     ]  # fmt: skip
-    if not able or min(able) > _WORTH_PLANNING:
+    saved = images * (min(able, default=math.inf) - pricing.least_seconds)
+    takes = pricing.programs.planning_seconds
+    if saved > takes:
         return None
     return (
-        f"not looked at: planning it takes seconds, and {format_seconds(min(able))} are expected"
-        " without it"
+        f"not looked at: planning it takes about {format_seconds(takes)}, and it would save"
+        f" {format_seconds(max(saved, 0))} at most"
     )
 
 

@@ -27,6 +27,8 @@ from lowtide.streaming.step import Network
 _KEPT = 4
 # Layouts that become candidates, of all that were drafted.
 _FRONT = 8
+# Seconds that capturing, drafting, telling and proving took, for each module inside.
+_MODULE_SECONDS = 0.06
 
 
 @dataclass
@@ -51,6 +53,13 @@ class Programs:
     ) -> None:
         self.network, self.on_capture = network, on_capture
         self._known: OrderedDict[tuple[int, int], _Known] = OrderedDict()
+
+    @property
+    def planning_seconds(self) -> float:
+        """What planning the first image of a size takes, roughly; 0 where there is no graph."""
+        module = self.network.forward
+        count = sum(1 for _ in module.modules()) if isinstance(module, nn.Module) else 0
+        return _MODULE_SECONDS * count
 
     def of(self, height: int, width: int) -> Program:
         """The program for one image of this size."""

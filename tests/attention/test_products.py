@@ -25,6 +25,17 @@ def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made
     assert not x.numel() or apart[0] <= 3 * apart[1] + 1e-7
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gelu_comes_with_the_product(monkeypatch, bias, known):
+    monkeypatch.setattr(products, "_has_onednn", known and products._has_onednn)
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 1001, 24), torch.randn(70, 24)
+    added = torch.randn(70) if bias else None
+    found = products.linear_in_any_order(x, weight, added, gelu=True)
+    torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("channels", [24, 48, 180, 192])
 def test_few_channels_are_added_up_in_the_same_order(channels):
     torch.manual_seed(0)

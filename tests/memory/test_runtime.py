@@ -45,6 +45,18 @@ def test_a_linear_layer_by_onednn_counts_once_for_each_number_of_tokens():
     assert multiply_adds(trace) == (60 + 60 + 24) * 64
 
 
+@needs_onednn
+def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
+    class Both(Layers):
+        def forward(self, x):
+            weight = self.first.weight
+            x = products.linear_in_any_order(x, weight, gelu=True)
+            return products.linear_in_any_order(products.linear_in_any_order(x, weight), weight)
+
+    found, _ = objects_of(Both(), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
+    assert found.products == 2
+
+
 def test_a_linear_layer_by_the_blas_library_does_not_count():
     found, _ = objects_of(nn.Linear(8, 8), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
     assert found == Objects(

@@ -155,14 +155,14 @@ def test_a_part_that_gives_other_numbers_is_not_taken(monkeypatch):
 def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     agrees, seen = adapting._agrees, []
 
-    def once(*given):
-        seen.append(given)
-        return len(seen) > 1 and agrees(*given)
+    def but_one(plain, fast, example):
+        seen.extend([fast] if isinstance(fast, FastWindows) else [])
+        return seen != [fast] and agrees(plain, fast, example)
 
-    monkeypatch.setattr(adapting, "_agrees", once)
+    monkeypatch.setattr(adapting, "_agrees", but_one)
     plain = network("HAT")
     fast = copy.deepcopy(plain)
-    assert set(adapt(fast)) == {"HAT OCAB", "Linear", "Conv2d 1×1", "tail"}
+    assert set(adapt(fast)) == {"HAT OCAB", "HAT Mlp", "Linear", "Conv2d 1×1", "tail"}
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
@@ -198,6 +198,28 @@ def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkey
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
     # All parts of 5·7 windows are of one size.
     assert set(asked) == {min(windows, 35)}
+
+
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+def test_blocks_overwrite_only_what_nothing_else_needs(family):
+    fast = network(family)
+    adapt(fast)
+    blocks = [part for part in fast.modules() if isinstance(part, FastBlock)]
+    kept = []
+
+    def watch(block, given, result):
+        kept.append(result.data_ptr() != given[0].data_ptr())
+
+    for block in blocks:
+        block.register_forward_hook(watch)
+    with torch.inference_mode():
+        fast(torch.rand(1, 3, 16, 24))
+    # Two groups, each of which adds its result to what it was given.
+    assert kept == [True, *[False] * (len(blocks) // 2 - 1)] * 2
+    kept.clear()
+    fast(torch.rand(1, 3, 16, 24))  # a gradient may be asked for what it was given
+    assert len(kept) == len(blocks)
+    assert all(kept)
 
 
 @pytest.mark.parametrize("total", [1, 7, 64, 97, 100, 768])
@@ -380,6 +402,17 @@ def test_several_images_at_once_have_masks_in_few_forms(monkeypatch):
         fast(torch.rand(2, 3, 24, 16))
     assert seen
     assert all(isinstance(mask, ShiftMask) for mask in seen)
+
+
+@pytest.mark.parametrize("between", [torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.ReLU()])
+def test_what_lies_between_two_layers_is_what_the_model_has(between):
+    home = importlib.import_module("spandrel.architectures.HAT.__arch.HAT")
+    plain = torch.nn.ModuleDict({"mlp": home.Mlp(12, 30, act_layer=lambda: between)}).eval()
+    fast = copy.deepcopy(plain)
+    assert adapt(fast)["HAT Mlp"] == 1
+    x = torch.randn(2, 40, 12)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast["mlp"](x), plain["mlp"](x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -16,7 +16,7 @@ from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
 from lowtide.models.fast.swin import FastBlock, FastOverlap, FastWindows
 from lowtide.models.fast.tail import Deferred, FastTail
-from lowtide.models.fast.tokens import FastLinear, FastPointwise
+from lowtide.models.fast.tokens import FastLinear, FastMlp, FastPointwise
 
 # Of the largest number; rounding of fp32 leaves a tenth of it.
 _TOLERANCE = 1e-5
@@ -60,6 +60,7 @@ def adapt(network: nn.Module) -> Counter[str]:
             if agreed[form]:
                 setattr(parent, name, fast)
                 found[title] += 1
+        _let_overwrite(parent)
     for part in network.modules():
         # A block that is replaced still runs as it was for several images at once.
         part = part.plain if isinstance(part, FastBlock) else part
@@ -68,6 +69,20 @@ def adapt(network: nn.Module) -> Counter[str]:
     if _name(network) in _TAILED and _in_strips(network):
         found["tail"] += 1
     return found
+
+
+def _let_overwrite(group: Any) -> None:
+    """Tell those blocks of a group that alone need what they are given: all but the first one,
+    which is given what the group's result is added to."""
+    title, blocks = _name(group), []
+    if title == "SwinIR BasicLayer" and not group.use_checkpoint:
+        blocks = list(group.blocks)[1:]
+    elif title == "DRCT RDG":
+        # Each is given all that came before, put together for it.
+        blocks = [group.swin2, group.swin3, group.swin4, group.swin5]
+    for block in blocks:
+        if isinstance(block, FastBlock):
+            block.overwrites = True
 
 
 @torch.inference_mode()
@@ -141,6 +156,10 @@ def _rectangles(plain: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mlp(plain: Any) -> dict[str, Any]:
+    return {"x": _random(3, 16, plain.fc1.weight.shape[1])}
+
+
 def _block(plain: Any) -> dict[str, Any]:
     size = 2 * plain.window_size, 3 * plain.window_size
     return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
@@ -153,6 +172,7 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "DRCT SwinTransformerBlock": (FastBlock, _block),
     "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
+    **{f"{family} Mlp": (FastMlp, _mlp) for family in ("SwinIR", "DRCT", "HAT", "CRAFT")},
 }  # fmt: skip
 
 

@@ -57,7 +57,12 @@ class FastBlock(FastPart):
     Some windows at a time go through all of it, attention and what follows for each pixel, so that
     what lies between fits in caches, and queries, keys and values are never there for the whole
     image. Those along an edge, which have masks, come last.
+
+    Where ``overwrites`` is set, nothing else needs what it is given, and the result takes its
+    place.
     """
+
+    overwrites = False
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
         """(images, pixels, channels) to the same."""
@@ -66,15 +71,18 @@ class FastBlock(FastPart):
             return plain(x, x_size)
         height, width = x_size
         order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
-        places, pixels, result = plain.window_size**2, x[0], torch.empty_like(x)
+        over = self.overwrites and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        places, pixels, result = plain.window_size**2, x[0], x if over else torch.empty_like(x)
         bias = plain.attn.bias()
         patterns = order.patterns(bias)  # in the type of its scores
         total = len(pixels) // places
         some = at_once(x, total)
+        # Before some of it may be overwritten, since it may have windows of the part before.
+        last = pixels.index_select(0, order.there[(total - some) * places :])
         for first in range(0, total, some):
             first = min(first, total - some)
             chosen = order.there[first * places : (first + some) * places]
-            given = pixels.index_select(0, chosen)
+            given = last if first == total - some else pixels.index_select(0, chosen)
             windows = plain.norm1(given).view(some, places, -1)
             inside = _inside(patterns, first, first + some)
             # Added to what linear layers give, which nothing else needs.

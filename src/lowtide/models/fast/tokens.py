@@ -19,6 +19,23 @@ class FastLinear(FastPart):
         return linear_in_any_order(x, self.plain.weight, self.plain.bias)
 
 
+class FastMlp(FastPart):
+    """``Mlp(x)`` of spandrel's SwinIR, DRCT, HAT and CRAFT: two linear layers and GELU between
+    them, which comes with the first one's results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., channels) to the same."""
+        plain = self.plain
+        first, between = plain.fc1, plain.act
+        known = type(first) is FastLinear and type(between) is nn.GELU
+        if torch.compiler.is_compiling() or plain.training or not known:
+            return plain(x)
+        if between.approximate != "none":
+            return plain(x)
+        weight, bias = first.plain.weight, first.plain.bias
+        return plain.fc2(linear_in_any_order(x, weight, bias, gelu=True))
+
+
 class FastPointwise(FastPart):
     """A ``torch.nn.Conv2d`` of 1×1 pixels between layers over tokens.
 

@@ -118,6 +118,24 @@ def test_an_exported_graph_is_that_of_the_model_itself(both):
     assert names[0] == names[1]
 
 
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+def test_a_capture_makes_masks_of_each_kind_once(family, monkeypatch):
+    home = importlib.import_module(f"spandrel.architectures.{family}.__arch.{HOMES[family]}")
+    made, plain = [], home.SwinTransformerBlock.calculate_mask
+
+    def counted(self, *more):
+        made.append(self.shift_size)
+        return plain(self, *more)
+
+    monkeypatch.setattr(home.SwinTransformerBlock, "calculate_mask", counted)
+    fast = network(family)
+    adapt(fast)
+    for _ in range(2):
+        made.clear()
+        capture(fast, torch.rand(1, 3, 24, 40))
+        assert sorted(made) == [0, 4]
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])
 @pytest.mark.parametrize(("window", "shift"), [(4, 2), (6, 1), (4, 0)])
 def test_masks_in_few_forms_are_those_of_the_definition(size, window, shift):

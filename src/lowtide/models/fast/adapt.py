@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lowtide.core.one_trace import once
 from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
@@ -193,7 +194,9 @@ def _mask_in_few_forms(part: Any) -> None:
 
     def few(x_size: tuple[int, int], *more: Any, **named: Any) -> ShiftMask | Tensor:
         if torch.compiler.is_exporting():
-            return plain(x_size, *more, **named)
+            # Most of what a trace of a deep model writes down would be masks.
+            key = (*x_size, window, shift, *more, *named.values())
+            return once(key, lambda: plain(x_size, *more, **named))
         return _mask(*x_size, window, shift)
 
     more = (torch.float32,) if "dtype" in plain.__code__.co_varnames else ()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lowtide.core.errors import ModelError
+from lowtide.core.one_trace import one_trace
 from lowtide.streaming.bands.blocks import AnyBlock, Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
 
@@ -55,7 +56,7 @@ def capture(module: nn.Module, image: Tensor) -> Graph:
 def _exported(module: nn.Module, image: Tensor) -> Any:
     kept = {name: tensor.data for name, tensor in _tensors(module)}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), one_trace():
             exported = torch.export.export(module, (image,), strict=False)
             return exported.run_decompositions({})
     finally:

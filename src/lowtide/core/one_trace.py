@@ -1,0 +1,31 @@
+"""What models make anew in every block, made once while a graph of them is captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from typing import TypeVar
+
+_Made = TypeVar("_Made")
+_made: ContextVar[dict[Hashable, object] | None] = ContextVar("_made", default=None)
+
+
+@contextlib.contextmanager
+def one_trace() -> Iterator[None]:
+    """Inside, `once` makes each thing once; what a trace made is of no use to another."""
+    token = _made.set({})
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def once(key: Hashable, make: Callable[[], _Made]) -> _Made:
+    """What ``make`` gives, the same each time within `one_trace`, and new each time elsewhere."""
+    known = _made.get()
+    if known is None:
+        return make()
+    if key not in known:
+        known[key] = make()
+    return known[key]  # type: ignore[return-value]

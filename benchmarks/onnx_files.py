@@ -33,7 +33,9 @@ from lowtide.models.paragonsr2.variant_config import VariantConfig
 SIDE = 128
 SCALES = (2, 4)
 BUNDLED: tuple[tuple[str, FilePrecision], ...] = tuple(
-    (name, precision) for name in ("lowtide-x2", "lowtide-x4") for precision in ("fp32", "int8")
+    (name, precision)
+    for name in ("lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4")
+    for precision in ("fp32", "int8")
 )
 # Photographs for 8 bits: so many crops of the example.
 _CROPS = 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
-_made: ContextVar[dict[Hashable, object] | None] = ContextVar("_made", default=None)
+_made: ContextVar[dict[Hashable, Any] | None] = ContextVar("_made", default=None)
 
 
 @contextlib.contextmanager
@@ -28,4 +28,4 @@ def once(key: Hashable, make: Callable[[], _Made]) -> _Made:
         return make()
     if key not in known:
         known[key] = make()
-    return known[key]  # type: ignore[return-value]
+    return known[key]

@@ -75,18 +75,18 @@ def count_objects(trace: Trace, op: int) -> Objects:
             arg for arg in made.call[1] if isinstance(arg, TensorFacts)
         )
         if (kind := _kind(function, tensors)) is not None:
-            found[kind].add((function, _asked(made.call)))
+            found[kind].add((function, _asked(made.call, tensors)))
     counts = {kind: len(different) for kind, different in found.items()}
     return Objects(**counts, storages=len(trace.sizes_during(op)))
 
 
-def _asked(call: tuple[Any, ...]) -> tuple[Any, ...]:
+def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
     """What a kernel is compiled for. A linear layer's does not see how its tokens are laid out, but
     has what is done with its results."""
     function, arguments = call[:2]
     if function is not ONEDNN_LINEAR:
-        return tuple(one for one in arguments if isinstance(one, TensorFacts))
-    x, weight, _, then = arguments[:4]
+        return tensors
+    (x, weight), then = tensors[:2], arguments[3]
     return math.prod(x.shape[:-1]), *weight.shape, then
 
 

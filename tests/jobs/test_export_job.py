@@ -69,7 +69,7 @@ def test_the_report_says_what_was_compared(target):
     assert report.checked
     assert len(report.sizes) == 4
     for one in report.sizes:
-        assert 0 < one.difference < one.bound == 1e-4
+        assert 0 < one.difference < 1e-4 <= one.bound < 2e-4  # pixels of noise overshoot
         assert one.psnr_db is None
     assert report.timing is not None
     assert report.timing.onnxruntime_seconds > 0 < report.timing.torch_seconds
@@ -103,6 +103,21 @@ def test_a_file_that_gives_something_else_is_not_kept(precision, target, wrong):
     with pytest.raises(ModelError, match=r"at 50×33 .* 0\.01 from PyTorch's, more than 0\.00"):
         export_onnx("lowtide-x2", target, precision=precision, unchecked=True)
     assert not list(target.parent.iterdir())
+
+
+def test_rounding_may_be_a_share_of_large_pixels(target, monkeypatch):
+    load = job.load
+
+    def bright(name):
+        model = load(name)
+        for weight in model.module.conv_up.parameters():
+            weight.data.mul_(1000)
+        return model
+
+    monkeypatch.setattr(job, "load", bright)
+    for one in export_onnx("lowtide-x2", target).sizes:
+        assert 1e-4 < one.difference < one.bound
+        assert 0.01 < one.bound < 0.2
 
 
 def test_a_file_that_was_there_stays_until_the_new_one_is_good(target, wrong):

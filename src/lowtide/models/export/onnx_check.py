@@ -25,7 +25,8 @@ from lowtide.models.onnx_session import (
     require_packages,
 )
 
-# Of pixels in 0..1, in fp32; rounding in another order leaves a hundredth of it.
+# In fp32, of pixels in 0..1 or of the largest one where that is more; rounding in another order
+# leaves a hundredth of it.
 LARGEST_DIFFERENCE = 1e-4
 # Of what 8 bits may lose: less than that is seen.
 LEAST_DB = 40.0
@@ -107,14 +108,22 @@ def compare(
         own = expected if network is model.module else network(image)
     found = _result(run, image, expected)
     difference = max_error(found.numpy(), expected.numpy())
+    rounding = LARGEST_DIFFERENCE * _scale(expected)
     if network is model.module:
-        return SizeCheck(*size, difference, LARGEST_DIFFERENCE)
+        return SizeCheck(*size, difference, rounding)
     own_difference = max_error(own.numpy(), expected.numpy())
     # A model that overflows at this precision must not allow the file everything.
     allowed = _ALLOWANCE * own_difference if math.isfinite(own_difference) else 0.0
-    bound = max(LARGEST_DIFFERENCE, allowed)
+    bound = max(rounding, allowed)
     decibels = psnr(found.numpy(), expected.numpy())
     return SizeCheck(*size, difference, bound, own_difference, decibels)
+
+
+def _scale(expected: Tensor) -> float:
+    """The largest pixel, at least 1: rounding is a share of what is rounded. A result that is not
+    finite widens nothing."""
+    largest = expected.abs().max().item()
+    return max(1.0, largest) if math.isfinite(largest) else 1.0
 
 
 def compare_in_8_bits(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:

@@ -1,6 +1,7 @@
 """Models streamed in bands beside the same models run whole, and beside tiles.
 
-    LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--fresh]
+    LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--inputs 1]
+        [--usual-heap] [--fresh]
 
 A row for each model, size and way, written as soon as its peak is known and completed by the
 rest. Peaks: a fresh process for each row, whose heap gives freed memory back, so that its
@@ -8,7 +9,8 @@ anonymous memory is what lives; pages in memory are in it, pages on disk are tol
 all ways of one model and size in one process, one after another and then the other way round, by
 processor seconds, in a heap that keeps what was freed for all of them. Capture is not in the
 times; it is told beside them. Errors: against the whole run, and of both against one in fp64,
-unless they are the same; autoencoders are not compared with it, which would take hours.
+for so many inputs, unless they are the same; autoencoders are not compared with it, which would
+take hours.
 """
 
 from __future__ import annotations
@@ -101,21 +103,27 @@ def run_times(
     return figures
 
 
-def run_errors(name: str, height: int, width: int, budget: int) -> dict[str, dict[str, float]]:
-    """The largest and the mean difference of the whole and of the streamed run from the whole one
-    in fp64: the largest of millions is one of luck too."""
+def run_errors(
+    name: str, height: int, width: int, budget: int, inputs: int
+) -> dict[str, dict[str, list[float]]]:
+    """For each input the largest and the mean difference of the whole and of the streamed run from
+    the whole one in fp64. The largest of millions is one of luck too: hence several inputs."""
     torch.set_num_threads(2)
-    image, errors = given(name, height, width), {}
+    runs = {way: way_of(name, way, budget) for way in ("whole", MEMORY)}
+    exact = made(name).double()
+    errors: dict[str, dict[str, list[float]]] = {
+        way: {"errors_to_fp64": [], "rms_errors_to_fp64": []} for way in runs
+    }
     with torch.no_grad():
-        exact = made(name).double()(image.double())
-        for way in ("whole", MEMORY):
-            result = way_of(name, way, budget)(image)
-            difference = (result.double() - exact).abs()
-            errors[way] = {
-                "error_to_fp64": difference.max().item(),
-                "rms_error_to_fp64": difference.square().mean().sqrt().item(),
-            }
-            del result, difference
+        for seed in range(1, inputs + 1):
+            image = given(name, height, width, seed)
+            expected = exact(image.double())
+            for way, run in runs.items():
+                difference = (run(image).double() - expected).abs()
+                errors[way]["errors_to_fp64"].append(difference.max().item())
+                mean = difference.square().mean().sqrt().item()
+                errors[way]["rms_errors_to_fp64"].append(mean)
+                del difference
     return errors
 
 
@@ -137,6 +145,7 @@ def main() -> None:
         "--usual-heap", action="store_true",
         help="add the times with glibc's own settings, by as many pairs, to rows that are there",
     )  # fmt: skip
+    parser.add_argument("--inputs", type=int, default=1, help="that are compared with fp64")
     options = parser.parse_args()
     results = ResultFile(
         "streaming", fresh=options.fresh, packages=("diffusers",),
@@ -149,6 +158,7 @@ def main() -> None:
             measure_usual(results, name, height, width, parts, options.pairs)
         else:
             measure(results, name, height, width, parts, options.pairs)
+            measure_errors(results, name, height, width, parts, options.inputs)
 
 
 def measure(
@@ -176,10 +186,19 @@ def measure(
                 rows[way], share_of_peak=round(share, 3),
                 ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]), **figures,
             )  # fmt: skip
+
+
+def measure_errors(
+    results: ResultFile, name: str, height: int, width: int, parts: list[float], inputs: int
+) -> None:
+    """How far both are from fp64, for as many inputs as are asked for, where that says anything."""
+    rows = names_of(name, height, width)
     same = not results.row(rows[MEMORY])["max_abs_error"]
-    spared = same or name.startswith("VAE")
-    if not spared and "rms_error_to_fp64" not in results.row(rows["whole"]):
-        errors = measure_fresh("streaming:run_errors", name, height, width, budgets[MEMORY]).result
+    if same or name.startswith("VAE"):
+        return
+    if len(results.row(rows["whole"]).get("errors_to_fp64", ())) < inputs:
+        budget = budgets_of(results.row(rows["whole"]), parts)[MEMORY]
+        errors = measure_fresh("streaming:run_errors", name, height, width, budget, inputs).result
         for way, figures in errors.items():
             results.complete(rows[way], **figures)
 

@@ -118,11 +118,11 @@ def made(name: str) -> nn.Module:
     return model
 
 
-def given(name: str, height: int, width: int) -> Tensor:
+def given(name: str, height: int, width: int, seed: int = 1) -> Tensor:
     """The input whose result, or which itself for upscalers and encoders, is of this size."""
     if name.endswith(HALF):
-        return given(name.removesuffix(HALF), height, width).to(torch.bfloat16)
-    torch.manual_seed(1)
+        return given(name.removesuffix(HALF), height, width, seed).to(torch.bfloat16)
+    torch.manual_seed(seed)
     if name == "VAE decode":
         return torch.randn(1, 4, height // 8, width // 8)
     # Smooth, as photographs are.

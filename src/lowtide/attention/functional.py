@@ -43,18 +43,22 @@ def attention(
     """
     _check(query, key, value, mask, spec)
     lead = query.shape[:-3]
-    # With 5 dimensions PyTorch's fused kernels are not taken.
-    query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
+    if len(lead) > 1:  # with 5 dimensions PyTorch's fused kernels are not taken
+        query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if mask is not None:
         mask = _four_dimensions(mask, lead, query)
+    # Described once: a window is so little work that each look at its tensors counts.
+    call = describe_call((query, key, value), mask, spec)
     if resolution is None:
         device = LocalDevice.of(query.device)
-        call = describe_call((query, key, value), mask, spec)
         trial = not torch.compiler.is_compiling()
         resolution = resolved(call, device, backend, policy, trial)
-    run = get(resolution.backend).run
-    result = _in_parts(run, query, key, value, mask, spec, resolution.most_heads)
-    return result.reshape(*lead, *result.shape[1:])
+    chosen = get(resolution.backend)
+    if resolution.most_heads is None:
+        result = chosen.run_described(call, query, key, value, mask, spec)
+    else:
+        result = _in_parts(chosen.run, query, key, value, mask, spec, resolution.most_heads)
+    return result.reshape(*lead, *result.shape[1:]) if len(lead) > 1 else result
 
 
 @functools.lru_cache(maxsize=4096)
@@ -159,12 +163,12 @@ def _four_dimensions(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
 
 def _in_parts(
     run: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    spec: AttentionSpec, most: int | None,
+    spec: AttentionSpec, most: int,
 ) -> Tensor:  # fmt: skip
     """Run at most ``most`` batches × heads at once: more do not fit a launch, and are not added
     up across, so that the result is the same."""
     batch, heads = query.shape[:2]
-    if most is None or batch * heads <= most:
+    if batch * heads <= most:
         return run(query, key, value, mask, spec)
     dim, step = (0, max(1, most // heads)) if batch > 1 else (1, most)
     if dim and spec.grouped and key.shape[1] != heads:

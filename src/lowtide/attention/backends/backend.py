@@ -50,6 +50,13 @@ class Backend(ABC):
     ) -> Tensor:
         """The result, (batch, heads, query tokens, value's head dimension), in query's dtype."""
 
+    def run_described(
+        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        spec: AttentionSpec,
+    ) -> Tensor:  # fmt: skip
+        """`run` of a call that is described already, for backends that look at it again."""
+        return self.run(query, key, value, mask, spec)
+
     def most_heads(self, device: Device, call: AttentionCall) -> int | None:
         """Batches × heads that one launch takes; None for any number."""
         return MOST_HEADS_ON_CUDA if device.kind == "cuda" else None

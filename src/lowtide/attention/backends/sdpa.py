@@ -68,14 +68,22 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
+        """The result of a call that nobody described yet."""
+        call = describe_call((query, key, value), mask, spec)
+        return self.run_described(call, query, key, value, mask, spec)
+
+    def run_described(
+        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        spec: AttentionSpec,
+    ) -> Tensor:  # fmt: skip
         """The result. PyTorch's switches are touched only if it would choose another kernel."""
         if mask is not None and mask.dtype != torch.bool:
             # A mask of another type was read bit by bit (pytorch#191612); one that could need a
             # gradient, even where none is recorded, costs the fused kernels.
             mask = mask.to(query.dtype)
             mask = mask if torch.is_grad_enabled() and mask.requires_grad else mask.detach()
+            call = describe_call((query, key, value), mask, spec)
         device = LocalDevice.of(query.device)
-        call = describe_call((query, key, value), mask, spec)
         mine = path_of(device, call) == self._on(device)
         with nullcontext() if mine else sdpa_kernel(_KERNELS[self._path]):
             return F.scaled_dot_product_attention(

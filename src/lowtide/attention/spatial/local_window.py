@@ -22,7 +22,7 @@ from lowtide.attention.spatial.image import (
 )
 from lowtide.attention.spatial.known_rows import KnownRows
 from lowtide.attention.spatial.position import PositionKind, make_position
-from lowtide.attention.spatial.strips import PARTS, LocalAttention, Part
+from lowtide.attention.spatial.strips import LocalAttention, Part
 from lowtide.attention.spatial.windows import Boundary, Form, Windows
 from lowtide.core.errors import UsageError
 
@@ -113,13 +113,16 @@ class LocalWindowAttention(KnownRows):
             )
 
         def load(part: Part, start: int, end: int) -> Tensor:
-            return self._projected(part, image.narrow(2, start - low, end - start))
+            rows = image.narrow(2, start - low, end - start)
+            if part == "query":
+                return self._projected(rows, 0, 1).squeeze(3)
+            return self._projected(rows, 1, 3)
 
         def pieces() -> Iterator[tuple[int, Tensor]]:
             for row, piece in local.run(load, first, last):
-                found = self.out(piece.flatten(3))
+                found = self.out(piece.transpose(1, 2).flatten(3))
                 del piece  # or it would be held while the next one is made
-                yield row - first, found.transpose(1, 2)
+                yield row - first, found
                 del found
 
         return gather_rows(image, last - first, pieces())
@@ -151,18 +154,16 @@ class LocalWindowAttention(KnownRows):
         return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (self._projected(part, image) for part in PARTS)
+        query, key, value = (self._projected(image, part, part + 1).squeeze(3) for part in range(3))
         return query, key, value
 
-    def _projected(self, part: Part, image: Tensor) -> Tensor:
-        """Query, key or value, (batch, height, width, heads, dim), in memory of its own, so that
-        what is not needed any longer can go."""
-        weight, bias = (
-            None if whole is None else whole.chunk(3)[PARTS.index(part)]
-            for whole in (self.qkv.weight, self.qkv.bias)
-        )
-        assert weight is not None
-        return project(image, weight, bias).unflatten(-1, (self.heads, -1))
+    def _projected(self, image: Tensor, first: int, end: int) -> Tensor:
+        """Those from ``first`` to ``end`` of query, key and value, (batch, height, width, how many,
+        heads, dim), in memory of their own, so that what is not needed any longer can go."""
+        rows = slice(first * self.channels, end * self.channels)
+        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
+        found = project(image, self.qkv.weight[rows], bias)
+        return found.unflatten(-1, (end - first, self.heads, -1))
 
     def _triton_refusal(self, image: Tensor) -> str | None:
         from lowtide.attention.halo.attend import missing, refusal

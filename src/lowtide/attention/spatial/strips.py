@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ from lowtide.attention.spatial.image import faded
 from lowtide.attention.spatial.position import Position, Shape
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, fading, mirrored, runs
 
-Part = Literal["query", "key", "value"]
-PARTS = get_args(Part)
-# One of them for the image's rows from first to last: (batch, rows, width, heads, dim).
+# What is read of the image's rows from first to last: queries, (batch, rows, width, heads, dim), or
+# keys and values, (batch, rows, width, 2, heads, dim): one product of matrices gives both.
+Part = Literal["query", "seen"]
 Load = Callable[[Part, int, int], Tensor]
 # Attention of (batch, heads, tokens, dim) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -53,6 +53,7 @@ class LocalAttention:
             for run in self._runs
         ]  # fmt: skip
         self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
+        self._turns: Tensor | None = None
 
     def needed(self, first: int, last: int) -> tuple[int, int]:
         """Rows of the image that the result's rows from ``first`` to ``last`` depend on."""
@@ -93,14 +94,11 @@ class LocalAttention:
 
     def _strip(self, load: Load, row: Window) -> Tensor:
         """A row of windows: (batch, width, queries, heads, dim)."""
-        # One after another, so that each is laid out anew before the next one is made.
-        key = self._bordered(load, "key", row)
-        turns = self._position.turns(
-            _positions(row.first_key, row.keys, key), _positions(-self._pad[0], key.shape[2], key),
-            key.dtype,
-        )  # fmt: skip
+        # Laid out anew before the queries are made, so that fewer are held at once.
+        key, value = self._bordered(load, row).unbind(3)
+        turns = self._turns_of(row, key)
         key = self._position.by_column(key, turns)
-        value = self._bordered(load, "value", row).transpose(1, 2).contiguous()
+        value = value.transpose(1, 2).contiguous()
         if turns is not None:  # queries lie within the keys
             turns = turns.narrow(0, row.first_query - row.first_key, row.queries)
             turns = turns.narrow(1, self._pad[0], self._width)
@@ -111,21 +109,32 @@ class LocalAttention:
             return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
         if len(self._runs) == 1 and self._windows.form == "halo":
             return self._run(query, key, value, row, self._runs[0])
-        make = torch.empty_like if self._windows.form == "halo" else torch.zeros_like
-        strip = make(query)
+        # Row by row, as the image is, so that what is made of it needs no other copy.
+        make = query.new_empty if self._windows.form == "halo" else query.new_zeros
+        strip = make(len(query), row.queries, *query.shape[1:2], *query.shape[3:]).transpose(1, 2)
         for place, run in enumerate(self._runs):
             self._add(strip, self._run(query, key, value, row, run), place)
         return strip
 
-    def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
-        """The keys' rows of key or value, with what the boundary rule puts beyond the image."""
+    def _turns_of(self, row: Window, key: Tensor) -> Tensor | None:
+        """How the position turns the keys, made once: only distances count, so that each row of
+        windows has its own first row of keys as the zeroth."""
+        if self._turns is None:
+            most = max(one.keys for one in self._rows)
+            columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
+            rows = torch.arange(most, device=key.device)
+            self._turns = self._position.turns(rows, columns, key.dtype)
+        return None if self._turns is None else self._turns.narrow(0, 0, row.keys)
+
+    def _bordered(self, load: Load, row: Window) -> Tensor:
+        """Keys and values of a row, with what the boundary rule puts beyond the image."""
         above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
         if self._windows.boundary != "reflect":
-            tensor = load(part, row.first_key + above, _end(row) - below)
+            tensor = load("seen", row.first_key + above, _end(row) - below)
             pad = *self._pad, above, below
-            return F.pad(tensor, (0, 0, 0, 0, *pad)) if any(pad) else tensor
+            return F.pad(tensor, (0, 0, 0, 0, 0, 0, *pad)) if any(pad) else tensor
         low, high = self._span(row)
-        tensor = load(part, low, high)
+        tensor = load("seen", low, high)
         for dim, first, count, start, length in (
             (1, row.first_key, row.keys, low, self._height),
             (2, -self._pad[0], self._width + sum(self._pad), 0, self._width),
@@ -238,10 +247,6 @@ def _sources(
         )
         for turn in range(most)
     ]
-
-
-def _positions(first: int, count: int, like: Tensor) -> Tensor:
-    return torch.arange(first, first + count, device=like.device)
 
 
 def _shape(one: Window) -> Shape:

@@ -45,17 +45,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_in_any_order(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False,
+    plus: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`linear` by oneDNN, whatever the channels: faster still, but sums of hundreds of channels
     round two to three times as much as PyTorch's own, which is some parts in ten million. With
-    ``gelu`` its results go through that (of the error function) while they are in a cache.
+    ``gelu`` its results go through that (of the error function) while they are in a cache, or
+    ``plus``, of their shape, is added to them.
 
     PyTorch's own where oneDNN is not known to be faster than what that takes.
     """
     if not (_has_onednn and x.numel() and _is_plain(x, weight)):
         found = F.linear(x, weight, bias)
-        return F.gelu(found) if gelu else found
+        found = F.gelu(found) if gelu else found
+        return found if plus is None else found + plus
+    # PyTorch knows the shape of one without a sum only.
+    if plus is not None and not isinstance(x, FakeTensor):
+        return torch.ops.mkldnn._linear_pointwise.binary(x, plus, weight, bias, "add")
     then, how = ("gelu", "none") if gelu else ("none", "")
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], how)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.one_trace import once
+from lowtide.models.fast.dense import FastDense
 from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
@@ -55,6 +56,8 @@ def adapt(network: nn.Module) -> Counter[str]:
             kind, example = _KINDS[title]
             if kind is FastBlock and not isinstance(child.attn, FastWindows):
                 continue
+            if kind is FastDense and not FastDense.fits(child):
+                continue
             fast, form = kind(child), (title, _form(child))
             if form not in agreed:
                 agreed[form] = _agrees(child, fast, example)
@@ -81,8 +84,10 @@ def _let_overwrite(group: Any) -> None:
     elif title == "DRCT RDG":
         # Each is given all that came before, put together for it.
         blocks = [group.swin2, group.swin3, group.swin4, group.swin5]
+    elif title == "DRCT DRCT":
+        blocks = list(group.layers)[1:]
     for block in blocks:
-        if isinstance(block, FastBlock):
+        if isinstance(block, FastBlock | FastDense):
             block.overwrites = True
 
 
@@ -161,6 +166,11 @@ def _mlp(plain: Any) -> dict[str, Any]:
     return {"x": _random(3, 16, plain.fc1.weight.shape[1])}
 
 
+def _dense(plain: Any) -> dict[str, Any]:
+    given = _block(plain.swin1.plain)
+    return {"x": given["x"], "xsize": given["x_size"]}
+
+
 def _block(plain: Any) -> dict[str, Any]:
     size = 2 * plain.window_size, 3 * plain.window_size
     return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
@@ -171,6 +181,7 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "DRCT WindowAttention": (FastWindows, _swin),
     "SwinIR SwinTransformerBlock": (FastBlock, _block),
     "DRCT SwinTransformerBlock": (FastBlock, _block),
+    "DRCT RDG": (FastDense, _dense),
     "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
     **{f"{family} Mlp": (FastMlp, _mlp) for family in ("SwinIR", "DRCT", "HAT", "CRAFT")},

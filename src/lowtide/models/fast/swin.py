@@ -4,15 +4,18 @@ of SwinIR and DRCT."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.windowed import Pattern, attend_windows
+from lowtide.models.fast.heads import Heads
 from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart
+from lowtide.models.fast.tokens import FastMlp
 
 # What some windows hold while they go through a block, in numbers for each of its channels, and at
 # most in bytes: more on a card, which has work for many of them.
@@ -33,7 +36,8 @@ class FastWindows(FastPart):
         if torch.compiler.is_exporting() or isinstance(mask, Tensor):
             given = {} if rpi is None else {"rpi": rpi}
             return self.plain(x, **given, mask=mask)
-        return self.attend(x, self.bias(rpi), () if mask is None else mask.patterns(x))
+        patterns = () if mask is None else mask.patterns(x)
+        return self.attend(x, Heads(self.plain, x), self.bias(rpi), patterns)
 
     def bias(self, rpi: Tensor | None = None) -> Tensor:
         """What is added to all scores, (1, heads, places, places)."""
@@ -41,14 +45,14 @@ class FastWindows(FastPart):
         index = plain.relative_position_index if rpi is None else rpi
         return gathered_bias(plain.relative_position_bias_table, index, len(index))
 
-    def attend(self, x: Tensor, bias: Tensor, patterns: Sequence[Pattern]) -> Tensor:
-        """The result for each window, with this bias."""
-        plain = self.plain
-        windows, places, channels = x.shape
-        parts = plain.qkv(x).view(windows, places, 3, plain.num_heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        found = attend_windows(query, key, value, bias, patterns, plain.scale)
-        return plain.proj(found.transpose(1, 2).reshape(windows, places, channels))
+    def attend(
+        self, x: Tensor, heads: Heads, bias: Tensor, patterns: Sequence[Pattern],
+        plus: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The result for each window, with this bias, ``plus`` what is there already."""
+        query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
+        found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
+        return heads.join(found.transpose(1, 2).flatten(2), plus)
 
 
 class FastBlock(FastPart):
@@ -69,31 +73,58 @@ class FastBlock(FastPart):
         plain = self.plain
         if torch.compiler.is_exporting() or plain.training or len(x) > 1:
             return plain(x, x_size)
-        height, width = x_size
-        order = window_order(height, width, plain.window_size, plain.shift_size, x.device)
         over = self.overwrites and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        places, pixels, result = plain.window_size**2, x[0], x if over else torch.empty_like(x)
+        result = x if over else torch.empty_like(x)
+        # Not by `parts`: PyTorch's compiler does not follow an iterator with a lock in it.
+        order = window_order(*x_size, plain.window_size, plain.shift_size, x.device)
         bias = plain.attn.bias()
         patterns = order.patterns(bias)  # in the type of its scores
+        for places, _, found in self._parts(x[0], order.there, bias, patterns, over):
+            put(result[0], places, found)
+        return result
+
+    def parts(
+        self, pixels: Tensor, x_size: tuple[int, int]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Part by part which of the ``pixels`` (pixels, channels) it is of, what they are, and
+        what the block makes of them."""
+        plain = self.plain
+        order = window_order(*x_size, plain.window_size, plain.shift_size, pixels.device)
+        bias = plain.attn.bias()
+        return self._parts(pixels, order.there, bias, order.patterns(bias), overwritten=False)
+
+    def _parts(
+        self, pixels: Tensor, there: Tensor, bias: Tensor, patterns: Sequence[Pattern],
+        overwritten: bool,
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+        """The same in the order ``there``; pixels may be ``overwritten`` in between."""
+        plain = self.plain
+        places = plain.window_size**2
+        heads = Heads(plain.attn.plain, pixels)
         total = len(pixels) // places
-        some = at_once(x, total)
-        # Before some of it may be overwritten, since it may have windows of the part before.
-        last = pixels.index_select(0, order.there[(total - some) * places :])
+        some = at_once(pixels, total)
+        # The last part may have windows of the one before it.
+        rest = there[(total - some) * places :]
+        last = pixels.index_select(0, rest) if overwritten else None
         for first in range(0, total, some):
             first = min(first, total - some)
-            chosen = order.there[first * places : (first + some) * places]
-            given = last if first == total - some else pixels.index_select(0, chosen)
+            chosen = there[first * places : (first + some) * places]
+            kept = last if first == total - some else None
+            given = pixels.index_select(0, chosen) if kept is None else kept
             windows = plain.norm1(given).view(some, places, -1)
             inside = _inside(patterns, first, first + some)
-            # Added to what linear layers give, which nothing else needs.
-            seen = plain.attn.attend(windows, bias, inside).view_as(given).add_(given)
-            _put(result[0], chosen, plain.mlp(plain.norm2(seen)).add_(seen))
-        return result
+            seen = plain.attn.attend(windows, heads, bias, inside, given.view_as(windows))
+            seen = seen.view_as(given)
+            yield chosen, given, _with(plain.mlp, plain.norm2(seen), seen)
+
+
+def _with(layers: Any, x: Tensor, plus: Tensor) -> Tensor:
+    """What ``layers`` make of ``x``, ``plus`` what is there already."""
+    return layers(x, plus) if type(layers) is FastMlp else layers(x).add_(plus)
 
 
 def at_once(x: Tensor, total: int) -> int:
-    """How many of ``total`` windows of ``x`` (images, pixels, channels) go through a block
-    together.
+    """How many of ``total`` windows of ``x``, pixels of some channels, go through a block together.
 
     All parts are of one size, and the last one begins earlier where it would be smaller: oneDNN
     keeps a kernel for each number of tokens, tens of megabytes for those of a deep model.
@@ -107,14 +138,19 @@ def at_once(x: Tensor, total: int) -> int:
     return min(range((most + 1) // 2, most + 1), key=lambda size: (-total % size, -size))
 
 
-def _put(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
+def put(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
     """``pixels[places] = rows``, on a CPU 16 bytes at a time where they allow it: PyTorch's own
     goes number by number."""
-    whole = rows.shape[-1] * rows.element_size() % 16 == 0 and rows.is_contiguous()
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or rows.device.type != "cpu"
-    if whole and pixels.is_contiguous() and not plain:
+    if not plain and _is_wide(pixels) and _is_wide(rows):
         pixels, rows = pixels.view(torch.complex128), rows.view(torch.complex128)
     pixels.index_copy_(0, places, rows)
+
+
+def _is_wide(rows: Tensor) -> bool:
+    """Whether (rows, channels) are of whole 16 bytes each, which begin at such."""
+    sides = rows.shape[1], rows.stride(0), rows.storage_offset()
+    return rows.stride(1) == 1 and all(side * rows.element_size() % 16 == 0 for side in sides)
 
 
 def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
@@ -148,15 +184,15 @@ class FastOverlap(FastPart):
         plain = self.plain
         height, width = x_size
         side, seen = plain.window_size, plain.overlap_win_size
-        parts = plain.qkv(plain.norm1(x)).view(len(x), height, width, 3, plain.num_heads, -1)
-        query, key, value = parts.unbind(3)
+        heads = Heads(plain, x)
+        query, key, value = heads.split(plain.norm1(x).unflatten(1, x_size)).unbind(3)
         bias = gathered_bias(plain.relative_position_bias_table, rpi, side * side)
         found = attend_windows(
             windows_of(query, side, side), windows_of(key, side, seen),
             windows_of(value, side, seen), bias, (), plain.scale,
         )  # fmt: skip
-        x = plain.proj(image_of(found, height, width, (side, side))) + x
-        return x + plain.mlp(plain.norm2(x))
+        x = heads.join(image_of(found, height, width, (side, side)), x)
+        return _with(plain.mlp, plain.norm2(x), x)
 
 
 def gathered_bias(table: Tensor, index: Tensor, places: int) -> Tensor:

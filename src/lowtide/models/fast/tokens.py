@@ -19,21 +19,29 @@ class FastLinear(FastPart):
         return linear_in_any_order(x, self.plain.weight, self.plain.bias)
 
 
+def added(layer: nn.Module, x: Tensor, plus: Tensor) -> Tensor:
+    """``layer(x) + plus``, at once where that is a linear layer in fp32. ``plus`` has the shape of
+    the result and stays as it is."""
+    if type(layer) is not FastLinear or torch.compiler.is_compiling():
+        return layer(x).add_(plus)
+    return linear_in_any_order(x, layer.plain.weight, layer.plain.bias, plus=plus)
+
+
 class FastMlp(FastPart):
     """``Mlp(x)`` of spandrel's SwinIR, DRCT, HAT and CRAFT: two linear layers and GELU between
     them, which comes with the first one's results."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., channels) to the same."""
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(..., channels) to the same, ``plus`` what is there already."""
         plain = self.plain
         first, between = plain.fc1, plain.act
         known = type(between) is nn.GELU and between.approximate == "none"
-        if torch.compiler.is_compiling() or plain.training or not known:
-            return plain(x)
-        if type(first) is not FastLinear:  # in 8 bits, or left as it was
-            return plain(x)
-        weight, bias = first.plain.weight, first.plain.bias
-        return plain.fc2(linear_in_any_order(x, weight, bias, gelu=True))
+        compiled = torch.compiler.is_compiling() or plain.training
+        # A first layer may be in 8 bits, or left as it was.
+        if compiled or not known or type(first) is not FastLinear:
+            return plain(x) if plus is None else plain(x).add_(plus)
+        inner = linear_in_any_order(x, first.plain.weight, first.plain.bias, gelu=True)
+        return plain.fc2(inner) if plus is None else added(plain.fc2, inner, plus)
 
 
 class FastPointwise(FastPart):

@@ -1,0 +1,80 @@
+"""The layers before and after an attention, with heads as wide as kernels on a CPU want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.products import linear_in_any_order
+from lowtide.models.fast.tokens import FastLinear, added
+
+# Weights and bias of a linear layer.
+Layer = tuple[Tensor, Tensor | None]
+
+# Processors multiply 8 or 16 numbers at once, and products of 30 channels take longer than of 32.
+# Of wider heads they gain less than the layers round them lose.
+_MULTIPLES, _MOST_MORE, _WIDEST = (16, 8), 1.08, 96
+
+
+class Heads:
+    """``qkv`` and ``proj`` of an attention of spandrel's, for one image or more of its windows.
+
+    Where it pays, heads get channels of zeros: those of queries and keys add nothing to scores, and
+    those of values meet zeros in ``proj``. Results differ by rounding at most.
+    """
+
+    def __init__(self, attention: Any, like: Tensor) -> None:
+        self._attention = attention
+        more = _channels_more(attention, like)
+        self._wider = _wider(attention, more) if more else None
+
+    def split(self, x: Tensor) -> Tensor:
+        """(..., channels) to (..., 3, heads, channels of a head)."""
+        attention, wider = self._attention, self._wider
+        found = linear_in_any_order(x, *wider[0]) if wider else attention.qkv(x)
+        return found.unflatten(-1, (3, attention.num_heads, -1))
+
+    def join(self, found: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(..., heads · channels of a head) to (..., channels), ``plus`` what is there already."""
+        if self._wider is not None:
+            return linear_in_any_order(found, *self._wider[1], plus=plus)
+        proj = self._attention.proj
+        return proj(found) if plus is None else added(proj, found, plus)
+
+
+def kernel_width(width: int) -> int:
+    """The channels that a head of ``width`` is computed with."""
+    for multiple in _MULTIPLES:
+        wide = -(-width // multiple) * multiple
+        if wide <= min(_WIDEST, width * _MOST_MORE):
+            return wide
+    return width
+
+
+def _channels_more(attention: Any, like: Tensor) -> int:
+    """By how many channels of zeros each head grows, none where layers are not plain or a gradient
+    is recorded."""
+    qkv, proj = attention.qkv, attention.proj
+    plain = type(qkv) is type(proj) is FastLinear and like.device.type == "cpu"
+    recorded = torch.compiler.is_compiling() or torch.is_grad_enabled()
+    if not plain or recorded or not like.dtype == qkv.weight.dtype == torch.float32:
+        return 0
+    width = proj.weight.shape[1] // attention.num_heads
+    return kernel_width(width) - width
+
+
+def _wider(attention: Any, more: int) -> tuple[Layer, Layer]:
+    """Weights and bias of both layers with these channels."""
+    qkv, proj, heads = attention.qkv, attention.proj, attention.num_heads
+    into = proj.weight.unflatten(1, (heads, -1))
+    bias = None if qkv.bias is None else _padded(qkv.bias, heads, more)
+    return (_padded(qkv.weight, heads, more), bias), (F.pad(into, (0, more)).flatten(1), proj.bias)
+
+
+def _padded(tensor: Tensor, heads: int, more: int) -> Tensor:
+    """(3 · heads · channels of a head, ...) with zeros after each head."""
+    each = tensor.view(3, heads, tensor.shape[0] // (3 * heads), -1)
+    return F.pad(each, (0, 0, 0, more)).view(-1, *tensor.shape[1:])

@@ -20,6 +20,7 @@ from lowtide.models.export import (
     label,
     write_onnx,
 )
+from lowtide.models.export.onnx_check import random_image
 from lowtide.models.paragonsr2.tier_config import TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant import ParagonVariant
@@ -68,7 +69,12 @@ def checks(model, path, sizes=SIZES, **options):
 def assert_same(model, path, **options):
     found = checks(model, path, **options)
     assert max(check.difference for check in found) < 1e-5
-    assert all(check.good and check.bound == LARGEST_DIFFERENCE for check in found)
+    for check in found:
+        with torch.inference_mode():
+            made = model.module(random_image(model, (check.height, check.width)))
+        assert check.good
+        # Of noise, pixels overshoot.
+        assert check.bound == LARGEST_DIFFERENCE * max(1.0, made.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["lowtide-x2", "lowtide-x4"])

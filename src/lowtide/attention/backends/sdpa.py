@@ -80,9 +80,11 @@ class Sdpa(Backend):
         if mask is not None and mask.dtype != torch.bool:
             # A mask of another type was read bit by bit (pytorch#191612); one that could need a
             # gradient, even where none is recorded, costs the fused kernels.
-            mask = mask.to(query.dtype)
-            mask = mask if torch.is_grad_enabled() and mask.requires_grad else mask.detach()
-            call = describe_call((query, key, value), mask, spec)
+            fitting = mask.to(query.dtype)
+            if fitting.requires_grad and not torch.is_grad_enabled():
+                fitting = fitting.detach()
+            if fitting is not mask:
+                mask, call = fitting, describe_call((query, key, value), fitting, spec)
         device = LocalDevice.of(query.device)
         mine = path_of(device, call) == self._on(device)
         with nullcontext() if mine else sdpa_kernel(_KERNELS[self._path]):

@@ -111,7 +111,7 @@ class LocalAttention:
             return self._run(query, key, value, row, self._runs[0])
         # Row by row, as the image is, so that what is made of it needs no other copy.
         make = query.new_empty if self._windows.form == "halo" else query.new_zeros
-        strip = make(len(query), row.queries, *query.shape[1:2], *query.shape[3:]).transpose(1, 2)
+        strip = make(len(query), row.queries, query.shape[1], *query.shape[3:]).transpose(1, 2)
         for place, run in enumerate(self._runs):
             self._add(strip, self._run(query, key, value, row, run), place)
         return strip
@@ -119,7 +119,7 @@ class LocalAttention:
     def _turns_of(self, row: Window, key: Tensor) -> Tensor | None:
         """How the position turns the keys, made once: only distances count, so that each row of
         windows has its own first row of keys as the zeroth."""
-        if self._turns is None:
+        if self._turns is None and self._position.rotates:
             most = max(one.keys for one in self._rows)
             columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
             rows = torch.arange(most, device=key.device)

@@ -54,9 +54,7 @@ def adapt(network: nn.Module) -> Counter[str]:
             if (title := _name(child)) not in _KINDS:
                 continue
             kind, example = _KINDS[title]
-            if kind is FastBlock and not isinstance(child.attn, FastWindows):
-                continue
-            if kind is FastDense and not FastDense.fits(child):
+            if not kind.takes(child):
                 continue
             fast, form = kind(child), (title, _form(child))
             if form not in agreed:
@@ -76,17 +74,14 @@ def adapt(network: nn.Module) -> Counter[str]:
 
 
 def _let_overwrite(group: Any) -> None:
-    """Tell those blocks of a group that alone need what they are given: all but the first one,
-    which is given what the group's result is added to."""
+    """Tell those blocks of a group, or groups of a model, that alone need what they are given: all
+    but the first one, which is given what the result of all is added to."""
     title, blocks = _name(group), []
     if title == "SwinIR BasicLayer" and not group.use_checkpoint:
-        blocks = list(group.blocks)[1:]
-    elif title == "DRCT RDG":
-        # Each is given all that came before, put together for it.
-        blocks = [group.swin2, group.swin3, group.swin4, group.swin5]
+        blocks = group.blocks
     elif title == "DRCT DRCT":
-        blocks = list(group.layers)[1:]
-    for block in blocks:
+        blocks = group.layers
+    for block in list(blocks)[1:]:
         if isinstance(block, FastBlock | FastDense):
             block.overwrites = True
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.models.fast.part import FastPart
+from lowtide.models.fast.part import FastPart, recorded
 from lowtide.models.fast.swin import FastBlock, put
 
 # Of a group's result before what it was given is added, as in the model.
@@ -28,7 +28,7 @@ class FastDense(FastPart):
     overwrites = False
 
     @staticmethod
-    def fits(part: Any) -> bool:
+    def takes(part: Any) -> bool:
         """Whether its blocks run part by part."""
         return all(isinstance(block, FastBlock) for block, _ in _steps(part))
 
@@ -36,7 +36,7 @@ class FastDense(FastPart):
         """(images, pixels, channels) to the same."""
         plain = self.plain
         # Of several images blocks are not run part by part.
-        if _is_recorded() or plain.training or len(x) > 1:
+        if torch.compiler.is_exporting() or recorded() or plain.training or len(x) > 1:
             return plain(x, xsize)
         (*steps, (last, narrow)), channels = _steps(plain), x.shape[-1]
         seen = x.new_empty(x.shape[1], last.plain.dim)
@@ -56,11 +56,6 @@ class FastDense(FastPart):
 def _steps(group: Any) -> list[tuple[Any, Any]]:
     """Each block and the layer behind it."""
     return [(getattr(group, f"swin{at}"), getattr(group, f"adjust{at}")) for at in range(1, 6)]
-
-
-def _is_recorded() -> bool:
-    compiler = torch.compiler
-    return compiler.is_exporting() or compiler.is_compiling() or torch.is_grad_enabled()
 
 
 def _of_tokens(layer: Any, tokens: Tensor) -> Tensor:

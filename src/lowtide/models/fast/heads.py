@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.products import linear_in_any_order
+from lowtide.models.fast.part import recorded
 from lowtide.models.fast.tokens import FastLinear, added
 
 # Weights and bias of a linear layer.
@@ -41,8 +42,7 @@ class Heads:
         """(..., heads · channels of a head) to (..., channels), ``plus`` what is there already."""
         if self._wider is not None:
             return linear_in_any_order(found, *self._wider[1], plus=plus)
-        proj = self._attention.proj
-        return proj(found) if plus is None else added(proj, found, plus)
+        return added(self._attention.proj, found, plus)
 
 
 def kernel_width(width: int) -> int:
@@ -59,8 +59,7 @@ def _channels_more(attention: Any, like: Tensor) -> int:
     is recorded."""
     qkv, proj = attention.qkv, attention.proj
     plain = type(qkv) is type(proj) is FastLinear and like.device.type == "cpu"
-    recorded = torch.compiler.is_compiling() or torch.is_grad_enabled()
-    if not plain or recorded or not like.dtype == qkv.weight.dtype == torch.float32:
+    if not plain or recorded() or not like.dtype == qkv.weight.dtype == torch.float32:
         return 0
     width = proj.weight.shape[1] // attention.num_heads
     return kernel_width(width) - width

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+
+
+def recorded() -> bool:
+    """Whether what runs now is written down, for gradients or by PyTorch's compiler: nothing may be
+    overwritten then, or read as numbers of another type."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 class FastPart(nn.Module):
@@ -24,6 +31,11 @@ class FastPart(nn.Module):
         self.training = plain.training
         # Not a part of this, or its tensors would have two names.
         self.__dict__["plain"] = plain
+
+    @staticmethod
+    def takes(part: Any) -> bool:
+        """Whether what is in ``part`` is as this needs it."""
+        return True
 
     def extra_repr(self) -> str:
         """What it stands for."""

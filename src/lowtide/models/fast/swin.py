@@ -14,8 +14,8 @@ from torch import Tensor
 from lowtide.attention.windowed import Pattern, attend_windows
 from lowtide.models.fast.heads import Heads
 from lowtide.models.fast.masks import ShiftMask, WindowOrder
-from lowtide.models.fast.part import FastPart
-from lowtide.models.fast.tokens import FastMlp
+from lowtide.models.fast.part import FastPart, recorded
+from lowtide.models.fast.tokens import added
 
 # What some windows hold while they go through a block, in numbers for each of its channels, and at
 # most in bytes: more on a card, which has work for many of them.
@@ -68,30 +68,31 @@ class FastBlock(FastPart):
 
     overwrites = False
 
+    @staticmethod
+    def takes(part: Any) -> bool:
+        """Whether its attention is one operator."""
+        return isinstance(part.attn, FastWindows)
+
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
         """(images, pixels, channels) to the same."""
         plain = self.plain
         if torch.compiler.is_exporting() or plain.training or len(x) > 1:
             return plain(x, x_size)
-        over = self.overwrites and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        over = self.overwrites and not recorded()
         result = x if over else torch.empty_like(x)
-        # Not by `parts`: PyTorch's compiler does not follow an iterator with a lock in it.
-        order = window_order(*x_size, plain.window_size, plain.shift_size, x.device)
-        bias = plain.attn.bias()
-        patterns = order.patterns(bias)  # in the type of its scores
-        for places, _, found in self._parts(x[0], order.there, bias, patterns, over):
+        for places, _, found in self.parts(x[0], x_size, overwritten=over):
             put(result[0], places, found)
         return result
 
     def parts(
-        self, pixels: Tensor, x_size: tuple[int, int]
+        self, pixels: Tensor, x_size: tuple[int, int], *, overwritten: bool = False
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Part by part which of the ``pixels`` (pixels, channels) it is of, what they are, and
         what the block makes of them."""
         plain = self.plain
         order = window_order(*x_size, plain.window_size, plain.shift_size, pixels.device)
         bias = plain.attn.bias()
-        return self._parts(pixels, order.there, bias, order.patterns(bias), overwritten=False)
+        return self._parts(pixels, order.there, bias, order.patterns(bias), overwritten)
 
     def _parts(
         self, pixels: Tensor, there: Tensor, bias: Tensor, patterns: Sequence[Pattern],
@@ -115,12 +116,7 @@ class FastBlock(FastPart):
             inside = _inside(patterns, first, first + some)
             seen = plain.attn.attend(windows, heads, bias, inside, given.view_as(windows))
             seen = seen.view_as(given)
-            yield chosen, given, _with(plain.mlp, plain.norm2(seen), seen)
-
-
-def _with(layers: Any, x: Tensor, plus: Tensor) -> Tensor:
-    """What ``layers`` make of ``x``, ``plus`` what is there already."""
-    return layers(x, plus) if type(layers) is FastMlp else layers(x).add_(plus)
+            yield chosen, given, added(plain.mlp, plain.norm2(seen), seen)
 
 
 def at_once(x: Tensor, total: int) -> int:
@@ -141,7 +137,7 @@ def at_once(x: Tensor, total: int) -> int:
 def put(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
     """``pixels[places] = rows``, on a CPU 16 bytes at a time where they allow it: PyTorch's own
     goes number by number."""
-    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or rows.device.type != "cpu"
+    plain = recorded() or rows.device.type != "cpu"
     if not plain and _is_wide(pixels) and _is_wide(rows):
         pixels, rows = pixels.view(torch.complex128), rows.view(torch.complex128)
     pixels.index_copy_(0, places, rows)
@@ -192,7 +188,7 @@ class FastOverlap(FastPart):
             windows_of(value, side, seen), bias, (), plain.scale,
         )  # fmt: skip
         x = heads.join(image_of(found, height, width, (side, side)), x)
-        return _with(plain.mlp, plain.norm2(x), x)
+        return added(plain.mlp, plain.norm2(x), x)
 
 
 def gathered_bias(table: Tensor, index: Tensor, places: int) -> Tensor:

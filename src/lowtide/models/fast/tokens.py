@@ -12,19 +12,19 @@ from lowtide.models.fast.part import FastPart
 class FastLinear(FastPart):
     """``torch.nn.Linear``, with the same numbers but for rounding."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., channels) to (..., other channels)."""
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(..., channels) to (..., other channels), ``plus`` what is there already."""
         if torch.compiler.is_compiling():
-            return self.plain(x)
-        return linear_in_any_order(x, self.plain.weight, self.plain.bias)
+            return added(self.plain, x, plus)
+        return linear_in_any_order(x, self.plain.weight, self.plain.bias, plus=plus)
 
 
-def added(layer: nn.Module, x: Tensor, plus: Tensor) -> Tensor:
-    """``layer(x) + plus``, at once where that is a linear layer in fp32. ``plus`` has the shape of
+def added(layer: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
+    """``layer(x)``, ``plus`` what is there already: at once by layers that can. It has the shape of
     the result and stays as it is."""
-    if type(layer) is not FastLinear or torch.compiler.is_compiling():
-        return layer(x).add_(plus)
-    return linear_in_any_order(x, layer.plain.weight, layer.plain.bias, plus=plus)
+    if plus is None:
+        return layer(x)
+    return layer(x, plus) if isinstance(layer, FastLinear | FastMlp) else layer(x).add_(plus)
 
 
 class FastMlp(FastPart):
@@ -39,9 +39,9 @@ class FastMlp(FastPart):
         compiled = torch.compiler.is_compiling() or plain.training
         # A first layer may be in 8 bits, or left as it was.
         if compiled or not known or type(first) is not FastLinear:
-            return plain(x) if plus is None else plain(x).add_(plus)
+            return added(plain, x, plus)
         inner = linear_in_any_order(x, first.plain.weight, first.plain.bias, gelu=True)
-        return plain.fc2(inner) if plus is None else added(plain.fc2, inner, plus)
+        return added(plain.fc2, inner, plus)
 
 
 class FastPointwise(FastPart):

@@ -147,6 +147,15 @@ class ResultFile:
         self._save()
         print(row, json.dumps(figures))
 
+    def drop_elsewhere(self, rows: Iterable[str]) -> None:
+        """Forget those of ``rows``, which are compared with one another, that are of another
+        environment than this process."""
+        named = set(rows)
+        self.data["rows"] = [
+            entry for entry in self.data["rows"]
+            if entry["row"] not in named or self.measured_here(entry)
+        ]  # fmt: skip
+
     def row(self, row: str) -> dict[str, Any]:
         """The figures of a row that was measured before."""
         return next(entry for entry in self.data["rows"] if entry["row"] == row)

@@ -10,7 +10,8 @@ all ways of one model and size in one process, one after another and then the ot
 processor seconds, in a heap that keeps what was freed for all of them. Capture is not in the
 times; it is told beside them. Errors: against the whole run, and of both against one in fp64,
 for so many inputs, unless they are the same; autoencoders are not compared with it, which would
-take hours.
+take hours. All rows of one model and size come from one machine: if some of them are missing and
+the others are from elsewhere, all are measured.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ def main() -> None:
     results = ResultFile(
         "streaming", fresh=options.fresh, packages=("diffusers",),
         about="Models streamed in bands, run whole, and in tiles: processor seconds and memory.",
+        independent=True,
     )  # fmt: skip
     for name, height, width, *parts in SIZES:
         if options.only not in f"{name} {height}×{width}":
@@ -157,8 +159,26 @@ def main() -> None:
         if options.usual_heap:
             measure_usual(results, name, height, width, parts, options.pairs)
         else:
+            rows = names_of(name, height, width)
+            if not is_complete(results, rows, options.inputs):
+                results.drop_elsewhere(rows.values())
             measure(results, name, height, width, parts, options.pairs)
             measure_errors(results, name, height, width, parts, options.inputs)
+
+
+def is_complete(results: ResultFile, rows: dict[str, str], inputs: int) -> bool:
+    """Whether all rows of a model and size, by way, have all that is asked for."""
+    found = [results.row(row) for row in rows.values() if results.has(row)]
+    if len(found) < len(rows) or any("cpu_s" not in row for row in found):
+        return False
+    return has_errors(results, rows, inputs)
+
+
+def has_errors(results: ResultFile, rows: dict[str, str], inputs: int) -> bool:
+    """Whether both ways were compared with fp64 for as many inputs, if that says anything."""
+    if rows["whole"].startswith("VAE") or not results.row(rows[MEMORY])["max_abs_error"]:
+        return True
+    return len(results.row(rows["whole"]).get("errors_to_fp64", ())) >= inputs
 
 
 def measure(
@@ -193,10 +213,7 @@ def measure_errors(
 ) -> None:
     """How far both are from fp64, for as many inputs as are asked for, where that says anything."""
     rows = names_of(name, height, width)
-    same = not results.row(rows[MEMORY])["max_abs_error"]
-    if same or name.startswith("VAE"):
-        return
-    if len(results.row(rows["whole"]).get("errors_to_fp64", ())) < inputs:
+    if not has_errors(results, rows, inputs):
         budget = budgets_of(results.row(rows["whole"]), parts)[MEMORY]
         errors = measure_fresh("streaming:run_errors", name, height, width, budget, inputs).result
         for way, figures in errors.items():
@@ -206,9 +223,11 @@ def measure_errors(
 def measure_usual(
     results: ResultFile, name: str, height: int, width: int, parts: list[float], pairs: int
 ) -> None:
-    """What the same runs take with a heap that gives back and fetches memory as glibc does."""
+    """What the same runs take with a heap that gives back and fetches memory as glibc does, if
+    they were measured on this machine."""
     rows = names_of(name, height, width)
-    if not all(results.has(row) for row in rows.values()):
+    here = (results.has(row) and results.measured_here(results.row(row)) for row in rows.values())
+    if not all(here):
         return
     if all("usual_heap_cpu_s" in results.row(row) for row in rows.values()):
         return

@@ -175,7 +175,11 @@ def full(name: str) -> str:
     if data is None or not data["rows"]:
         return NOT_YET
     shape = SHAPES.get(name) or SHAPES[name.removesuffix("_gpu")]
-    return "\n\n".join([data["about"], shape(data["rows"]), f"This was {environment(data)}"])
+    usual = data["environment"]["cpu"]
+    rows = [
+        {"processor": row.get("environment", {}).get("cpu", usual), **row} for row in data["rows"]
+    ]
+    return "\n\n".join([data["about"], shape(rows), f"This was {environment(data)}"])
 
 
 def summary() -> str:

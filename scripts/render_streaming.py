@@ -16,7 +16,7 @@ def streaming(rows: Rows) -> str:
     yet is left out."""
     head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
             "of the whole's (range)", "glibc's own heap", "largest difference",
-            "from fp64 (each input)", "rms from fp64", "PSNR"]  # fmt: skip
+            "from fp64 (each input)", "rms from fp64", "PSNR", "processor"]  # fmt: skip
     done = [row for row in rows if "cpu_s" in row]
     models = list(dict.fromkeys(row["model"] for row in done))
     done.sort(key=lambda row: (models.index(row["model"]), row["height"]))
@@ -26,7 +26,7 @@ def streaming(rows: Rows) -> str:
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
          _median(row["cpu_s"]), _ranged(row), _usual(row), f"{row['max_abs_error']:.1e}",
          *_from_exact(row),
-         _decibels(row["psnr_db"], "–")]
+         _decibels(row["psnr_db"], "–"), row["processor"]]
         for row in done
     ])  # fmt: skip
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage, memory_order
+from lowtide.streaming.bands.placement import memory_pages
 from lowtide.streaming.bands.program import Whole, track
 from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.bands.sweep import Sweep, memory_pages
+from lowtide.streaming.bands.sweep import Sweep
 
 
 def program_of(module, image):

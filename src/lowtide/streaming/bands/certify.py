@@ -15,10 +15,11 @@ from lowtide.memory.store import code_digest, write_cached
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import memory_pages
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.bands.sweep import Sweep, memory_pages
+from lowtide.streaming.bands.sweep import Sweep
 from lowtide.streaming.bands.tolerance import tolerance
 
 # Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.

@@ -94,6 +94,21 @@ class MemoryPage:
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
 
+    def extended(self, span: Span) -> Tensor | None:
+        """Rows of a span, to be written, in one piece with those before it; None if these are not
+        one piece."""
+        first, last = span
+        if len(self._pieces) != 1 or self._pieces[0][0][1] != first:
+            return None
+        ((low, _), rows), = self._pieces
+        order, shape = memory_order(rows), list(rows.shape)
+        shape[self._dim] = last - low
+        laid = rows.new_empty([shape[one] for one in order])
+        whole = laid.permute([order.index(one) for one in range(len(order))])
+        whole.narrow(self._dim, 0, first - low).copy_(rows)
+        self._pieces = [((low, last), whole)]
+        return whole.narrow(self._dim, first - low, last - first)
+
     def expect(self, spans: Spans) -> None:
         """They are there."""
 
@@ -118,12 +133,12 @@ class MemoryPage:
         self._pieces = left
 
 
-def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """The pieces one after another along ``dim``, in memory in the order in which the first lies:
-    on it depends which kernels are run, and so how they round."""
+def joined(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) -> Tensor:
+    """The pieces one after another along ``dim``, in memory in the order in which ``like`` lies, or
+    the first: on it depends which kernels are run, and so how they round."""
     if len(pieces) == 1:
         return pieces[0]
-    order = memory_order(pieces[0])
+    order = memory_order(pieces[0] if like is None else like)
     place = order.index(dim)
     laid = torch.cat([piece.permute(order) for piece in pieces], place)
     return laid.permute([order.index(one) for one in range(laid.dim())])

@@ -10,9 +10,9 @@ import torch
 from lowtide.streaming.bands.carrier import Carrier, carrier_of
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.host_page import HostPage
-from lowtide.streaming.bands.pages import Page
+from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.sweep import MakePage, memory_pages
+from lowtide.streaming.bands.sweep import MakePage
 
 # In the memory of the device, in that of its host, or in files.
 Placement = Literal["memory", "host", "disk"]
@@ -42,5 +42,14 @@ def page_maker(
         if carried is not None:
             return HostPage(like.shape, like.dtype, dim, carried)
         return on_disk(like.shape, like.dtype, dim, device, folder)
+
+    return make
+
+
+def memory_pages(program: Program, device: torch.device) -> MakePage:
+    """Pages in the memory of a device."""
+
+    def make(index: int) -> Page:
+        return MemoryPage(program.rows[index].dim, device)
 
     return make

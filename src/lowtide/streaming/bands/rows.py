@@ -28,6 +28,8 @@ class Rows:
 Needs = tuple[Spans, ...]
 # Rows of a span, of those of the inputs and of what has none: tensors, or lists of patterns.
 Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
+# The same, and the tensor that the rows are put into.
+Into = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class RowOp:
     band; ``framed`` says that bands at the image's ends are copied with a frame. ``cheap``
     operators take less time than their results take to be kept; a ``view`` has the memory of its
     first input. ``over`` has by input a form of ``run`` that may put the result into that input's
-    memory.
+    memory, ``into`` is a form that puts it into memory that it is given.
     """
 
     rows: Rows
@@ -58,6 +60,7 @@ class RowOp:
     scratch_bytes: int = 0
     framed: bool = False
     over: Mapping[int, Run] = field(default_factory=dict)
+    into: Into | None = None
 
     def beside(self, given: int, result: int) -> int:
         """Bytes that it takes while it runs, roughly, of so many given and for such a result."""

@@ -29,6 +29,7 @@ class Band:
     the rows of reductions and of the output that belong to this band; rows of pages are kept as
     soon as they are made. ``over`` names by result the one whose memory it may be put into,
     ``reads`` the rows of pages that this band takes and ``leaves`` those that later ones do.
+    Rows of the results in ``joined`` are taken together with some that were made before.
     """
 
     makes: dict[int, Spans] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Band:
     reads: dict[int, Spans] = field(default_factory=dict)
     leaves: dict[int, Spans] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
 
 
 def schedule(
@@ -138,6 +140,8 @@ class _Planner:
             if not new:
                 continue
             band.makes[index] = new
+            if any(low < new[0][0] < high for low, high in asked):
+                band.joined.add(index)
             self._made[index] = union([*made, *new])
             for span in new:
                 for one, spans in zip(step.inputs, step.needed(span), strict=True):

@@ -127,24 +127,8 @@ class Sweep:
                 states[index] = step.add(states.get(index), pieces)
                 del pieces
             elif index in band.makes:
-                assert isinstance(step, RowOp)
-                held = buffers.get(index)
-                if held is None:
-                    held = buffers[index] = MemoryPage(step.rows.dim, self._device)
-                run = step.over[band.over[index]] if index in band.over else step.run
                 for span in band.makes[index]:
-                    pieces = [
-                        self._rows(one, spans, buffers)
-                        for one, spans in zip(step.inputs, step.needed(span), strict=True)
-                    ]
-                    if self._before_step is not None and not step.view:
-                        self._before_step(self._taken(step, index, span, pieces))
-                    rows = run(span, pieces, self._beside(step, span))
-                    del pieces
-                    if index in self._pages:
-                        self._pages[index].write(span[0], rows)
-                    held.put(span[0], rows)
-                    del rows
+                    self._make(index, span, band, buffers)
             ready = deque[tuple[int, Tensor]]()
             if index == self._program.output:
                 for span in band.targets.get(index, ()):
@@ -156,6 +140,34 @@ class Sweep:
                     buffers[one].trim(band.holds.get(one, []))
             while ready:
                 yield ready.popleft()
+
+    def _make(
+        self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]
+    ) -> None:
+        """Compute rows of one span, beside those that are taken together with them."""
+        step = self._program.steps[index]
+        assert isinstance(step, RowOp)
+        if index not in buffers:
+            buffers[index] = MemoryPage(step.rows.dim, self._device)
+        held = buffers[index]
+        pieces = [
+            self._rows(one, spans, buffers)
+            for one, spans in zip(step.inputs, step.needed(span), strict=True)
+        ]
+        if self._before_step is not None and not step.view:
+            self._before_step(self._taken(step, index, span, pieces))
+        beside = self._beside(step, span)
+        if index in band.joined and step.into is not None and index not in self._pages:
+            place = held.extended(span)
+            if place is not None:
+                step.into(span, pieces, beside, place)
+                return
+        run = step.over[band.over[index]] if index in band.over else step.run
+        rows = run(span, pieces, beside)
+        del pieces
+        if index in self._pages:
+            self._pages[index].write(span[0], rows)
+        held.put(span[0], rows)
 
     def _bytes_of(self, index: int) -> int:
         """Bytes that a step computes or reduces in all bands."""
@@ -237,12 +249,3 @@ def collect(program: Program, made: Iterable[tuple[int, Tensor]]) -> Tensor:
         del rows  # or they would be held while the next band is computed
     assert result is not None
     return result
-
-
-def memory_pages(program: Program, device: torch.device) -> MakePage:
-    """Pages in the memory of a device."""
-
-    def make(index: int) -> Page:
-        return MemoryPage(program.rows[index].dim, device)
-
-    return make

@@ -1,4 +1,5 @@
-"""Forms of pointwise operators that put their result into the memory of an input."""
+"""Forms of pointwise operators that put their result into the memory of an input, or where they
+are told."""
 
 from __future__ import annotations
 
@@ -9,9 +10,17 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder, refs
-from lowtide.streaming.bands.rows import Run
+from lowtide.streaming.bands.rows import Into, Run
 from lowtide.streaming.bands.rules.laying import is_symmetric
+from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.spans import Span
+
+# Operators with a kernel that writes where it is told; those of others make a copy more, and
+# oneDNN's GELU takes every place for one that lies in order.
+WRITE_ANYWHERE = {
+    "add", "sub", "mul", "div", "silu", "leaky_relu", "sigmoid", "tanh", "hardtanh", "elu",
+    "hardswish", "clamp", "clamp_min", "mish",
+}  # fmt: skip
 
 
 def over_inputs(
@@ -32,6 +41,29 @@ def over_inputs(
         if isinstance(ref, Ref) and ref.node in inputs and graph.nodes[ref.node].like == node.like:
             found[ref.node] = _over(node, target, inputs, place, run, plain)
     return found
+
+
+def into_given(node: Node, inputs: Sequence[int]) -> Into | None:
+    """A form that puts the result into a tensor of its shape, whatever its strides."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or any(True for _ in refs(node.kwargs)):
+        return None
+    packet = target.overloadpacket
+    if short(target) not in WRITE_ANYWHERE or "out" not in packet.overloads():
+        return None
+    writing = packet.out
+    if _arguments(writing)[:-1] != _arguments(target):
+        return None
+    bind, kwargs = binder(node.args), node.kwargs
+    wholes = [one for one in node.refs if one not in inputs]
+
+    def into(
+        span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor], out: Tensor
+    ) -> object:
+        values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
+        return writing(*bind(values), **kwargs, out=out)
+
+    return into
 
 
 def _changing(node: Node) -> Any:

@@ -14,8 +14,13 @@ from lowtide.streaming.bands.rows import Reduction, RowOp, same
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked, argument, short
 from lowtide.streaming.bands.spans import Span
 
-# Numbers that are centered at once for their variance: they stay in a processor's cache.
+# Numbers that are centered at once: they stay in a processor's cache.
 _AT_ONCE = 1 << 18
+# Numbers whose sum fp32 holds well, about.
+_PART = 1 << 8
+# The square of a mean, as a multiple of the variance, from which on numbers are centered: their
+# squares would lose this much of what they tell.
+_FAR = 3
 
 
 @dataclass
@@ -32,18 +37,26 @@ class Moments:
 
     @classmethod
     def of(cls, groups: Tensor) -> Moments:
-        """Of (groups, numbers): exact to about 1e-7, or 1e-16 of doubles, in two passes."""
+        """Of (groups, numbers): exact to about 1e-7, or 1e-16 of doubles."""
         count = groups.shape[1]
         exact = torch.promote_types(groups.dtype, torch.float32)
-        mean = _in_parts(groups).sum(-1, dtype=exact).double().sum(-1) / count
-        squares = torch.empty_like(mean)
+        if groups.device.type == "cpu" and groups.dtype == exact and type(groups) is Tensor:
+            sums, squares = _sums(groups)
+            mean = sums / count
+            squares -= count * mean.square()
+            far = (count * mean.square() > _FAR * squares).nonzero().flatten().tolist()
+        else:
+            # To look at a card's numbers here is to wait for it, and some tensors have none.
+            mean = _in_parts(groups).sum(-1, dtype=exact).double().sum(-1) / count
+            squares, far = torch.empty_like(mean), list(range(len(groups)))
         step = max(1, _AT_ONCE // count)
-        for first in range(0, len(groups), step):
-            part = slice(first, first + step)
-            centered = groups[part].to(exact) - mean[part, None].to(exact)
-            squares[part] = _sum_of_squares(centered)
-        # The mean was rounded before it was taken off.
-        squares -= count * (mean - mean.to(exact).double()).square()
+        for first in range(0, len(far), step):
+            part = _those(far[first : first + step])
+            taken = mean[part].to(exact)
+            left, found = _sums(groups[part].to(exact) - taken[:, None])
+            # What was taken off is the mean but for rounding.
+            mean[part] = taken.double() + left / count
+            squares[part] = found - left.square() / count
         return cls(count, mean, squares.clamp_(min=0))
 
     def merged(self, other: Moments) -> Moments:
@@ -59,14 +72,26 @@ class Moments:
         return self.squares / max(self.count - correction, 0)
 
 
-def _sum_of_squares(groups: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(_in_parts(groups), dim=-1).double().square().sum(-1)
+def _sums(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each group its sum and that of its squares."""
+    parts = _in_parts(groups)
+    if parts.shape[-1] > 4 * _PART:  # numbers in no other parts of equal size
+        even = groups.shape[1] // _PART * _PART
+        some, rest = _sums(groups[:, :even].contiguous()), _sums(groups[:, even:].contiguous())
+        return some[0] + rest[0], some[1] + rest[1]
+    squares = torch.linalg.vector_norm(parts, dim=-1).double().square()
+    return parts.sum(-1).double().sum(-1), squares.sum(-1)
+
+
+def _those(places: list[int]) -> slice | list[int]:
+    """A slice where they follow one another: no copy is made of what it takes."""
+    return slice(places[0], places[-1] + 1) if places[-1] - places[0] < len(places) else places
 
 
 def _in_parts(groups: Tensor) -> Tensor:
-    """Each group in parts of about a thousand numbers, whose sums fp32 holds well."""
+    """Each group in equal parts of `_PART` numbers or more, as few as there are."""
     count = groups.shape[1]
-    parts = next((n for n in range(max(1, count >> 10), 0, -1) if count % n == 0), 1)
+    parts = next((n for n in range(max(1, count // _PART), 0, -1) if count % n == 0), 1)
     return groups.unflatten(1, (parts, -1))
 
 

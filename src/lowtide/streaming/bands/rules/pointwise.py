@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
-from lowtide.streaming.bands.rules.in_place import over_inputs
+from lowtide.streaming.bands.rules.in_place import into_given, over_inputs
 from lowtide.streaming.bands.rules.laying import plainly
 from lowtide.streaming.bands.rules.rule import (
     Rule,
@@ -72,7 +72,7 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
     if plain:
         step = replace(step, run=plainly(node, step.inputs, step.run))
     over = over_inputs(node, step.inputs, step.run, tracked.graph, plain=plain)
-    return replace(step, over=over)
+    return replace(step, over=over, into=None if plain else into_given(node, step.inputs))
 
 
 def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:

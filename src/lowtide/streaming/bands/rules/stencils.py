@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, mapped, short
 from lowtide.streaming.bands.spans import Span
@@ -73,8 +74,7 @@ def stencil(
         if above == below == kernel.pad and first + above == 0:
             return run(piece, whole, kernel.pad)  # the whole image
         if above or below:
-            frame = [0, 0] * (piece.dim() - 1 - dim) + [above, below]
-            piece = F.pad(piece, frame, value=fill)
+            piece = framed(piece, dim, above, below, fill)
         return run(piece, whole, 0)
 
     wholes = _weights(node, tracked)
@@ -84,6 +84,17 @@ def stencil(
         found, (node.args[0].node,), wholes, needed, band, cheap,
         scratch=scratch, scratch_bytes=scratch_bytes, framed=kernel.pad > 0,
     )  # fmt: skip
+
+
+def framed(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tensor:
+    """The rows between others full of one number: `F.pad` writes the rows twice."""
+    shape = list(rows.shape)
+    pieces = [rows]
+    for count, place in ((above, 0), (below, 2)):
+        if count:
+            shape[dim] = count
+            pieces.insert(place, rows.new_full(shape, fill))
+    return joined(pieces, dim, like=rows)
 
 
 def convolved(node: Node, tracked: Tracked) -> RowOp | None:

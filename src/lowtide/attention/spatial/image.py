@@ -7,7 +7,7 @@ from functools import reduce
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 
@@ -52,6 +52,22 @@ def project(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     pixels = image[0].flatten(1).T
     found = pixels @ weight.T if bias is None else torch.addmm(bias, pixels, weight.T)
     return found.view(1, image.shape[2], image.shape[3], -1)
+
+
+def project_back(found: Tensor, layer: nn.Linear, image: Tensor) -> Tensor:
+    """``layer`` of rows (batch, height, width, channels), of a result in the format of ``image``.
+
+    Of a single image it is made as that result holds it, so that `gather_rows` copies whole rows.
+    How it rounds then depends on how many rows there are.
+    """
+    if torch.is_grad_enabled() or len(found) > 1 or memory_format(image) == torch.channels_last:
+        return layer(found)
+    pixels = found[0].flatten(0, 1).T
+    if layer.bias is None:
+        made = layer.weight @ pixels
+    else:
+        made = torch.addmm(layer.bias[:, None], layer.weight, pixels)
+    return channels_last(made.view(1, -1, *found.shape[1:3]))
 
 
 def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from lowtide.attention.spatial.image import (
     check_image,
     gather_rows,
     project,
+    project_back,
     usual_heads,
 )
 from lowtide.attention.spatial.known_rows import KnownRows
@@ -120,9 +121,10 @@ class LocalWindowAttention(KnownRows):
 
         def pieces() -> Iterator[tuple[int, Tensor]]:
             for row, piece in local.run(load, first, last):
-                found = self.out(piece.transpose(1, 2).flatten(3))
+                found = self._back(piece.transpose(1, 2).flatten(3), image)
                 del piece  # or it would be held while the next one is made
-                yield row - first, found
+                low, high = max(first, row), min(last, row + found.shape[1])
+                yield low - first, found[:, low - row : high - row]
                 del found
 
         return gather_rows(image, last - first, pieces())
@@ -164,6 +166,13 @@ class LocalWindowAttention(KnownRows):
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
         found = project(image, self.qkv.weight[rows], bias)
         return found.unflatten(-1, (end - first, self.heads, -1))
+
+    def _back(self, found: Tensor, image: Tensor) -> Tensor:
+        """The last product. Halo windows come as whole rows of windows, however many rows are asked
+        for, so that it rounds alike for all of these."""
+        if self.windows.form == "halo":
+            return project_back(found, self.out, image)
+        return self.out(found)
 
     def _triton_refusal(self, image: Tensor) -> str | None:
         from lowtide.attention.halo.attend import missing, refusal

@@ -63,8 +63,13 @@ class LocalAttention:
     def run(
         self, load: Load, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """(first row, (batch, width, rows, heads, dim)) of the result, from the top down."""
+        """(first row, (batch, width, rows, heads, dim)) of the result, from the top down; of halo
+        windows all rows that the first and the last of them compute."""
         last = self._height if last is None else last
+        if self._windows.form == "halo":
+            for row in map(self._rows.__getitem__, self._places(first, last)):
+                yield row.first_query, self._strip(load, row)
+            return
         pending: list[tuple[int, Tensor]] = []
         done = first
         for place in self._places(first, last):

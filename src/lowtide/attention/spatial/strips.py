@@ -67,8 +67,8 @@ class LocalAttention:
         windows all rows that the first and the last of them compute."""
         last = self._height if last is None else last
         if self._windows.form == "halo":
-            for row in map(self._rows.__getitem__, self._places(first, last)):
-                yield row.first_query, self._strip(load, row)
+            for place in self._places(first, last):
+                yield self._rows[place].first_query, self._strip(load, self._rows[place])
             return
         pending: list[tuple[int, Tensor]] = []
         done = first

@@ -104,7 +104,7 @@ class MemoryPage:
         order, shape = memory_order(rows), list(rows.shape)
         shape[self._dim] = last - low
         laid = rows.new_empty([shape[one] for one in order])
-        whole = laid.permute([order.index(one) for one in range(len(order))])
+        whole = _in_order(laid, order)
         whole.narrow(self._dim, 0, first - low).copy_(rows)
         self._pieces = [((low, last), whole)]
         return whole.narrow(self._dim, first - low, last - first)
@@ -141,6 +141,11 @@ def joined(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) -> Te
     order = memory_order(pieces[0] if like is None else like)
     place = order.index(dim)
     laid = torch.cat([piece.permute(order) for piece in pieces], place)
+    return _in_order(laid, order)
+
+
+def _in_order(laid: Tensor, order: Sequence[int]) -> Tensor:
+    """The view whose dimensions, taken in this order, are those of ``laid``."""
     return laid.permute([order.index(one) for one in range(laid.dim())])
 
 

@@ -89,7 +89,7 @@ def _those(places: list[int]) -> slice | list[int]:
 
 
 def _in_parts(groups: Tensor) -> Tensor:
-    """Each group in equal parts of `_PART` numbers or more, as few as there are."""
+    """Each group in equal parts, of as few numbers as may be but not fewer than `_PART`."""
     count = groups.shape[1]
     parts = next((n for n in range(max(1, count // _PART), 0, -1) if count % n == 0), 1)
     return groups.unflatten(1, (parts, -1))

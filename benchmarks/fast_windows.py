@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
+from streaming_runs import apart
 from torch import Tensor, nn
 
 from lowtide.memory.measuring.fresh import measure_fresh
@@ -25,7 +26,6 @@ from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.adapt import adapt
 from lowtide.models.low_precision import lower
 from lowtide.streaming.step import DTYPES
-from streaming import apart
 
 # Times at these sides; DRCT is what most of the time of a job is spent in.
 SIDES = {"DRCT": (128, 256), "HAT": (128,), "SwinIR": (128,), "CRAFT": (128,), "DRCT-L": (128,)}

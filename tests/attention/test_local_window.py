@@ -10,7 +10,8 @@ from spatial_reference import local_attention
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import LocalDevice
 from lowtide.attention.spatial import LocalWindowAttention, Windows
-from lowtide.attention.spatial.windows import along, fading
+from lowtide.attention.spatial.fading import fading
+from lowtide.attention.spatial.windows import along
 from lowtide.core.errors import UsageError
 
 BOUNDARIES = "mask", "shift", "zero", "reflect"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.image import faded
+from lowtide.attention.spatial.fading import faded
 from lowtide.attention.spatial.position import Position
 from lowtide.attention.spatial.windows import Windows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -77,18 +76,6 @@ def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int,
         return [(0, height)]
     step = max(1, pixels // width)
     return [(first, min(first + step, height)) for first in range(0, height, step)]
-
-
-def faded(tensor: Tensor, dim: int, sources: Iterable[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Places along ``dim`` gathered into each other: the sum of each index times its share."""
-    shape = [-1, *[1] * (tensor.dim() - dim - 1)]
-    parts = (
-        part if share is None else part * share.to(tensor).reshape(shape)
-        for part, share in (
-            (tensor.index_select(dim, index.to(tensor.device)), share) for index, share in sources
-        )
-    )
-    return reduce(torch.add, parts)
 
 
 def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.image import faded
+from lowtide.attention.spatial.fading import faded, fading, sources_of
 from lowtide.attention.spatial.position import Position, Shape
-from lowtide.attention.spatial.windows import Run, Window, Windows, along, fading, mirrored, runs
+from lowtide.attention.spatial.windows import Run, Window, Windows, along, mirrored, runs
 
 # What is read of the image's rows from first to last: queries, (batch, rows, width, heads, dim), or
 # keys and values, (batch, rows, width, 2, heads, dim): one product of matrices gives both.
@@ -191,7 +191,7 @@ class LocalAttention:
     @cached_property
     def _sources(self) -> list[tuple[Tensor, Tensor]]:
         """What only gradients need, and only of windows that overlap."""
-        return _sources(self._columns, self._shares, self._width)
+        return sources_of(self._columns, self._shares, self._width)
 
     def _gathered(self, strip: Tensor) -> Tensor:
         """The same as `_add` for all runs, in a way that gradients go through."""
@@ -228,30 +228,6 @@ def _cut(tensor: Tensor, first: int, width: int, run: Run) -> Tensor:
     reach = (run.count - 1) * run.apart + width
     pieces = tensor.narrow(1, first, reach).unfold(1, width, run.apart).movedim(-1, 2)
     return pieces.flatten(2, 3).flatten(0, 1).transpose(1, 2)
-
-
-def _sources(
-    columns: list[Window], shares: list[list[float]], width: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Where each column's results stand among all windows' columns, and their shares.
-
-    As many pairs of index and share as the most windows over one column; a share of 0 fills up.
-    """
-    found: list[list[tuple[int, float]]] = [[] for _ in range(width)]
-    place = 0
-    for one, share in zip(columns, shares, strict=True):
-        for offset in range(one.queries):
-            found[one.first_query + offset].append((place, share[offset]))
-            place += 1
-    most = max(map(len, found))
-    full = [given + [(given[0][0], 0.0)] * (most - len(given)) for given in found]
-    return [
-        (
-            torch.tensor([given[turn][0] for given in full]),
-            torch.tensor([given[turn][1] for given in full], dtype=torch.float64),
-        )
-        for turn in range(most)
-    ]
 
 
 def _shape(one: Window) -> Shape:

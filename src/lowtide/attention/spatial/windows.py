@@ -120,30 +120,6 @@ def along(windows: Windows, length: int, phase: int) -> list[Window]:
     return found
 
 
-def fading(windows: Windows, found: list[Window], length: int) -> list[list[float]]:
-    """For each window the share of its result in each of its pixels; in sum 1 at every pixel."""
-    sums = [0.0] * length
-    shares = []
-    for one in found:
-        offsets = range(one.first_query - one.start, one.first_query - one.start + one.queries)
-        share = [taper(offset, one.size, windows.shared) for offset in offsets]
-        shares.append(share)
-        for pixel, part in enumerate(share, one.first_query):
-            sums[pixel] += part
-    return [
-        [part / sums[pixel] for pixel, part in enumerate(share, one.first_query)]
-        for one, share in zip(found, shares, strict=True)
-    ]
-
-
-def taper(offset: int, size: int, shared: int) -> float:
-    """A ramp over the shared pixels from each side, so that two neighbors have 1 in sum."""
-    if shared == 0:
-        return 1.0
-    nearest = min(offset, size - 1 - offset)
-    return min(1.0, (nearest + 0.5) / shared)
-
-
 @dataclass(frozen=True)
 class Run:
     """Equal windows, one after another: the first one, how many there are, and how far apart."""

@@ -10,14 +10,15 @@ from lowtide.streaming.bands.rules import (
     pointwise,
     pools,
     reductions,
+    resampling,
     shapes,
     stencils,
 )
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
 
 RULES: dict[str, Rule] = {
-    **pointwise.RULES, **shapes.RULES, **moves.RULES, **stencils.RULES, **pools.RULES,
-    **contractions.RULES, **norms.RULES, **reductions.RULES, **opaque.RULES,
+    **pointwise.RULES, **shapes.RULES, **moves.RULES, **resampling.RULES, **stencils.RULES,
+    **pools.RULES, **contractions.RULES, **norms.RULES, **reductions.RULES, **opaque.RULES,
 }  # fmt: skip
 
 __all__ = ["RULES", "Found", "Rule", "Tracked"]

@@ -1,10 +1,10 @@
-"""Operators that take rows from elsewhere: pieces, joins, rolls, mirrors, padding, repetition."""
+"""Operators that take rows from elsewhere: pieces, joins, rolls, mirrors, padding."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +13,7 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
-from lowtide.streaming.bands.rules.rule import (
-    Rule,
-    Tracked,
-    argument,
-    dims_of,
-    mapped,
-    short,
-)
+from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, dims_of, mapped, short
 from lowtide.streaming.bands.spans import Span
 
 
@@ -251,36 +244,8 @@ _MODES = {
 }  # fmt: skip
 
 
-def enlarged(node: Node, tracked: Tracked) -> RowOp | None:
-    """Each row several times: nearest upsampling, and repeated places."""
-    rows = tracked.of(node.args[0])
-    if rows is None:
-        return None
-    times, rest = divmod(node.like.shape[rows.dim], rows.size)
-    if rest:
-        return None
-    found = Rows(rows.dim, rows.size * times, times * rows.grain)
-
-    def needed(span: Span) -> Needs:
-        return ([(span[0] // times, span[1] // times)],)
-
-    if short(node.target) == "repeat_interleave":
-        return mapped(node, tracked, found, needed=needed, cheap=True)
-    if rows.dim != 2 or len(node.like.shape) != 4:
-        return None
-    across, factor = node.like.shape[3] / tracked.like(node.args[0]).shape[3], float(times)
-    if across != factor:
-        return None
-
-    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return (args[0], None, [factor, across]), {}
-
-    plain = replace(node, target=torch.ops.aten.upsample_nearest2d.vec)
-    return mapped(plain, tracked, found, needed=needed, change=change, cheap=True)
-
-
 RULES: dict[str, Rule] = {
     "roll": rolled, "flip": flipped, "slice": sliced, "cat": joined, "concat": joined,
     "stack": stacked, "pad": padded, "constant_pad_nd": padded, "reflection_pad2d": padded,
-    "replication_pad2d": padded, "upsample_nearest2d": enlarged, "repeat_interleave": enlarged,
+    "replication_pad2d": padded,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Operators that look at neighbors: convolutions, resampling, shuffles of pixels."""
+"""Operators that look at neighbors: convolutions, those transposed, and windows laid out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
-from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, mapped, short
+from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument
 from lowtide.streaming.bands.spans import Span
 
 # oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
@@ -171,70 +171,6 @@ def unfolded(node: Node, tracked: Tracked) -> RowOp | None:
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
-def shuffled(node: Node, tracked: Tracked) -> RowOp | None:
-    """Channels to pixels (pixel shuffle)."""
-    rows = tracked.of(node.args[0])
-    rank = len(node.like.shape)
-    if rows is None or rows.dim != rank - 2:
-        return None
-    factor = node.args[1]
-
-    def needed(span: Span) -> Needs:
-        return ([(span[0] // factor, span[1] // factor)],)
-
-    found = Rows(rows.dim, rows.size * factor, rows.grain * factor)
-    return mapped(node, tracked, found, needed=needed, cheap=True)
-
-
-def unshuffled(node: Node, tracked: Tracked) -> RowOp | None:
-    """Pixels to channels (pixel unshuffle)."""
-    rows = tracked.of(node.args[0])
-    rank = len(node.like.shape)
-    if rows is None or rows.dim != rank - 2:
-        return None
-    factor = node.args[1]
-
-    def needed(span: Span) -> Needs:
-        return ([(span[0] * factor, span[1] * factor)],)
-
-    return mapped(node, tracked, Rows(rows.dim, rows.size // factor), needed=needed, cheap=True)
-
-
-def resampled(node: Node, tracked: Tracked) -> RowOp | None:
-    """Bilinear and bicubic enlargement by a whole factor, by pixels' centers.
-
-    Rows beyond a band's own are computed too and cut off, so that only the image's real ends
-    are ends.
-    """
-    rows = tracked.of(node.args[0])
-    name = short(node.target)
-    if rows is None or rows.dim != 2 or argument(node, 2, "align_corners"):
-        return None
-    before = tracked.like(node.args[0]).shape
-    times, rest = divmod(node.like.shape[2], rows.size)
-    if rest or node.like.shape[3] != before[3] * times:
-        return None
-    reach, mode = {"upsample_bilinear2d": (1, "bilinear"), "upsample_bicubic2d": (2, "bicubic")}[
-        name
-    ]
-    found = Rows(2, rows.size * times, times)
-
-    def around(span: Span) -> Span:
-        return (
-            max(0, span[0] // times - reach),
-            min(rows.size, -(-span[1] // times) + reach),
-        )
-
-    def needed(span: Span) -> Needs:
-        return ([around(span)],)
-
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        large = F.interpolate(pieces[0], scale_factor=times, mode=mode, align_corners=False)
-        return large.narrow(2, span[0] - around(span)[0] * times, span[1] - span[0])
-
-    return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
-
-
 def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     """Transposed convolution: each row of the result of the few rows that reach it."""
     rows = tracked.of(node.args[0])
@@ -282,7 +218,5 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "conv2d": convolved, "im2col": unfolded, "pixel_shuffle": shuffled,
-    "pixel_unshuffle": unshuffled, "upsample_bilinear2d": resampled,
-    "upsample_bicubic2d": resampled, "conv_transpose2d": transposed_convolution,
+    "conv2d": convolved, "im2col": unfolded, "conv_transpose2d": transposed_convolution,
 }  # fmt: skip

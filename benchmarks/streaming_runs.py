@@ -1,0 +1,111 @@
+"""What the streaming benchmark runs in processes of their own: whole, in bands, in tiles."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import in_turns
+from streaming_models import given, made
+from torch import Tensor
+
+from lowtide.streaming.bands.streamed import Streamed
+
+# The tiles of diffusers: at this size or larger, or it does not tile at all.
+TILE = 256
+MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
+
+
+def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
+    """The model as one way runs it, streamed in so many bytes."""
+    model = made(name)
+    if way.startswith("diffusers"):
+        model.vae.enable_tiling()
+        model.vae.tile_sample_min_size, model.vae.tile_latent_min_size = TILE, TILE // 8
+        return model
+    if way == "whole":
+        return model
+    return Streamed(model, budget=budget, pages="memory" if way == MEMORY else "disk")
+
+
+def ways(name: str) -> tuple[str, ...]:
+    """What is compared for a model."""
+    own = ("whole", MEMORY, DISK)
+    return (*own, f"diffusers tiles of {TILE} px") if name.startswith("VAE") else own
+
+
+_ready: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
+
+
+def run_once(name: str, way: str, height: int, width: int, budget: int) -> None:
+    """One run; the model and its plan are made in the first, which is not measured."""
+    torch.set_num_threads(2)
+    key = (name, way, height, width)
+    if key not in _ready:
+        _ready[key] = way_of(name, way, budget)
+    with torch.no_grad():
+        _ready[key](given(name, height, width))
+
+
+def run_times(
+    name: str, height: int, width: int, budgets: dict[str, int], pairs: int
+) -> dict[str, dict[str, Any]]:
+    """Processor seconds of each way, and how far its result is from the whole run's."""
+    torch.set_num_threads(2)
+    image, order = given(name, height, width), list(ways(name))
+    runs, figures = {}, {way: {"cpu_s": []} for way in order}
+    whole: Tensor | None = None
+    with torch.no_grad():
+        for way in order:
+            start = time.process_time()
+            runs[way] = way_of(name, way, budgets.get(way, 0))
+            if isinstance(runs[way], Streamed):
+                figures[way]["plan"] = runs[way].explain(image)
+            figures[way]["preparing_cpu_s"] = round(time.process_time() - start, 2)
+            result = runs[way](image)
+            whole = result if whole is None else whole
+            figures[way] |= apart(result, whole)
+            del result
+        for _, way in in_turns(order, pairs):
+            start = time.process_time()
+            runs[way](image)
+            figures[way]["cpu_s"].append(round(time.process_time() - start, 3))
+    return figures
+
+
+def run_errors(
+    name: str, height: int, width: int, budget: int, inputs: int
+) -> dict[str, dict[str, list[float]]]:
+    """For each input the largest and the mean difference of the whole and of the streamed run from
+    the whole one in fp64. The largest of millions is one of luck too: hence several inputs."""
+    torch.set_num_threads(2)
+    runs = {way: way_of(name, way, budget) for way in ("whole", MEMORY)}
+    exact = made(name).double()
+    errors: dict[str, dict[str, list[float]]] = {
+        way: {"errors_to_fp64": [], "rms_errors_to_fp64": []} for way in runs
+    }
+    with torch.no_grad():
+        for seed in range(1, inputs + 1):
+            image = given(name, height, width, seed)
+            expected = exact(image.double())
+            for way, run in runs.items():
+                difference = (run(image).double() - expected).abs()
+                errors[way]["errors_to_fp64"].append(difference.max().item())
+                mean = difference.square().mean().sqrt().item()
+                errors[way]["rms_errors_to_fp64"].append(mean)
+                del difference
+    return errors
+
+
+def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
+    """The largest difference, and the mean one in decibels of the whole's range."""
+    difference = (result.double() - whole.double()).abs()
+    mean = difference.square().mean().sqrt().item()
+    span = (whole.max() - whole.min()).item()
+    return {
+        "max_abs_error": difference.max().item(), "range": span,
+        "psnr_db": round(20 * math.log10(span / mean), 1) if mean else None,
+    }  # fmt: skip

@@ -40,7 +40,7 @@ from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.tracing.checkpointing import CHECKPOINTING
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import TrainingStep, Unobserved, given_to
-from lowtide.memory.tracing.trace import record
+from lowtide.memory.tracing.tracer import record
 
 THREADS = 2
 _SAMPLE_SECONDS = 0.001

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from render_memory import table
+from tables import Rows, table
 
 from lowtide.core.units import format_bytes
-
-Rows = list[dict[str, Any]]
 
 
 def modules(rows: Rows) -> str:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
+from tables import Rows, spread, table
+
 from lowtide.core.units import format_bytes
-
-Rows = list[dict[str, Any]]
-
-
-def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *cells))
-
-
-def spread(figures: dict[str, float]) -> str:
-    """A ratio's median and its range."""
-    return "{median:.2f} ({min:.2f} to {max:.2f})".format(**figures)
 
 
 def _errors(row: dict[str, Any]) -> list[str]:

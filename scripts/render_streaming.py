@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from render_memory import spread, table
+from tables import Cells, Rows, spread, table
 
 from lowtide.core.units import format_bytes
-
-Rows = list[dict[str, Any]]
 
 
 def streaming(rows: Rows) -> str:
@@ -81,12 +79,12 @@ def _gpu_run(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def streamed_lines(rows: Rows) -> list[list[str]]:
+def streamed_lines(rows: Rows, place: str) -> Cells:
     """For the summary: each model's run with pages in memory, at its largest size."""
     done = [row for row in rows if "cpu_s" in row and row["way"].endswith("pages in memory")]
     largest = {row["model"]: row for row in sorted(done, key=lambda row: row["height"])}
     return [
-        [f"{name} {row['height']}×{row['width']} streamed",
+        [f"{name} {row['height']}×{row['width']} streamed{place}",
          format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]),
          f"differs from the whole run by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
@@ -115,10 +113,11 @@ def fast_windows(rows: Rows) -> str:
     return f"{times}\n\n{errors}"
 
 
-def fast_lines(rows: Rows) -> list[list[str]]:
+def fast_lines(rows: Rows, place: str) -> Cells:
     """For the summary: each model and side in fp32."""
     return [
-        [f"{row['model']} {row['side']}×{row['side']} whole", "–", format_bytes(row["peak_bytes"]),
+        [f"{row['model']} {row['side']}×{row['side']} whole{place}", "–",
+         format_bytes(row["peak_bytes"]),
          f"differs from spandrel's by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
          f"spandrel's forward: {_ranged(row)} of its processor time, {row['share_of_peak']:.3f} of"
          " its peak"]
@@ -155,13 +154,13 @@ def _ways(rows: Rows) -> Rows:
     return [row for row in rows if "ratio" in row]
 
 
-def photograph_lines(rows: Rows) -> list[list[str]]:
+def photograph_lines(rows: Rows, place: str) -> Cells:
     """For the summary: Lowtide's, with the others beside."""
     if not (ways := _ways(rows)):
         return []
     own, *others = ways
     return [
-        [f"{own['width']}×{own['height']} through DRCT ×4, file to file", "–",
+        [f"{own['width']}×{own['height']} through DRCT ×4, file to file{place}", "–",
          format_bytes(own["peak_bytes"]),
          f"at most {own['largest_difference_of_255']} of 255 from the whole",
          _median(own["cpu_s"]),
@@ -182,10 +181,10 @@ def folder_pipeline(rows: Rows) -> str:
     ])  # fmt: skip
 
 
-def folder_lines(rows: Rows) -> list[list[str]]:
+def folder_lines(rows: Rows, place: str) -> Cells:
     """For the summary: each format."""
     return [
-        [f"{row['photos']} photographs to {row['format']}, one thread", "–", "–", "–", "–",
+        [f"{row['photos']} photographs to {row['format']}, one thread{place}", "–", "–", "–", "–",
          f"{spread(row['against_larger_part']['in flight'])} of the larger of computing and files,"
          f" by the clock; one after another"
          f" {spread(row['against_larger_part']['one after another'])}"]
@@ -237,4 +236,8 @@ SHAPES = {
     "fast_windows": fast_windows, "drct_photograph": drct_photograph,
     "seams": seams, "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
     "compiled": compiled,
+}  # fmt: skip
+LINES = {
+    "streaming": streamed_lines, "fast_windows": fast_lines, "drct_photograph": photograph_lines,
+    "folder_pipeline": folder_lines,
 }  # fmt: skip

@@ -6,11 +6,9 @@ from collections import defaultdict
 from statistics import mean, median
 from typing import Any
 
-from render_memory import spread, table
+from tables import Rows, spread, table
 
 from lowtide.core.units import format_bytes
-
-Rows = list[dict[str, Any]]
 
 
 def training_memory(rows: Rows) -> str:

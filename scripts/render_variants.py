@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
-from render_memory import spread, table
+from tables import Rows, spread, table
 
 from lowtide.core.units import format_bytes
 
-Rows = list[dict[str, Any]]
 _NONE = "–"
 _SCALES = (1, 2, 3, 4, 8)
 

@@ -8,8 +8,8 @@ from measured import remember_also
 
 import lowtide
 from lowtide.core.errors import UsageError
-from lowtide.jobs import prepare
-from lowtide.jobs.prepare import resolve_precision
+from lowtide.jobs import devices
+from lowtide.jobs.devices import resolve_precision
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_fp8_is_of_cards_that_multiply_in_it(tmp_path, source, swin, model, monk
 
 def test_a_file_is_run_in_fp8(tmp_path, save, photo, swin, monkeypatch):
     # PyTorch has these products for the CPU too; only the two that ask for a card are silenced.
-    monkeypatch.setattr(prepare, "_check_fp8", lambda device: None)
+    monkeypatch.setattr(devices, "_check_fp8", lambda device: None)
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
     source = save(tmp_path / "in.png", photo[:24, :40])
     image = lowtide.upscale(source, tmp_path / "out.png", model=swin, precision="fp8").images[0]

@@ -9,7 +9,7 @@ from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import BudgetError, Cancelled, ImageError, ModelError, UsageError
-from lowtide.jobs.prepare import resolve_precision
+from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.settings import UpscaleSettings
 
 BUDGET = "256MiB"

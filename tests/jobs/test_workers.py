@@ -152,6 +152,6 @@ def test_lists_that_make_no_sense(folder, tmp_path):
 
 
 def test_cards_and_the_processor_do_not_mix(monkeypatch, folder, tmp_path):
-    monkeypatch.setattr("lowtide.jobs.prepare.resolve_device", lambda name: name)
+    monkeypatch.setattr("lowtide.jobs.devices.resolve_device", lambda name: name)
     with pytest.raises(UsageError, match="either cards or the CPU"):
         upscale(folder, tmp_path / "out", devices=["cpu", "cuda:0"])

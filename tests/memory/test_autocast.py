@@ -16,7 +16,7 @@ from lowtide.memory.estimating.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.autocast import autocast_as_on
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.tracing.trace import Tracer, record
+from lowtide.memory.tracing.tracer import Tracer, record
 
 CARD, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 

@@ -5,22 +5,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowtide.memory.estimating.calls import is_plain, operand_bytes, signature, widest
 from lowtide.memory.estimating.estimate import trace_step
 from lowtide.memory.estimating.scratch import (
     HostScratch,
     _asked,
     _measure,
-    is_plain,
-    operand_bytes,
     peak_with_scratch,
-    signature,
-    widest,
 )
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.store import OperatorStore
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep, Unobserved, given_to
-from lowtide.memory.tracing.trace import describe
+from lowtide.memory.tracing.tracer import describe
 
 _aten = torch.ops.aten
 

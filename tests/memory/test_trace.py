@@ -13,7 +13,7 @@ from lowtide.memory.estimating.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, given_to
 from lowtide.memory.tracing.strides import pointwise_strides, view_strides
-from lowtide.memory.tracing.trace import Tracer, record
+from lowtide.memory.tracing.tracer import Tracer, record
 
 
 def real_trace(model: nn.Module, step: Step):

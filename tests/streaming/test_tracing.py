@@ -11,7 +11,7 @@ from toys import costs as toy_costs
 
 from lowtide.core.rows import ImageInfo
 from lowtide.memory.estimating import scratch
-from lowtide.memory.estimating.scratch import operand_bytes
+from lowtide.memory.estimating.calls import operand_bytes
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.streaming import tracing
 from lowtide.streaming.pricing.facts import Picture, Shape, Wishes

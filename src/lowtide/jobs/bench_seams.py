@@ -20,7 +20,7 @@ from torch import Tensor
 from lowtide.core.errors import UsageError
 from lowtide.core.figures import psnr
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.prepare import resolve_device
+from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
 from lowtide.models import Model, load

@@ -7,8 +7,9 @@ from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.jobs.devices import gained_precision, precisions_of
 from lowtide.jobs.networks import ensemble_of
-from lowtide.jobs.prepare import Prepared, gained_precision, precisions_of, prepare
+from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.estimating.roofline import roofline_seconds

@@ -8,9 +8,10 @@ from typing import Any
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
+from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.elsewhere import prepare_elsewhere
 from lowtide.jobs.planning import plan_image
-from lowtide.jobs.prepare import Prepared, prepare, resolve_device
+from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions
 from lowtide.jobs.results import failed_image
 from lowtide.jobs.settings import UpscaleSettings

@@ -1,4 +1,4 @@
-"""From names to something that can run: device, precision, model, measured costs."""
+"""From names to something that can run: a model on its device, and its measured costs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Literal
 
-import torch
-
-from lowtide.core.errors import ModelError, OutOfMemoryError, UsageError
+from lowtide.core.errors import ModelError, OutOfMemoryError
 from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
+from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.networks import ensemble_of, laid_out, network_of, weights_of
 from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
@@ -24,7 +22,7 @@ from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore, cache_folder
 from lowtide.models import ModelDescriptor, load, names
-from lowtide.models.eight_bits import FP8_CAPABILITY, torchao_parts
+from lowtide.models.eight_bits import torchao_parts
 from lowtide.models.files import is_onnx
 from lowtide.models.foreign import families
 from lowtide.models.onnx_model import OnnxModel
@@ -97,93 +95,6 @@ def load_libraries(settings: UpscaleSettings) -> None:
 
 def _provider(settings: UpscaleSettings) -> Provider:
     return Provider(settings.provider, cache_folder() / "tensorrt")
-
-
-def resolve_device(name: str) -> str:
-    """``"auto"`` to the first CUDA device or the CPU; others are checked.
-
-    Raises `UsageError` for a device this machine does not have.
-    """
-    if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(
-            f"--device {name!r} is not a device of this machine",
-            hint="--device cpu or --device cuda:0; `lowtide plan` also takes cards by name",
-        )
-    if device.type == "cpu":
-        return "cpu"
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices",
-            hint="`lowtide doctor` lists what there is; --device cpu always works",
-        )
-    return f"cuda:{device.index or 0}"
-
-
-def resolve_devices(settings: UpscaleSettings) -> list[str]:
-    """The devices of a job.
-
-    Raises `UsageError` for one that this machine does not have, and for a CPU beside cards.
-    """
-    names = [resolve_device(name) for name in settings.devices or (settings.one_device,)]
-    if len({name.partition(":")[0] for name in names}) > 1:
-        raise UsageError(
-            "--devices are either cards or the CPU: what one can run the other cannot",
-            hint="two commands, each for its part of the images",
-        )
-    return names
-
-
-def precisions_of(model: ModelDescriptor) -> list[Precision]:
-    """What a model's weights can be cast to."""
-    allowed: list[Precision] = ["fp32"]
-    if model.supports_bfloat16:
-        allowed.append("bf16")
-    if model.supports_half:
-        allowed.append("fp16")
-    return allowed
-
-
-def gained_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Precision:
-    """The lower precision that a card of this compute capability gains from, or fp32."""
-    low: Precision = "bf16" if capability >= (8, 0) else "fp16"
-    return low if low in precisions_of(model) else "fp32"
-
-
-def resolve_precision(
-    wanted: Literal["auto"] | Precision, model: ModelDescriptor, device: str
-) -> Precision:
-    """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
-    if wanted == "auto":
-        if device == "cpu":
-            return "fp32"
-        return gained_precision(model, torch.cuda.get_device_capability(device))
-    allowed: list[Precision] = [*precisions_of(model), "int8"]
-    if wanted == "fp8" and "bf16" in allowed:
-        _check_fp8(device)
-        return wanted
-    if wanted not in allowed:
-        raise UsageError(
-            f"{model.name} ({model.architecture}) does not run in {wanted}",
-            hint=f"--precision {' or '.join(sorted(allowed))}",
-        )
-    return wanted
-
-
-def _check_fp8(device: str) -> None:
-    """Raise `UsageError` for what does not multiply in fp8."""
-    if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
-        return
-    need = ".".join(map(str, FP8_CAPABILITY))
-    raise UsageError(
-        f"{device} does not multiply in fp8: a card of compute capability {need} or more does",
-        hint="--precision bf16, or int8",
-    )
 
 
 def prepare(

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel
-from lowtide.jobs.prepare import resolve_device
+from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.jobs.train_validation import Validation
 from lowtide.memory.budget import Budget

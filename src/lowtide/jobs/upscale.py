@@ -13,10 +13,11 @@ from typing import Any
 from lowtide.core.errors import Cancelled
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.context import Context
+from lowtide.jobs.devices import resolve_devices
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.networks import network_on
-from lowtide.jobs.prepare import Prepared, load_libraries, prepare, resolve_devices
+from lowtide.jobs.prepare import Prepared, load_libraries, prepare
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings

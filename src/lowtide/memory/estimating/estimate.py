@@ -25,7 +25,8 @@ from lowtide.memory.tracing.autocast import autocast_as_on
 from lowtide.memory.tracing.fake import Faker, model_tensors
 from lowtide.memory.tracing.fake_calls import Repeating
 from lowtide.memory.tracing.steps import Step, Traceable, given_to
-from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.tracer import Tracer
 
 
 class Estimate(BaseModel):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lowtide.memory.estimating.scratch import operand_bytes
+from lowtide.memory.estimating.calls import operand_bytes
 from lowtide.memory.profiles import DeviceProfile, Precision
 from lowtide.memory.tracing.trace import Op, TensorFacts, Trace
 from lowtide.memory.tracing.work import multiply_adds_of

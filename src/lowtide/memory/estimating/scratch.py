@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,16 +10,21 @@ from typing import Any, NamedTuple
 import torch
 
 from lowtide.core.heap import trim_heap
+from lowtide.memory.estimating.calls import (
+    WIDEST_LOW_PRECISION,
+    Call,
+    bound,
+    is_low_precision,
+    operand_bytes,
+    row_count,
+    signature,
+    with_rows,
+)
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.processes import RESIDENT_PEAK, available_host_bytes, status_bytes
 from lowtide.memory.store import OperatorStore
-from lowtide.memory.tracing.strides import dense_strides
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-
-# An operator is measured only if so many times its operands and results could make it the peak.
-_WIDEST, _WIDEST_LOW_PRECISION = 3, 6
 # Larger ones are measured on some of their rows and scaled, since their scratch grows by the
 # row; on fewer bytes than that, libraries choose other algorithms.
 _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
@@ -69,7 +73,7 @@ class HostScratch:
         known = self.store.get(key)
         if known is None:
             operands = operand_bytes(call)
-            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and _rows(call) > _LEAST_ROWS:
+            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _LEAST_ROWS:
                 known = self._scaled(call)
             elif operands + made > self.limit_bytes:
                 self.assumed.append(call[0].__name__)
@@ -82,21 +86,21 @@ class HostScratch:
 
     def _scaled(self, call: Call) -> int:
         share = _SCALED_BYTES / operand_bytes(call)
-        few = max(_LEAST_ROWS // 4, math.ceil(_rows(call) * share))
+        few = max(_LEAST_ROWS // 4, math.ceil(row_count(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, _asked(_with_rows(call, rows))) for rows in (few, 2 * few)
+            (rows, _asked(with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
-        asked = math.ceil(high_bytes + slope * (_rows(call) - high))
-        if not _is_low_precision(call):
+        asked = math.ceil(high_bytes + slope * (row_count(call) - high))
+        if not is_low_precision(call):
             return asked
         # A share of one measurement: a slope would multiply its noise.
-        return math.ceil(asked * _measure(_with_rows(call, 2 * few)) / high_bytes)
+        return math.ceil(asked * _measure(with_rows(call, 2 * few)) / high_bytes)
 
 
 def _limit(free_bytes: int) -> int:
     """What a measured operator may take: with scratch it is several times as much."""
-    return min(_MOST, free_bytes // _WIDEST_LOW_PRECISION)
+    return min(_MOST, free_bytes // WIDEST_LOW_PRECISION)
 
 
 def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
@@ -123,56 +127,9 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
     return best
 
 
-def bound(call: Call, made: int) -> int:
-    """The most that an operator may need which makes ``made`` bytes of results."""
-    return made if is_plain(call) else made + widest(call) * (operand_bytes(call) + made)
-
-
-def is_plain(call: Call) -> bool:
-    """Whether an operator surely needs nothing beyond its results: elementwise, of one type."""
-    types = {facts.dtype for facts in _tensors(call) if facts.shape}
-    return torch.Tag.pointwise in call[0].tags and len(types) <= 1
-
-
-def widest(call: Call) -> int:
-    """How many times its operands and results an operator may need at most (a prior)."""
-    return _WIDEST_LOW_PRECISION if _is_low_precision(call) else _WIDEST
-
-
-def _is_low_precision(call: Call) -> bool:
-    return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in _tensors(call))
-
-
-def operand_bytes(call: Call) -> int:
-    """Bytes of an operator's tensor arguments."""
-    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in _tensors(call))
-
-
-def signature(call: Call) -> str:
-    """A short name for an operator with its sizes, strides, types and settings."""
-    function, args, keywords = call
-    words = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
-    return hashlib.sha256(words.encode()).hexdigest()[:24]
-
-
-def _tensors(call: Call) -> list[TensorFacts]:
-    found: list[TensorFacts] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, TensorFacts):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for part in value:
-                walk(part)
-
-    walk(call[1])
-    walk(tuple(call[2].values()))
-    return found
-
-
 def _measure(call: Call) -> int:
     asked = _asked(call)
-    if asked < _SMALL or not _is_low_precision(call):
+    if asked < _SMALL or not is_low_precision(call):
         return asked
     # In low precision oneDNN asks for room that it may not use; pages count when touched.
     with torch.inference_mode():
@@ -218,51 +175,3 @@ def _make(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_make(part) for part in value]
     return value
-
-
-class _Convolution(NamedTuple):
-    """Where the arguments of a convolution, forward or backward, are; rows are of dimension 2."""
-
-    forward: bool
-    image: TensorFacts
-    kernel: TensorFacts
-    settings: tuple[Any, ...]
-
-    def result_rows(self, rows: int) -> int:
-        """Rows of the result for so many rows of the image."""
-        stride, padding, dilation, transposed, extra = (
-            value if isinstance(value, bool) else value[0] for value in self.settings[:5]
-        )
-        span = dilation * (self.kernel.shape[2] - 1)
-        if transposed:
-            return (rows - 1) * stride - 2 * padding + span + extra + 1
-        return (rows + 2 * padding - span - 1) // stride + 1
-
-
-def _convolution(call: Call) -> _Convolution:
-    function, args, _ = call
-    if function is torch.ops.aten.convolution.default:
-        return _Convolution(True, args[0], args[1], args[3:])
-    return _Convolution(False, args[1], args[2], args[4:])
-
-
-def _rows(call: Call) -> int:
-    return _convolution(call).image.shape[2]
-
-
-def _with_rows(call: Call, rows: int) -> Call:
-    """A convolution (or its backward) on an image of so many rows, all else the same."""
-    function, args, keywords = call
-    convolution = _convolution(call)
-    image = _cut(convolution.image, rows)
-    if convolution.forward:
-        return function, (image, *args[1:]), keywords
-    gradient = _cut(args[0], convolution.result_rows(rows))
-    return function, (gradient, image, *args[2:]), keywords
-
-
-def _cut(facts: TensorFacts, rows: int) -> TensorFacts:
-    """The first rows of an image, laid out as a tensor of its own in the same order."""
-    shape = (*facts.shape[:2], rows, *facts.shape[3:])
-    order = sorted(range(len(shape)), key=lambda dim: (facts.stride[dim], -dim))
-    return TensorFacts(shape, tuple(dense_strides(shape, order)), facts.dtype)

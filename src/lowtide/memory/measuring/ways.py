@@ -13,7 +13,8 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.measuring import events
 from lowtide.memory.meter import HostMeter, Usage, cuda_context_bytes, cuda_peaks
-from lowtide.memory.tracing.trace import KINDS, TITLES, Kind, Tracer
+from lowtide.memory.tracing.trace import KINDS, TITLES, Kind
+from lowtide.memory.tracing.tracer import Tracer
 
 How = Literal["events", "storages", "resident", "allocator"]
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.memory.tracing.repairs import repair
-from lowtide.memory.tracing.trace import DEVICE_QUERY, Call
+from lowtide.memory.tracing.tracer import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout,

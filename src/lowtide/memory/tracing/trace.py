@@ -1,20 +1,13 @@
-"""Following every tensor storage through a run, real or fake: what lives when, and for whom."""
+"""What a run does with memory: which storage lives when, and for whom."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-# What a fake tensor's ``device`` asks; it makes nothing.
-DEVICE_QUERY = torch.ops.prim.device.default
 
 Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
@@ -23,6 +16,7 @@ TITLES: dict[Kind, str] = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state",
     "inputs": "inputs", "activations": "live activations",
 }  # fmt: skip
+
 
 class Event(NamedTuple):
     """A storage that came (``size`` > 0) or went (``size`` < 0) during operator ``op``."""
@@ -35,7 +29,7 @@ class Event(NamedTuple):
 class Op(NamedTuple):
     """One operator call: bytes alive when it began and when its results were there.
 
-    ``call`` is what `signature` of ``estimating.scratch`` reads, or None for operators that need
+    ``call`` is what `signature` of ``estimating.calls`` reads, or None for operators that need
     no memory beyond their results.
     """
 
@@ -50,11 +44,12 @@ class Op(NamedTuple):
         return max(0, self.after - self.before)
 
 
-Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+class TensorFacts(NamedTuple):
+    """What matters of a tensor argument: sizes, strides and type."""
 
-
-def _plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass
@@ -143,148 +138,3 @@ class Trace:
             if (total := sum(now.values())) > most:
                 best, most = dict(now), total
         return best
-
-
-class Tracer(TorchDispatchMode):
-    """Records a `Trace` of everything that runs inside; works on real and on fake tensors.
-
-    Storages are told apart by identity and followed by weak references, so views cost nothing
-    and a storage goes when its last tensor does. Sees what this thread dispatches: backward
-    passes on the CPU included, other threads not. Operators' own scratch is not seen here.
-    ``call`` makes the calls of operators, if they are not to be made as they come.
-    """
-
-    def __init__(self, *, keep_calls: bool = False, call: Call | None = None) -> None:
-        super().__init__()
-        self.trace = Trace()
-        self._keep_calls = keep_calls
-        self._call = call or _plain
-        self._live = 0
-        self._entered, self._ended = 0, False
-        # Numbers are ours: addresses are used again as soon as a storage has gone.
-        self._known: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
-        self._number = itertools.count()
-
-    def __enter__(self) -> Self:
-        self._entered += 1
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        # Composite operators enter once more; what goes after the last leaving is no event.
-        self._entered -= 1
-        self._ended = self._entered == 0
-
-    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Say what storages are for; those not seen before were there before the run."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            known = self._known.get(storage._cdata)
-            number = self._follow(storage) if known is None else known[0]
-            if known is None:
-                self.trace.held[number] = storage.nbytes()
-                self._live += storage.nbytes()
-            self.trace.kinds[number] = kind
-
-    def mark(self, phase: str) -> None:
-        """Name the part of the run that begins now, for tables and plots."""
-        self.trace.marks.append((len(self.trace.ops), phase))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is DEVICE_QUERY:
-            return self._call(func, args, kwargs)
-        if _is_composite(func):
-            # Inference mode hands these over whole; their parts are what takes memory.
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        before = self._live
-        # Arguments are described before the call, which may change them in place.
-        call = None
-        if self._keep_calls and _may_need_scratch(func):
-            call = func, tuple(map(describe, args)), {k: describe(v) for k, v in kwargs.items()}
-        result = self._call(func, args, kwargs)
-        self._add(result)
-        if self._live != before or call is not None:
-            self.trace.ops.append(Op(func.__name__, before, self._live, call))
-        return result
-
-    def _add(self, result: Any) -> None:
-        if isinstance(result, Tensor):
-            storage = result.untyped_storage()
-            if storage._cdata not in self._known:
-                size = storage.nbytes()
-                number = self._follow(storage)
-                self._live += size
-                self.trace.events.append(Event(len(self.trace.ops), number, size))
-        elif isinstance(result, list | tuple):
-            for part in result:
-                self._add(part)
-
-    def _follow(self, storage: Any) -> int:
-        key, size, number = storage._cdata, storage.nbytes(), next(self._number)
-
-        def gone(_: object) -> None:
-            if self._ended:
-                return
-            del self._known[key]
-            self._live -= size
-            self.trace.events.append(Event(len(self.trace.ops), number, -size))
-
-        self._known[key] = number, size, weakref.ref(storage, gone)
-        return number
-
-
-class TensorFacts(NamedTuple):
-    """What matters of a tensor argument: sizes, strides and type."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def describe(value: Any) -> Any:
-    """An argument as plain data: tensors become `TensorFacts`, lists tuples."""
-    if isinstance(value, Tensor):
-        return TensorFacts(tuple(value.shape), value.stride(), value.dtype)
-    if isinstance(value, list | tuple):
-        return tuple(describe(part) for part in value)
-    return value
-
-
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-@functools.cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator is only a recipe of others."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), "CPU")
-
-
-@functools.cache
-def _may_need_scratch(func: Any) -> bool:
-    """Whether an operator could take memory beyond its results.
-
-    Views and reads of facts cannot; elementwise operators do only when they mix types.
-    """
-    aliases = any(
-        argument.alias_info is not None and not argument.alias_info.is_write
-        for argument in func._schema.arguments
-    )
-    return func.namespace not in ("prim", "profiler") and not aliases
-
-
-def record(
-    run: Callable[[Tracer], Any], *, weights: Iterable[Tensor] = (), inputs: Iterable[Tensor] = ()
-) -> Trace:
-    """The trace of ``run(tracer)``; ``weights`` and ``inputs`` count as alive from the start."""
-    tracer = Tracer()
-    tracer.label(weights, "weights")
-    tracer.label(inputs, "inputs")
-    del weights, inputs  # what the model replaces must be able to go
-    with tracer:
-        run(tracer)
-    return tracer.trace

@@ -20,7 +20,8 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.store import OperatorStore, cache_folder
 from lowtide.memory.tracing.fake import Faker
-from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.tracer import Tracer
 from lowtide.streaming.bands.carrier import Coming, Done, HostCarrier, Leaving, Room
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.disk_page import DiskPage

@@ -1,0 +1,151 @@
+"""The tables of whole jobs: large images, the tile loop, Set5 and start-up; see
+``render_results.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tables import NONE, Cells, Rows, figure, table
+
+FIGURES = {
+    "cpu_s": "processor seconds", "wall_s": "clock seconds",
+    "peak_bytes": "peak", "high_water_bytes": "high-water mark",
+}  # fmt: skip
+
+
+def startup(rows: Rows) -> str:
+    """Medians of fresh processes."""
+    head = ["command", "clock s", "least", "most", "processor s", "runs", "heavy imports"]
+    keys = ("wall_median_s", "wall_min_s", "wall_max_s", "cpu_median_s")
+    return table(head, [
+        [f"`{row['row']}`", *(f"{row[key]:.3f}" for key in keys), str(row["runs"]),
+         ", ".join(row["heavy_imports"]) or "none"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def tile_loop(rows: Rows) -> str:
+    """Both sides, then each comparison of them."""
+    sides = [row for row in rows if "cpu_s" in row]
+    cells = [[figure(key, row.get(key)) for key in ("row", *FIGURES, "plan")] for row in sides]
+    parts = [table(["run", *FIGURES.values(), "plan"], cells)]
+    for row in (row for row in rows if row["row"].startswith("comparison")):
+        ratios = {title: row.get(f"{key}_ratio") for key, title in FIGURES.items()}
+        cells = [[title, figure("ratio", value)] for title, value in ratios.items()]
+        if (largest := row.get("largest_difference_of_255")) is not None:
+            cells.append(["largest difference of the two files, of 255", str(largest)])
+        parts.append(table([f"{row['row']}: Lowtide divided by the loop", "median (range)"], cells))
+    return "\n\n".join(parts)
+
+
+def large_images(rows: Rows) -> str:
+    """One row for each size; the ratio is that of the larger to the smaller image."""
+    head = ["image", "budget", "peak", "high-water mark", "expected", "at most", "accuracy",
+            "processor seconds", "clock seconds"]  # fmt: skip
+    keys = ("row", "budget", "peak_bytes", "high_water_bytes", "predicted_bytes", "upper_bytes",
+            "accuracy", "cpu_s", "wall_s")  # fmt: skip
+    sizes = [row for row in rows if "width" in row]
+    parts = [table(head, [[figure(key, row.get(key)) for key in keys] for row in sizes])]
+    for row in (row for row in rows if row["row"].startswith("ratio")):
+        cells = [[FIGURES[key], figure("ratio", row[key])] for key in FIGURES if key in row]
+        head = "larger image divided by the smaller" + row["row"].removeprefix("ratio")
+        parts.append(table([head, "ratio"], cells))
+    return "\n\n".join(parts)
+
+
+def set5(rows: Rows) -> str:
+    """PSNR-Y of each picture, then what tiling was stated to cost and did cost."""
+    scored = [row for row in rows if "pictures_db" in row]
+    names = list(scored[0]["pictures_db"]) if scored else []
+    levels = [[row["mean_db"], *row["pictures_db"].values()] for row in scored]
+    cells = [[row["row"], *(figure("_db", level) for level in line)]
+             for row, line in zip(scored, levels, strict=True)]  # fmt: skip
+    parts = [table(["enlarged by", "mean", *names], cells)]
+    tiled = [row for row in rows if "stated_execution_db" in row]
+    if tiled:
+        head = ["tiles against the whole picture", "stated: at least", "actual", "holds"]
+        parts.append(table(head, [
+            [row["row"], worst(row["stated_execution_db"], "exact"),
+             worst(row["actual_execution_db"], "no difference"),
+             "yes" if row["statement_holds"] else "**no**"]
+            for row in tiled
+        ]))  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def worst(levels: dict[str, float | None], none: str) -> str:
+    """The lowest level over the pictures; ``none`` where no picture has one."""
+    known = [level for level in levels.values() if level is not None and math.isfinite(level)]
+    return figure("_db", min(known)) if known else none
+
+
+def large_lines(rows: Rows, place: str) -> Cells:
+    """One for each size, the larger ones beside the smallest."""
+    by_name = {row["row"]: row for row in rows}
+    sizes = [row for row in rows if "width" in row]
+    grown = figure("ratio", by_name.get("ratio", {}).get("peak_bytes"))
+    keys = ("budget", "peak_bytes", "accuracy", "cpu_s")
+    return [
+        [f"{row['row']} enlarged ×2{place}", *(figure(key, row[key]) for key in keys),
+         NONE if row is sizes[0] else f"{grown} of the smaller image's peak"]
+        for row in sizes
+    ]  # fmt: skip
+
+
+def loop_lines(rows: Rows, place: str) -> Cells:
+    """Lowtide beside the tile loop; ratios above 1 are losses and stand there, too."""
+    by_name = {row["row"]: row for row in rows}
+    if not {"lowtide", "comparison"} <= by_name.keys():
+        return []
+    own, compared = by_name["lowtide"], by_name["comparison"]
+    # The processor waits while a GPU works, so that only the clock tells its time.
+    key, kind = ("wall_s", "clock") if place else ("cpu_s", "processor")
+    time, memory = (figure("ratio", compared[f"{name}_ratio"]) for name in (key, "peak_bytes"))
+    return [[
+        f"2 megapixels enlarged ×2{place}", "auto",
+        figure("peak_bytes", own["peak_bytes"]["median"]),
+        f"differs from the loop by at most {compared['largest_difference_of_255']} of 255",
+        figure("cpu_s", own["cpu_s"]["median"]),
+        f"the usual tile loop: {time} of its {kind} time, {memory} of its peak",
+    ]]  # fmt: skip
+
+
+def set5_lines(rows: Rows, place: str) -> Cells:
+    """One for each bundled model, beside others of its scale and its own self-ensemble."""
+    scored = [row for row in rows if "pictures_db" in row]
+    own = [row for row in scored if "parameters" in row and row["row"].startswith("lowtide")]
+    return [
+        [f"Set5 ×{row['scale']} with {row['row']}{place}", NONE, NONE,
+         f"PSNR-Y {figure('_db', row['mean_db'])}", NONE,
+         ", ".join(f"{other['row']}: {figure('_db', other['mean_db'])}"
+                   for other in scored if _beside(row, other))]
+        for row in own
+    ]  # fmt: skip
+
+
+def _beside(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the summary names another row beside a bundled model's."""
+    if other is row or other["scale"] != row["scale"]:
+        return False
+    ensemble = other["row"] == f"{row['row']}, self-ensemble"
+    return ensemble or not other["row"].startswith("lowtide")
+
+
+def startup_lines(rows: Rows, place: str) -> Cells:
+    """The first command, which loads no library."""
+    clock = f"{rows[0]['wall_median_s']:.2f} s by the clock"
+    start = f"{rows[0]['cpu_median_s']:.2f}"
+    return [[f"`{rows[0]['row']}`{place}", NONE, NONE, NONE, start, clock]]
+
+
+SHAPES: dict[str, Callable[[Rows], str]] = {
+    "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
+    "large_streamed": large_images,
+}  # fmt: skip
+# Of a result file the summary's lines; the place is "" or says that it was measured on a GPU.
+LINES: dict[str, Callable[[Rows, str], Cells]] = {
+    "large_images": large_lines, "tile_loop": loop_lines, "set5": set5_lines,
+    "startup": startup_lines,
+}  # fmt: skip

@@ -36,10 +36,15 @@ class Case:
     in_memory: float
     on_disk: float
 
+    @property
+    def title(self) -> str:
+        """What the names of its rows begin with."""
+        return f"{self.model} {self.height}×{self.width}"
+
     @cached_property
     def rows(self) -> dict[str, str]:
         """By way the name of its row."""
-        return {way: f"{self.model} {self.height}×{self.width}, {way}" for way in ways(self.model)}
+        return {way: f"{self.title}, {way}" for way in ways(self.model)}
 
     def budgets(self, results: ResultFile) -> dict[str, int]:
         """Of the ways in bands, once the whole run was measured."""
@@ -83,7 +88,7 @@ def main() -> None:
         independent=True,
     )  # fmt: skip
     for one in CASES:
-        if options.only not in f"{one.model} {one.height}×{one.width}":
+        if options.only not in one.title:
             continue
         if options.usual_heap:
             measure_usual(results, one, options.pairs)

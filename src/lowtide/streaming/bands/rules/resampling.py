@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,7 @@ def enlarged(node: Node, tracked: Tracked) -> RowOp | None:
     times, rest = divmod(node.like.shape[rows.dim], rows.size)
     if rest:
         return None
-    found = Rows(rows.dim, rows.size * times, times * rows.grain)
-
-    def needed(span: Span) -> Needs:
-        return ([(span[0] // times, span[1] // times)],)
-
+    found, needed = Rows(rows.dim, rows.size * times, times * rows.grain), _fewer(times)
     if short(node.target) == "repeat_interleave":
         return mapped(node, tracked, found, needed=needed, cheap=True)
     if rows.dim != 2 or len(node.like.shape) != 4:
@@ -44,28 +40,31 @@ def enlarged(node: Node, tracked: Tracked) -> RowOp | None:
     return mapped(plain, tracked, found, needed=needed, change=change, cheap=True)
 
 
+def _fewer(times: int) -> Callable[[Span], Needs]:
+    """The rows that a span comes from, each of which makes so many."""
+    return lambda span: ([(span[0] // times, span[1] // times)],)
+
+
+def _height(node: Node, tracked: Tracked) -> Rows | None:
+    """The rows of an operator's image, if they are its height."""
+    rows = tracked.of(node.args[0])
+    return rows if rows is not None and rows.dim == len(node.like.shape) - 2 else None
+
+
 def shuffled(node: Node, tracked: Tracked) -> RowOp | None:
     """Channels to pixels (pixel shuffle)."""
-    rows = tracked.of(node.args[0])
-    rank = len(node.like.shape)
-    if rows is None or rows.dim != rank - 2:
+    rows, factor = _height(node, tracked), node.args[1]
+    if rows is None:
         return None
-    factor = node.args[1]
-
-    def needed(span: Span) -> Needs:
-        return ([(span[0] // factor, span[1] // factor)],)
-
     found = Rows(rows.dim, rows.size * factor, rows.grain * factor)
-    return mapped(node, tracked, found, needed=needed, cheap=True)
+    return mapped(node, tracked, found, needed=_fewer(factor), cheap=True)
 
 
 def unshuffled(node: Node, tracked: Tracked) -> RowOp | None:
     """Pixels to channels (pixel unshuffle)."""
-    rows = tracked.of(node.args[0])
-    rank = len(node.like.shape)
-    if rows is None or rows.dim != rank - 2:
+    rows, factor = _height(node, tracked), node.args[1]
+    if rows is None:
         return None
-    factor = node.args[1]
 
     def needed(span: Span) -> Needs:
         return ([(span[0] * factor, span[1] * factor)],)

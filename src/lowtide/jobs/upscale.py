@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lowtide.jobs.devices import resolve_devices
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.networks import network_on
+from lowtide.jobs.pins import Pins
 from lowtide.jobs.prepare import Prepared, load_libraries, prepare
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
@@ -26,11 +26,9 @@ from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKind
 from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.replay import PlanBook
 from lowtide.streaming.bands.programs import load_capture
-from lowtide.streaming.one_shape import SpeedFacts
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -66,30 +64,18 @@ def upscale(
     place = Path(scratch) if scratch else folder or Path(output).parent
     devices = resolve_devices(chosen)
     load_libraries(chosen)
-    meter = open_meter(devices[0])
-    meter.start()
+    watch = _Watch(open_meter(devices[0]), progress, cancel)
+    watch.meter.start()
     try:
         with _open_journal(folder) as journal, threads_each(len(devices)) as threads:
             now = versions(chosen.model_name)
-            parsed, costs = _pinned(
-                journal, now, budget, devices, host_budget, disk_budget, place
-            )
+            pins = Pins(journal, now)
+            least = _least_budget(devices, budget, host_budget, disk_budget, place)
+            parsed = pins.budget(budget, least)
             share = share_of(parsed, devices)
-            tell(progress, "load", chosen.model_name)
-            prepared = prepare(
-                chosen, device=devices[0], costs=costs, limit_bytes=share.device_bytes // 2,
-                on_probe=lambda: _begin_probe(meter, progress, chosen.model_name), cancel=cancel,
-                replayed=book.plans[0][1] if book else None,
-            )  # fmt: skip
-            prepared.programs.on_capture = functools.partial(
-                _begin_capture, meter, progress, chosen.model_name
-            )
-            if journal is not None:
-                if costs is not None:
-                    prepared.compiling = _pinned_compiling(journal)
-                    prepared.tiled = _pinned_bounds(journal, "tiled", prepared.tiled)
-                    prepared.streamed = _pinned_bounds(journal, "streamed", prepared.streamed)
-                journal.set_pin(_pin(parsed, prepared, now))
+            prepared = watch.prepare(chosen, devices[0], share, pins.costs, book)
+            pins.apply(prepared)
+            pins.write(parsed, prepared)
             report = UpscaleReport(
                 model=prepared.descriptor.to_dict(), device=",".join(devices), versions=now
             )
@@ -99,8 +85,8 @@ def upscale(
                 # A single image is not handed out: its tiles are, by this process.
                 prepared.others = tuple(network_on(prepared.network, one) for one in devices[1:])
                 context = Context(
-                    prepared, chosen, parsed, meter, progress, cancel, place, len(jobs), book,
-                    threads=threads * len(devices),
+                    prepared, chosen, parsed, watch.meter, progress, cancel, place, len(jobs),
+                    book, threads=threads * len(devices),
                 )  # fmt: skip
                 _run_here(context, results)
             else:
@@ -111,10 +97,46 @@ def upscale(
                 del prepared  # each of them has the model
                 _run_there(workers, journal, cancel)
     finally:
-        meter.stop()
+        watch.meter.stop()
     report.seconds = time.perf_counter() - started
     tell(progress, "done", "")
     return report
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """What looks on while a job is made ready."""
+
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+
+    def prepare(
+        self, settings: UpscaleSettings, device: str, share: Budget, costs: ModelCosts | None,
+        book: PlanBook | None,
+    ) -> Prepared:  # fmt: skip
+        """The model, and a word about whatever takes seconds, now or at the first image."""
+        model = settings.model_name
+        tell(self.progress, "load", model)
+        prepared = prepare(
+            settings, device=device, costs=costs, limit_bytes=share.device_bytes // 2,
+            on_probe=lambda: self._begin("probe", model, _load_tracing), cancel=self.cancel,
+            replayed=book.plans[0][1] if book else None,
+        )  # fmt: skip
+        prepared.programs.on_capture = lambda: self._begin("capture", model, load_capture)
+        return prepared
+
+    def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
+        """Libraries that most runs do without load late, and are not the run's own memory."""
+        tell(self.progress, phase, model)
+        with self.meter.apart():
+            load()
+
+
+def _load_tracing() -> None:
+    from lowtide.streaming.tracing import load_tracing
+
+    load_tracing()
 
 
 def _run_here(context: Context, results: Results) -> None:
@@ -160,76 +182,16 @@ def _open_journal(folder: Path | None):
         yield journal
 
 
-def _pinned(
-    journal: Journal | None, now: dict[str, str], budget: str | int | Budget,
-    devices: list[str], host: str | int | None, disk: str | int | None, scratch: Path,
-) -> tuple[Budget, ModelCosts | None]:  # fmt: skip
-    """The budget, and the costs of the run that began this folder if all else is equal.
-
-    Costs are measured and so differ a little each time; with the pinned ones a resumed file is
-    planned, and so made, as in an undisturbed run.
-    """
+def _least_budget(
+    devices: list[str], budget: str | int | Budget, host: str | int | None,
+    disk: str | int | None, scratch: Path,
+) -> Budget:  # fmt: skip
+    """The budget of whichever device has least."""
     budgets = [
         Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
         for device in dict.fromkeys(devices)
     ]  # fmt: skip
-    parsed = min(budgets, key=lambda one: one.device_bytes)
-    pin = journal.pin if journal is not None else {}
-    if pin.get("versions") != now:
-        return parsed, None
-    costs = ModelCosts.model_validate(pin["costs"])
-    automatic = isinstance(budget, str) and (budget == "auto" or budget.endswith("%"))
-    if automatic and pin["device"] == parsed.device:
-        parsed = replace(
-            parsed, device_bytes=pin["device_bytes"], host_bytes=pin["host_bytes"]
-        )
-    return parsed, costs
-
-
-def _begin_probe(
-    meter: HostMeter | CudaMeter, progress: ProgressCallback | None, model: str
-) -> None:
-    tell(progress, "probe", model)
-    with meter.apart():
-        from lowtide.streaming.tracing import load_tracing
-
-        load_tracing()  # late, since a run whose costs are known traces nothing
-
-
-def _begin_capture(
-    meter: HostMeter | CudaMeter, progress: ProgressCallback | None, model: str
-) -> None:
-    tell(progress, "capture", model)
-    with meter.apart():
-        load_capture()
-
-
-def _pinned_bounds(journal: Journal, kind: RunKind, now: RunBounds) -> RunBounds:
-    """``now`` with the usual bound that the folder began with; its journal may be older."""
-    kept = journal.pin.get("bounds", {})
-    if kind not in kept:
-        return now
-    usual = None if kept[kind] is None else Calibration.model_validate(kept[kind])
-    return now.model_copy(update={"usual": usual})
-
-
-def _pinned_compiling(journal: Journal) -> SpeedFacts | None:
-    """What was known of compiling when the folder was begun: it decides how images are run."""
-    known = journal.pin.get("compiling")
-    return None if known is None else SpeedFacts.model_validate(known)
-
-
-def _pin(budget: Budget, prepared: Prepared, now: dict[str, str]) -> dict[str, Any]:
-    bounds = {
-        kind: known.usual and known.usual.model_dump()
-        for kind, known in (("tiled", prepared.tiled), ("streamed", prepared.streamed))
-    }  # fmt: skip
-    return {
-        "device": budget.device, "device_bytes": budget.device_bytes,
-        "host_bytes": budget.host_bytes, "versions": now,
-        "costs": prepared.costs.model_dump(), "bounds": bounds,
-        "compiling": prepared.compiling and prepared.compiling.model_dump(),
-    }  # fmt: skip
+    return min(budgets, key=lambda one: one.device_bytes)
 
 
 def tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,15 +64,26 @@ def probe(
     wide = _fit(_LAYOUT_SIDE, align, minimum)
     patient = slow * (wide / sides[0]) ** 2 < _PATIENCE / 4
     network = _faster_layout(network, wide if patient else sides[0])
+    points, within = _points(network, sides, fits, cancel)
+    costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
+    if kind == "cpu" and network.let_go is None:
+        # On CUDA the allocator's own figures of real runs are the better ones.
+        costs = _traced(costs, network, align, minimum, limit_bytes)
+    return costs, within and all(fits(side) for side in REACH_SIDES)
+
+
+def _points(
+    network: Network, sides: Sequence[int], fits: Callable[[int], bool], cancel: Cancel
+) -> tuple[list[ProbePoint], bool]:
+    """At least two of them, and whether no limit cut them short."""
     points: list[ProbePoint] = []
-    complete = all(fits(side) for side in REACH_SIDES)
     for side in sides:
         check_cancel(cancel)
-        if len(points) >= 2 and points[-1].seconds * (side * side / points[-1].pixels) > _PATIENCE:
-            break  # with any limit
-        complete = complete and fits(side)
-        if len(points) >= 2 and not fits(side):
-            break
+        if len(points) >= 2:
+            if points[-1].seconds * (side * side / points[-1].pixels) > _PATIENCE:
+                break  # with any limit
+            if not fits(side):
+                return points, False
         points.append(_point(network, side))
         trim_heap(collect=True)
     if len(points) < 2:
@@ -82,19 +93,7 @@ def probe(
             pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2,
             resident_bytes=only.resident_bytes // 2, seconds=only.seconds / 2,
         ))  # fmt: skip
-    costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
-    if kind == "cpu" and network.let_go is None:
-        # On CUDA the allocator's own figures of real runs are the better ones. Imported here
-        # because a run whose costs are known traces nothing.
-        from lowtide.memory.tracing.fake import forget_shapes
-        from lowtide.streaming.tracing import trace_grain, trace_points
-
-        traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
-        grain = trace_grain(network, align=align)
-        costs = costs.model_copy(update={"traced": traced, "grain": grain})
-        forget_shapes()
-        trim_heap(collect=True)
-    return costs, complete
+    return points, all(fits(side) for side in sides[: len(points)])
 
 
 def _costs(
@@ -113,6 +112,21 @@ def _costs(
         reach_searched=reach.searched,
         points=tuple(points),
     )
+
+
+def _traced(
+    costs: ModelCosts, network: Network, align: int, minimum: int, limit_bytes: int | None
+) -> ModelCosts:
+    """``costs`` with what traces tell of larger runs."""
+    # Imported here because a run whose costs are known traces nothing.
+    from lowtide.memory.tracing.fake import forget_shapes
+    from lowtide.streaming.tracing import trace_grain, trace_points
+
+    traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
+    grain = trace_grain(network, align=align)
+    forget_shapes()
+    trim_heap(collect=True)
+    return costs.model_copy(update={"traced": traced, "grain": grain})
 
 
 def _point(network: Network, side: int) -> ProbePoint:

@@ -49,3 +49,16 @@ def crop(photo):
 @pytest.fixture
 def source(tmp_path, save, crop):
     return save(tmp_path / "photo.png", crop)
+
+
+@pytest.fixture
+def run(source, tmp_path):
+    """Upscale the small picture (or ``given``) with these options; returns its report."""
+
+    import lowtide
+
+    def upscale(name="out.png", given=None, **options):
+        options = {"budget": "256MiB", **options}
+        return lowtide.upscale(given or source, tmp_path / name, **options).images[0]
+
+    return upscale

@@ -1,0 +1,168 @@
+"""Device profiles: their data, and those of devices that are there."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+import torch
+from attention_of_cards import (
+    ADA,
+    HOPPER,
+    HOST,
+)
+from pydantic import ValidationError
+
+from lowtide.core.errors import UsageError
+from lowtide.core.units import GIB, MIB
+from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
+from lowtide.memory.profiles.present import DeviceFacts, architecture_of, profile_from_facts
+from lowtide.memory.profiles.profile import FIGURES
+
+FILES = sorted(
+    entry.name for entry in (resources.files("lowtide.memory.profiles") / "data").iterdir()
+)
+
+
+def read(file: str) -> dict:
+    return json.loads((resources.files("lowtide.memory.profiles") / "data" / file).read_text())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_is_a_profile_of_that_name_with_provenance(file):
+    profile = DeviceProfile.model_validate(read(file))
+    assert file == f"{profile.name}.json" and profile.name in profile_names()
+    needed = set(FIGURES) - ({"pcie_bytes_per_s"} if profile.kind == "cpu" else set())
+    assert set(profile.provenance) == needed
+    assert profile.provenance["context_bytes"].kind == (
+        "known" if profile.kind == "cpu" else "prior"
+    )
+
+
+@pytest.mark.parametrize("figure", ["total_bytes", "flops", "workspaces.conv"])
+def test_a_figure_without_provenance_is_refused(figure):
+    data = read("rtx4090-24gb.json")
+    del data["provenance"][figure]
+    with pytest.raises(ValidationError, match=figure):
+        DeviceProfile.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (dict(supports=["fp32"]), "flops must be given"),
+        (dict(context_upper_bytes=1), "context_upper_bytes is below"),
+        (dict(desktop_upper_bytes=1), "desktop_upper_bytes is below"),
+        (dict(kind="cpu"), "compute_capability belongs"),
+        (dict(memory="24 GB"), "Extra inputs"),
+    ],
+)
+def test_contradictions_are_refused(change, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        DeviceProfile.model_validate({**read("rtx4090-24gb.json"), **change})
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
+def test_cards_are_sensible(name):
+    card = load_profile(name)
+    nominal = int(name.rpartition("-")[2].removesuffix("gb"))
+    # The driver keeps up to 5 % for itself; data center cards are sold by powers of ten.
+    assert 0.95 * nominal * (GIB if nominal < 100 else 10**9) < card.total_bytes <= nominal * GIB
+    assert 200 * MIB <= card.context_bytes <= card.context_upper_bytes <= GIB
+    assert card.desktop_upper_bytes + card.context_upper_bytes < 0.4 * card.total_bytes
+    assert card.workspaces.cublas_bytes in (8320 * 1024, 32 * MIB)
+    assert card.pcie_bytes_per_s and 8 * card.pcie_bytes_per_s < card.bandwidth_bytes_per_s
+    # fp32 rate is two operations for each of 128 lanes a cycle, at clocks of 1 to 3 GHz.
+    lanes = 2 * 128 * card.multiprocessors
+    assert 1e9 < card.flops["fp32"] / lanes < 3e9
+    assert card.flops["fp16"] == card.flops["bf16"] >= 2 * card.flops["tf32"]
+    assert card.flops["tf32"] >= card.flops["fp32"]
+
+
+def test_names_are_in_order_of_size_and_found_in_any_spelling():
+    assert profile_names()[:2] == ("cpu", "laptop-6gb") and profile_names()[-1] == "h200-141gb"
+    spellings = ("rtx4090-24gb", "rtx4090", "RTX 4090", "NVIDIA GeForce RTX 4090 24 GB")
+    assert {load_profile(text).name for text in spellings} == {"rtx4090-24gb"}
+    assert load_profile("h200") is load_profile("H200")
+
+
+def test_an_unknown_name_lists_the_names_and_the_closest():
+    with pytest.raises(UsageError, match="rtx4080") as caught:
+        load_profile("rtx4080-16gb")
+    assert all(name in caught.value.message for name in profile_names())
+    assert caught.value.hint == "did you mean rtx4060-8gb?"
+    with pytest.raises(UsageError) as caught:
+        load_profile("abacus")
+    assert "did you mean" not in caught.value.hint
+
+
+def test_profiles_are_read_without_torch():
+    program = (
+        "import sys; from lowtide.memory.profiles import load_profile, profile_of;"
+        "load_profile('rtx3060'); profile_of('cpu'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_convolution_scratch_is_a_multiple_with_a_cap():
+    space = ADA.workspaces
+    assert space.conv_bytes(100 * MIB) == (100 * MIB, 200 * MIB)
+    assert space.conv_bytes(100 * MIB, channels_last=True) == (int(12.5 * MIB), 200 * MIB)
+    assert space.conv_bytes(9 * GIB) == (space.conv_cap_bytes, space.conv_cap_bytes)
+    assert HOPPER.workspaces.blas_bytes == (32 * MIB, 33 * MIB)
+
+
+def test_the_host_is_measured():
+    host = profile_of("cpu")
+    assert host.total_bytes == total_host_bytes()
+    assert host.provenance["total_bytes"].kind == "known"
+    assert host.context_bytes == 0 and not host.expandable_segments
+    assert host.flops["fp32"] == HOST.flops["fp32"] * host.multiprocessors // HOST.multiprocessors
+
+
+def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
+    facts = DeviceFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
+    card = profile_from_facts(facts)
+    assert card.name == "rtx3070-8gb" and card.total_bytes == 8 * GIB
+    assert card.provenance["total_bytes"].kind == "known"
+    assert card.flops == load_profile("rtx3070").flops
+    # A card of that name with other memory is another card.
+    other = profile_from_facts(replace(facts, total_bytes=16 * GIB))
+    assert other.name == "nvidia-geforce-rtx-3070" and other.flops == card.flops
+
+
+def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
+    facts = DeviceFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
+    card = profile_from_facts(facts)
+    assert card.architecture == "hopper" and card.workspaces == HOPPER.workspaces
+    assert card.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
+    assert card.bandwidth_bytes_per_s == 2_000_000_000_000
+    assert card.provenance["bandwidth_bytes_per_s"].kind == "known"
+    assert {card.provenance[f].kind for f in ("flops", "context_bytes")} == {"prior"}
+
+
+def test_a_card_before_ampere_has_no_bf16():
+    card = profile_from_facts(DeviceFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+    assert card.architecture == "turing" and card.supports == ("fp32", "fp16")
+    assert set(card.flops) == {"fp32", "fp16"}
+    assert card.provenance["bandwidth_bytes_per_s"].kind == "prior"
+    names = {(6, 1): "pascal", (8, 9): "ada", (10, 3): "blackwell", (13, 0): "blackwell"}
+    assert {cap: architecture_of(cap) for cap in names} == names
+
+
+@pytest.mark.parametrize(
+    ("device", "complaint"), [("mps", "no profiles of"), ("cuda:99", "there is no device")]
+)
+def test_devices_that_are_not_there(device, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        profile_of(device)
+
+
+@pytest.mark.gpu
+def test_the_card_is_recognized(card):
+    properties = torch.cuda.get_device_properties(0)
+    assert card.total_bytes == properties.total_memory
+    assert card.capability == (properties.major, properties.minor)

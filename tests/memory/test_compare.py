@@ -1,0 +1,28 @@
+"""The table of two ledgers."""
+
+
+
+from lowtide.core.units import MIB
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.measuring.compare import compare
+
+
+def row(name: str, value: int, upper: int | None = None) -> LedgerRow:
+    return LedgerRow(
+        name=name, place="device", value=value, upper=value if upper is None else upper,
+        origin="known",
+    )  # fmt: skip
+
+
+def test_the_table_of_two_ledgers():
+    predicted = [row("weights", 2 * MIB), row("scratch", MIB, 2 * MIB), row("weights", MIB)]
+    assert compare(predicted, [row("weights", 3 * MIB), row("context", 3 * MIB)]).splitlines() == [
+        "         predicted   at most  measured",
+        "weights   3.00 MiB  3.00 MiB  3.00 MiB",
+        "scratch   1.00 MiB  2.00 MiB         –",
+        "context          –         –  3.00 MiB",
+        "total     4.00 MiB  5.00 MiB  6.00 MiB",
+        "measured / predicted 1.500, over the bound by 1.00 MiB",
+    ]
+    assert compare(predicted, [row("weights", MIB)]).endswith("0.250, within the bound")
+    assert compare([], []).endswith("\nwithin the bound")

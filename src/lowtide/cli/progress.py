@@ -36,7 +36,10 @@ class ProgressLine:
             if not on_terminal():
                 typer.echo(f"loading {moment.name}", err=True)
         elif moment.phase == "probe":
-            typer.echo(f"measuring {moment.name}, once on this machine", err=True)
+            typer.echo(
+                f"measuring {moment.name}, once on this machine; a large model takes minutes",
+                err=True,
+            )  # fmt: skip
         elif moment.phase in _MAKING:
             typer.echo(f"{_MAKING[moment.phase]} {moment.name}", err=True)
         elif on_terminal():

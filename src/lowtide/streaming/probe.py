@@ -6,27 +6,30 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
-from lowtide.core.rows import ImageInfo
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.meter import (
     cuda_context_bytes,
-    cuda_peaks,
-    resident_peak_bytes,
 )
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
-from lowtide.streaming.step import Forward, Network, TileStep
+from lowtide.streaming.step import Forward, Network
+from lowtide.streaming.trial_runs import (
+    PATIENCE,
+    alive_bytes,
+    point_of,
+    random_tile,
+    seconds_of,
+    tile_step,
+    tile_work,
+)
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
-_PATIENCE = 4.0  # seconds that one more probe may be expected to take
 # What must be gained before a model leaves the layout it was written in.
 _LAYOUT_GAIN = 0.92
 
@@ -46,7 +49,7 @@ def probe(
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
     # This first run only scales the others, so only its memory and its time are asked for.
     started = time.perf_counter()
-    least = _alive(network, _work(network, sides[0]))
+    least = alive_bytes(network, tile_work(network, sides[0]))
     slow = time.perf_counter() - started
 
     def fits(side: int) -> bool:
@@ -62,7 +65,7 @@ def probe(
     trim_heap(collect=True)
     # A slow model is tried where it takes least: minutes of probing would gain seconds.
     wide = _fit(_LAYOUT_SIDE, align, minimum)
-    patient = slow * (wide / sides[0]) ** 2 < _PATIENCE / 4
+    patient = slow * (wide / sides[0]) ** 2 < PATIENCE / 4
     network = _faster_layout(network, wide if patient else sides[0])
     points, within = _points(network, sides, fits, cancel)
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
@@ -80,11 +83,11 @@ def _points(
     for side in sides:
         check_cancel(cancel)
         if len(points) >= 2:
-            if points[-1].seconds * (side * side / points[-1].pixels) > _PATIENCE:
+            if points[-1].seconds * (side * side / points[-1].pixels) > PATIENCE:
                 break  # with any limit
             if not fits(side):
                 return points, False
-        points.append(_point(network, side))
+        points.append(point_of(network, side))
         trim_heap(collect=True)
     if len(points) < 2:
         # A model of one size only: a second point half as large makes the line go through 0.
@@ -129,66 +132,22 @@ def _traced(
     return costs.model_copy(update={"traced": traced, "grain": grain})
 
 
-def _point(network: Network, side: int) -> ProbePoint:
-    work = _work(network, side)
-    seconds = _seconds(work, network.device)
-    if network.let_go is not None:
-        # All that is resident lives, or is kept for the next call, which a plan cannot do without.
-        alive = resident = _resident(network.let_go, work, runs=3)
-    elif network.device == "cpu":
-        # What a heap keeps shows from the second run on.
-        runs = 2 if seconds > _PATIENCE / 8 else 3
-        alive, resident = live_peak_bytes(work), resident_peak_bytes(work, runs)
-    else:
-        alive, resident = _cuda_peaks(work, network.device)
-    return ProbePoint(
-        pixels=side * side, peak_bytes=alive, resident_bytes=resident, seconds=seconds
-    )
-
-
-def _work(network: Network, side: int) -> Callable[[], None]:
-    """What the runner does with one tile, the conversion to samples included."""
-    step, tile = _step(network), _tile(network, side)
-
-    def work() -> None:
-        step.to_samples(step([tile])[0])
-
-    return work
-
-
-def _alive(network: Network, call: Callable[[], object]) -> int:
-    """Bytes alive at the peak of a call."""
-    if network.let_go is not None:
-        return _resident(network.let_go, call, runs=1)
-    if network.device == "cpu":
-        return live_peak_bytes(call)
-    return _cuda_peaks(call, network.device)[0]
-
-
-def _resident(let_go: Callable[[], None], call: Callable[[], object], runs: int) -> int:
-    """Bytes that a few calls add to the process, those included that are kept between them."""
-    let_go()
-    peak = resident_peak_bytes(call, runs)
-    let_go()
-    return peak
-
-
 def _faster_layout(network: Network, side: int) -> Network:
     """Channels last where it is clearly faster on this machine, else as the model is."""
     if network.let_go is not None:
         return network  # it takes one order, and what is in another would be copied
-    tile, seconds = _tile(network, side), []
+    tile, seconds = random_tile(network, side), []
     for channels_last in (False, True):
         candidate = dataclasses.replace(network, channels_last=channels_last)
-        step = _step(candidate)
-        seconds.append(_seconds(lambda step=step: step([tile]), network.device))
+        step = tile_step(candidate)
+        seconds.append(seconds_of(lambda step=step: step([tile]), network.device))
     return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _LAYOUT_GAIN)
 
 
 def _batches_agree(network: Network, side: int) -> bool:
     """Whether two tiles in one batch give what each gives alone; some models mix them."""
-    step = _step(network)
-    pair = [_tile(network, side, seed) for seed in (1, 2)]
+    step = tile_step(network)
+    pair = [random_tile(network, side, seed) for seed in (1, 2)]
     try:
         together = step(pair)
     except (RuntimeError, ValueError, IndexError):  # written for a batch of one
@@ -196,46 +155,6 @@ def _batches_agree(network: Network, side: int) -> bool:
     alone = torch.cat([step([tile]) for tile in pair])
     tolerance = 1e-5 if network.precision == "fp32" else 2e-2
     return bool((together - alone).abs().max() <= tolerance)
-
-
-def _seconds(call: Callable[[], object], device: str) -> float:
-    """The best of a few runs after one to warm up.
-
-    On the CPU this is the processor time shared by the threads, which other programs on the
-    machine hardly disturb; on CUDA the clock, since the work is done elsewhere.
-    """
-    on_cpu = device == "cpu"
-    clock = time.process_time if on_cpu else time.perf_counter
-    call()
-    best, spent = float("inf"), 0.0
-    for _ in range(7):
-        start = clock()
-        call()  # the step ends with its result on the host, so the device is done
-        best = min(best, clock() - start)
-        spent += best
-        if spent > _PATIENCE / 4:
-            break
-    return best / torch.get_num_threads() if on_cpu else best
-
-
-def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
-    """(allocated, reserved) peaks of a call, above what was there before."""
-    torch.cuda.empty_cache()
-    reading = cuda_peaks(device).reading()
-    reading.restart()
-    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    call()
-    allocated, reserved = reading.peaks()
-    return allocated - before[0], reserved - before[1]
-
-
-def _step(network: Network) -> TileStep:
-    return TileStep(network, ImageInfo(1, 1, network.in_channels))
-
-
-def _tile(network: Network, side: int, seed: int = 0) -> np.ndarray:
-    shape = (side, side, network.in_channels)
-    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
 def _fit(side: int, align: int, minimum: int) -> int:

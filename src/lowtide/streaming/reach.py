@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,24 +37,45 @@ def measure_reach(
     depends on them.
     """
     generator = torch.Generator().manual_seed(0)
+    least = round_up(max(sides[0], minimum, 4 * align), align)
     searched = 0
     for size in sides:
-        side = round_up(max(size, minimum, 4 * align), align)
-        image = torch.rand(1, channels, side, side, generator=generator).to(device)
+        side = round_up(max(size, least), align)
+        # A line is looked for along one side, so the other one may be shorter, and the runs too;
+        # but not as short as windows of attention, which some models do not shift then.
+        other = max(round_up(side // 2, align), least)
+        image = torch.rand(1, channels, side, other, generator=generator).to(device)
+        images = {2: image, 3: image.mT.contiguous()}
         searched = side // 2 - align
-        reach = _spread(forward, image, scale, align, passes_nan)
+        reach = _spread(forward, images, scale, align, passes_nan)
         if reach is None:
             continue
-        certain = _tiles_agree(forward, image, scale, align, minimum, 2 * reach)
+        certain = all(
+            _tiles_agree(forward, one, axis, scale, align, minimum, 2 * reach)
+            for axis, one in images.items()
+        )
         return Reach(reach if certain else None, searched)
     return Reach(None, searched)
 
 
 def _spread(
-    forward: Forward, image: Tensor, scale: int, align: int, passes_nan: bool
+    forward: Forward, images: Mapping[int, Tensor], scale: int, align: int, passes_nan: bool
 ) -> int | None:
-    """Largest spread over both axes, both directions and several lines; None if it fills."""
-    side, reach = image.shape[-1], 0
+    """Largest spread along both axes; None if one of the images fills."""
+    largest = 0
+    for axis, image in images.items():
+        spread = _spread_along(forward, image, axis, scale, align, passes_nan)
+        if spread is None:
+            return None
+        largest = max(largest, spread)
+    return largest
+
+
+def _spread_along(
+    forward: Forward, image: Tensor, axis: int, scale: int, align: int, passes_nan: bool
+) -> int | None:
+    """Largest spread along an axis, in both directions, of several lines; None if it fills."""
+    side, reach = image.shape[axis], 0
     poisons = [torch.full_like(image, torch.nan)]
     clean = None
     if not passes_nan:
@@ -63,18 +84,16 @@ def _spread(
         clean = forward(image)
     middle = side // 2 // align * align
     lines = [line for k in range(_PHASES) if (line := middle + (k - 1) * align) < side]
-    for axis in (2, 3):
-        for line in dict.fromkeys(lines):
-            for after in (True, False):
-                index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
-                bad = _touched(forward, image, poisons, index, clean)
-                hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
-                first, last = int(hit[0]) // scale, int(hit[-1]) // scale
-                spread = line - first if after else last + 1 - line
-                filled = first == 0 if after else last == side - 1
-                if filled:
-                    return None
-                reach = max(reach, spread)
+    for line in dict.fromkeys(lines):
+        for after in (True, False):
+            index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
+            bad = _touched(forward, image, poisons, index, clean)
+            hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
+            first, last = int(hit[0]) // scale, int(hit[-1]) // scale
+            filled = first == 0 if after else last == side - 1
+            if filled:
+                return None
+            reach = max(reach, line - first if after else last + 1 - line)
     return reach
 
 
@@ -93,20 +112,19 @@ def _touched(
 
 
 def _tiles_agree(
-    forward: Forward, image: Tensor, scale: int, align: int, minimum: int, overlap: int
+    forward: Forward, image: Tensor, axis: int, scale: int, align: int, minimum: int, overlap: int
 ) -> bool:
-    """Whether tiles with this overlap reproduce the whole run along both axes."""
-    side = image.shape[-1]
+    """Whether tiles with this overlap reproduce the whole run along an axis."""
+    side = image.shape[axis]
     # Half of what is left beside the overlap: two tiles, however far the model reaches.
     tile = round_up(max((side + overlap) // 2, minimum), align)
     layout = split_axis(side, tile, overlap, align=align)
     whole = forward(image)
-    for axis in (2, 3):
-        for index, start in enumerate(layout.starts):
-            low, high = layout.span(index)
-            part = forward(image.narrow(axis, start, layout.tile).contiguous())
-            kept = part.narrow(axis, (low - start) * scale, (high - low) * scale)
-            wanted = whole.narrow(axis, low * scale, (high - low) * scale)
-            if not (kept - wanted).abs().max() <= _TOLERANCE:
-                return False
+    for index, start in enumerate(layout.starts):
+        low, high = layout.span(index)
+        part = forward(image.narrow(axis, start, layout.tile).contiguous())
+        kept = part.narrow(axis, (low - start) * scale, (high - low) * scale)
+        wanted = whole.narrow(axis, low * scale, (high - low) * scale)
+        if not (kept - wanted).abs().max() <= _TOLERANCE:
+            return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress, product
 from typing import Literal, Protocol
 
 import torch
@@ -137,13 +138,14 @@ def _enabled() -> frozenset[str]:
     cuda = torch.backends.cuda
     strict = torch.are_deterministic_algorithms_enabled()
     strict = strict and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return frozenset(
-        name
-        for name, on in (
-            ("flash", cuda.flash_sdp_enabled()),
-            ("efficient", cuda.mem_efficient_sdp_enabled()),
-            ("cudnn", cuda.cudnn_sdp_enabled() and not strict),
-            ("math", cuda.math_sdp_enabled()),
-        )
-        if on
-    )
+    return _NAMED[
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled() and not strict, cuda.math_sdp_enabled(),
+    ]  # fmt: skip
+
+
+# By which of them are on.
+_NAMED = {
+    switches: frozenset(compress(("flash", "efficient", "cudnn", "math"), switches))
+    for switches in product((False, True), repeat=4)
+}

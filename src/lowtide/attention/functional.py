@@ -14,6 +14,7 @@ from lowtide.attention.resolution import Policy, Resolution, resolve
 from lowtide.core.errors import UsageError
 
 _DEFAULT = AttentionSpec()
+_LAYOUT = "(batch, heads, tokens, head dimension); `.transpose(1, 2)` swaps heads and tokens"
 
 
 def attention(
@@ -97,20 +98,11 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> None:
     """Raise `UsageError` naming what does not fit."""
-    shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
-    layout = "(batch, heads, tokens, head dimension); `.transpose(1, 2)` swaps heads and tokens"
-    if min(query.dim(), key.dim(), value.dim()) < 4:
-        raise UsageError(f"attention needs at least 4 dimensions: {shapes}", hint=layout)
-    if query.shape[-1] != key.shape[-1]:
-        raise UsageError(f"query and key differ in head dimension: {shapes}", hint=layout)
-    if key.shape[-2] != value.shape[-2]:
-        raise UsageError(f"key and value differ in tokens: {shapes}", hint=layout)
-    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
-        raise UsageError(f"query, key and value differ in batch: {shapes}", hint=layout)
-    heads = query.shape[-3], key.shape[-3], value.shape[-3]
-    if heads[1] != heads[2] or (heads[0] != heads[1] and not spec.grouped):
-        hint = f"{layout}; heads that are shared need AttentionSpec(grouped=True)"
-        raise UsageError(f"query, key and value differ in heads: {shapes}", hint=hint)
+    if (problem := _misfit(query, key, value, spec)) is not None:
+        what, hint = problem
+        shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
+        raise UsageError(f"{what}: {shapes}", hint=_LAYOUT + hint)
+    heads = query.shape[-3], key.shape[-3]
     if heads[1] == 0 or heads[0] % heads[1]:
         raise UsageError(f"{heads[0]} query heads cannot share {heads[1]} key heads")
     if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
@@ -123,6 +115,25 @@ def _check(
         raise UsageError(f"dropout {spec.dropout} is not between 0 and 1")
     if mask is not None:
         _check_mask(query, key, mask)
+
+
+def _misfit(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+) -> tuple[str, str] | None:
+    """(What of the tensors' shapes does not fit, and a word on it)"""
+    asked, seen, given = query.shape, key.shape, value.shape
+    if min(len(asked), len(seen), len(given)) < 4:
+        return "attention needs at least 4 dimensions", ""
+    if asked[-1] != seen[-1]:
+        return "query and key differ in head dimension", ""
+    if seen[-2] != given[-2]:
+        return "key and value differ in tokens", ""
+    if not asked[:-3] == seen[:-3] == given[:-3]:
+        return "query, key and value differ in batch", ""
+    if seen[-3] != given[-3] or (asked[-3] != seen[-3] and not spec.grouped):
+        hint = "; heads that are shared need AttentionSpec(grouped=True)"
+        return "query, key and value differ in heads", hint
+    return None
 
 
 def _check_mask(query: Tensor, key: Tensor, mask: Tensor) -> None:

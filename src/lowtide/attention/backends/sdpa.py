@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +87,7 @@ class Sdpa(Backend):
             if fitting is not mask:
                 mask, call = fitting, describe_call((query, key, value), fitting, spec)
         device = LocalDevice.of(query.device)
-        mine = path_of(device, call) == self._on(device)
+        mine = _taken(device, call) == self._on(device)
         with nullcontext() if mine else sdpa_kernel(_KERNELS[self._path]):
             return F.scaled_dot_product_attention(
                 query, key, value, mask, spec.dropout, spec.causal, scale=spec.scale,
@@ -97,6 +98,12 @@ class Sdpa(Backend):
         if device.kind == "cpu" and self._path == "flash":
             return "cpu_flash"
         return self._path
+
+
+@lru_cache(maxsize=4096)
+def _taken(device: LocalDevice, call: AttentionCall) -> AttentionPath:
+    """`path_of`, remembered: windows of one image ask the same thing hundreds of times."""
+    return path_of(device, call)
 
 
 def known_bad(path: AttentionPath, device: Device, call: AttentionCall) -> str | None:

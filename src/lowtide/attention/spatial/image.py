@@ -53,22 +53,6 @@ def project(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found.view(1, image.shape[2], image.shape[3], -1)
 
 
-def project_back(found: Tensor, layer: nn.Linear, image: Tensor) -> Tensor:
-    """``layer`` of rows (batch, height, width, channels), of a result in the format of ``image``.
-
-    Of a single image it is made as that result holds it, so that `gather_rows` copies whole rows.
-    How it rounds then depends on how many rows there are.
-    """
-    if torch.is_grad_enabled() or len(found) > 1 or memory_format(image) == torch.channels_last:
-        return layer(found)
-    pixels = found[0].flatten(0, 1).T
-    if layer.bias is None:
-        made = layer.weight @ pixels
-    else:
-        made = torch.addmm(layer.bias[:, None], layer.weight, pixels)
-    return channels_last(made.view(1, -1, *found.shape[1:3]))
-
-
 def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:
     """Bands of whole rows of about ``pixels`` pixels, from the top down; the whole in an
     exported graph, whose size is not known."""
@@ -98,6 +82,45 @@ def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -
         del piece
     assert result is not None
     return result
+
+
+def is_plain(image: Tensor) -> bool:
+    """Whether a result like this one can be written by `gather_products`."""
+    mixed = torch.is_autocast_enabled(image.device.type)
+    last = memory_format(image) == torch.channels_last
+    return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
+
+
+def gather_products(
+    layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]
+) -> Tensor:
+    """``layer`` of pieces (first row, (1, rows, width, channels)), as (1, channels, rows, width).
+
+    Each product is made where the result holds it. Pieces may reach beyond the result; they are
+    computed as a whole, so that a row rounds alike whichever rows are asked for.
+    """
+    result: Tensor | None = None
+    for at, piece in pieces:
+        count, width = piece.shape[1:3]
+        if result is None:
+            result = piece.new_empty(1, layer.out_features, rows, width)
+        first, last = max(at, 0), min(at + count, rows)
+        place = result[0, :, first:last].flatten(1)
+        pixels = piece[0].flatten(0, 1).T
+        if last - first == count:
+            _product(layer, pixels, out=place)
+        else:
+            made = _product(layer, pixels)
+            place.copy_(made[:, (first - at) * width : (last - at) * width])
+        del piece, pixels
+    assert result is not None
+    return result
+
+
+def _product(layer: nn.Linear, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+    if layer.bias is None:
+        return torch.mm(layer.weight, pixels, out=out)
+    return torch.addmm(layer.bias[:, None], layer.weight, pixels, out=out)
 
 
 def channels_first(tensor: Tensor, like: Tensor) -> Tensor:

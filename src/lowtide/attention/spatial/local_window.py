@@ -16,9 +16,10 @@ from lowtide.attention.spatial.image import (
     channels_first,
     check_heads,
     check_image,
+    gather_products,
     gather_rows,
+    is_plain,
     project,
-    project_back,
     usual_heads,
 )
 from lowtide.attention.spatial.known_rows import KnownRows
@@ -121,13 +122,12 @@ class LocalWindowAttention(KnownRows):
 
         def pieces() -> Iterator[tuple[int, Tensor]]:
             for row, piece in local.run(load, first, last):
-                found = self._back(piece.transpose(1, 2).flatten(3), image)
+                found = piece.transpose(1, 2).flatten(3)
                 del piece  # or it would be held while the next one is made
-                low, high = max(first, row), min(last, row + found.shape[1])
-                yield low - first, found[:, low - row : high - row]
+                yield row - first, found
                 del found
 
-        return gather_rows(image, last - first, pieces())
+        return self._back(image, last - first, pieces())
 
     def row_grain(self, height: int, width: int) -> int:
         """Rows of the result that are computed together: those of one window after another."""
@@ -167,12 +167,20 @@ class LocalWindowAttention(KnownRows):
         found = project(image, self.qkv.weight[rows], bias)
         return found.unflatten(-1, (end - first, self.heads, -1))
 
-    def _back(self, found: Tensor, image: Tensor) -> Tensor:
-        """The last product. Halo windows come as whole rows of windows, however many rows are asked
-        for, so that it rounds alike for all of these."""
-        if self.windows.form == "halo":
-            return project_back(found, self.out, image)
-        return self.out(found)
+    def _back(self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]) -> Tensor:
+        """The last product, of pieces that may reach beyond the ``rows`` asked for: halo windows
+        come as whole rows of windows."""
+        if self.windows.form == "halo" and is_plain(image):
+            return gather_products(self.out, rows, pieces)
+
+        def products() -> Iterator[tuple[int, Tensor]]:
+            for at, found in pieces:
+                made = self.out(found)
+                del found
+                yield max(at, 0), made[:, max(-at, 0) : rows - at]
+                del made
+
+        return gather_rows(image, rows, products())
 
     def _triton_refusal(self, image: Tensor) -> str | None:
         from lowtide.attention.halo.attend import missing, refusal

@@ -164,9 +164,8 @@ class Rope2d(Position):
         right = (columns[..., None].double() * speeds)[..., None, :, :]
         down, right = (torch.stack([angle.cos(), angle.sin()], -1) for angle in (down, right))
         exact = torch.promote_types(dtype, torch.float32)
-        both = torch.broadcast_shapes(down.shape, right.shape)
-        angles = torch.cat([down.to(exact).expand(both), right.to(exact).expand(both)], -2)
-        return angles.unsqueeze(-3)
+        both = torch.broadcast_tensors(down.to(exact), right.to(exact))
+        return torch.cat(both, -2).unsqueeze(-3)
 
     def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
         """The rotated tensor in its own precision; computed in fp32 at least."""

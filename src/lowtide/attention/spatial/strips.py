@@ -42,16 +42,9 @@ class LocalAttention:
         self._windows, self._position, self._attend = windows, position, attend
         self._height, self._width = height, width
         self._rows = along(windows, height, down)
-        self._row_shares = fading(windows, self._rows, height)
         self._columns = columns = along(windows, width, right)
         self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
         self._runs = runs(columns, max(1, _QUERIES // windows.computed**2))
-        self._shares = fading(windows, columns, width)
-        given = iter(self._shares)
-        self._run_shares = [
-            torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
-            for run in self._runs
-        ]  # fmt: skip
         self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
         self._turns: Tensor | None = None
 
@@ -173,13 +166,13 @@ class LocalAttention:
 
     def _add(self, strip: Tensor, found: Tensor, place: int) -> None:
         """Add a run's results to their columns."""
-        run, shares = self._runs[place], self._run_shares[place]
+        run = self._runs[place]
         first, columns = run.window.first_query, run.window.queries
         if self._windows.form == "halo":
             strip.narrow(1, first, found.shape[1]).copy_(found)
             return
         found = found.unflatten(1, (run.count, columns))
-        shares = shares.to(found)[:, :, None, None, None]
+        shares = self._run_shares[place].to(found)[:, :, None, None, None]
         # Every other window: those have no columns in common, so that they are added at once.
         for turn in range(min(2, run.count)):
             some = found[:, turn::2]
@@ -188,9 +181,27 @@ class LocalAttention:
             where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
             where.movedim(-1, 2).addcmul_(some, shares[turn::2])
 
+    # What only windows that overlap need, and so made when it is asked for.
+
+    @cached_property
+    def _row_shares(self) -> list[list[float]]:
+        return fading(self._windows, self._rows, self._height)
+
+    @cached_property
+    def _shares(self) -> list[list[float]]:
+        return fading(self._windows, self._columns, self._width)
+
+    @cached_property
+    def _run_shares(self) -> list[Tensor]:
+        given = iter(self._shares)
+        return [
+            torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
+            for run in self._runs
+        ]  # fmt: skip
+
     @cached_property
     def _sources(self) -> list[tuple[Tensor, Tensor]]:
-        """What only gradients need, and only of windows that overlap."""
+        """Needed for gradients alone."""
         return sources_of(self._columns, self._shares, self._width)
 
     def _gathered(self, strip: Tensor) -> Tensor:
@@ -225,6 +236,8 @@ class LocalAttention:
 def _cut(tensor: Tensor, first: int, width: int, run: Run) -> Tensor:
     """Windows of (batch, width, rows, heads, dim) as (batch · count, heads, tokens, dim); of a
     single image without a copy."""
+    if run.count == 1:
+        return tensor.narrow(1, first, width).flatten(1, 2).transpose(1, 2)
     reach = (run.count - 1) * run.apart + width
     pieces = tensor.narrow(1, first, reach).unfold(1, width, run.apart).movedim(-1, 2)
     return pieces.flatten(2, 3).flatten(0, 1).transpose(1, 2)

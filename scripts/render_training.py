@@ -132,7 +132,17 @@ def bundled(rows: Rows) -> str:
         for row in scored
     ]  # fmt: skip
     told = table(["enlarged by", *pictures, "above cubic on all"], lines)
-    return "\n\n".join([told, *(_speed(row) for row in rows if "cpu_s" in row)])
+    parts = [told, _stored(scored), *(_speed(row) for row in rows if "cpu_s" in row)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _stored(rows: Rows) -> str:
+    """What a picture scores with its pixels doubled, as its file has them."""
+    said = [
+        f"{name} by {row['model']} {own:.2f} ({cubic:.2f}) dB"
+        for row in rows for name, (own, cubic) in row.get("as_stored_db", {}).items()
+    ]  # fmt: skip
+    return f"With each pixel twice, as in its file: {', '.join(said)}." if said else ""
 
 
 def _speed(row: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ size, so that each photograph is drawn by its area; training goes on there if it
 (or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. No benchmark picture
 is read here; two choices were made by some, though: `MORE` was added when a model trained on
 `PHOTOS` alone scored no more on Set5 than the small one, and soft, grainy copies (`softened`) when
-one without them made a soft, grainy picture (the moon, at twice the size) worse than cubic
-enlargement does. They did not change that.
+one without them scored less than cubic enlargement on the moon, at twice the size. They did not
+change that: its file has each pixel twice, which no photograph has.
 """
 
 from __future__ import annotations

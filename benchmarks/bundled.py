@@ -69,8 +69,9 @@ def scored(model: str, scale: int) -> dict[str, Any]:
     enlarge, own, cubic, stored = by_model(lowtide.load(model)), {}, {}, {}
     for name in PICTURES:
         as_stored = picture(name)
-        own[name], cubic[name] = enlarged_db(enlarge, once(as_stored), scale)
-        if once(as_stored) is not as_stored:
+        high = once(as_stored)
+        own[name], cubic[name] = enlarged_db(enlarge, high, scale)
+        if high is not as_stored:
             stored[name] = enlarged_db(enlarge, as_stored, scale)
     return {
         "model": model, "scale": scale, "pictures_db": own, "cubic_db": cubic,

@@ -4,10 +4,7 @@ import threading
 
 import pytest
 import torch
-from streamed_models import (
-    Chosen,
-    build,
-)
+from streamed_models import Chosen, build
 from streaming_weights import plan_all
 
 from lowtide.memory.offload.stream import stream_weights

@@ -2,9 +2,7 @@
 
 
 import torch
-from streamed_models import (
-    inputs,
-)
+from streamed_models import inputs
 
 from lowtide.memory.offload.blocks import find_blocks
 from lowtide.memory.offload.plan import OffloadPlan

@@ -3,17 +3,7 @@
 
 import pytest
 import torch
-from streamed_models import (
-    ZOO,
-    Again,
-    Chosen,
-    Mixed,
-    Recurrent,
-    Stack,
-    build,
-    inputs,
-    state_of,
-)
+from streamed_models import ZOO, Again, Chosen, Mixed, Recurrent, Stack, build, inputs, state_of
 from streaming_weights import plan_all, run, same
 
 from lowtide.core.errors import BudgetError

@@ -5,13 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from streamed_models import (
-    ZOO,
-    Convolutions,
-    build,
-    inputs,
-    state_of,
-)
+from streamed_models import ZOO, Convolutions, build, inputs, state_of
 from streaming_weights import plan_all, same
 from torch import nn
 

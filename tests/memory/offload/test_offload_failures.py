@@ -5,15 +5,7 @@ import os
 import pytest
 import torch
 from safetensors.torch import save_file
-from streamed_models import (
-    Chosen,
-    Convolutions,
-    Stack,
-    Tied,
-    build,
-    inputs,
-    state_of,
-)
+from streamed_models import Chosen, Convolutions, Stack, Tied, build, inputs, state_of
 from streaming_weights import plan_all, run, same
 from torch import nn
 

@@ -9,15 +9,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from streamed_models import (
-    Again,
-    Convolutions,
-    Mixed,
-    Stack,
-    Tied,
-    build,
-    inputs,
-)
+from streamed_models import Again, Convolutions, Mixed, Stack, Tied, build, inputs
 from streaming_weights import plan_all, run, same
 from torch import nn
 

@@ -1,6 +1,5 @@
 """The card of this machine."""
 
-
 import pytest
 import torch
 

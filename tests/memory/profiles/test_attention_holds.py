@@ -11,9 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from lowtide.attention.sdpa_rules import (
-    promotes_three_dimensions,
-)
+from lowtide.attention.sdpa_rules import promotes_three_dimensions
 from lowtide.core.units import MIB
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.profiles.attention import attention_as_on

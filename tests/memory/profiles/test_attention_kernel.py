@@ -21,12 +21,7 @@ from attention_of_cards import (
 from packaging.version import Version
 
 from lowtide.attention.call import AttentionCall
-from lowtide.attention.sdpa_rules import (
-    installed_versions,
-    path_of,
-    prefers_cudnn,
-    refusal,
-)
+from lowtide.attention.sdpa_rules import installed_versions, path_of, prefers_cudnn, refusal
 from lowtide.core.units import GIB
 from lowtide.memory.profiles.present import DeviceFacts, profile_from_facts
 

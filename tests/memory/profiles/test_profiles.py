@@ -8,11 +8,7 @@ from importlib import resources
 
 import pytest
 import torch
-from attention_of_cards import (
-    ADA,
-    HOPPER,
-    HOST,
-)
+from attention_of_cards import ADA, HOPPER, HOST
 from pydantic import ValidationError
 
 from lowtide.core.errors import UsageError

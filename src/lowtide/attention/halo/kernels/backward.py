@@ -13,6 +13,7 @@ from lowtide.attention.halo.kernels.parts import (
     first_key,
     key_tile,
     load_pixels,
+    own_queries,
     query_tile,
     score_tile,
     store_pixels,
@@ -34,12 +35,9 @@ def backward_query(
 
     Grid: that of `forward`.
     """
-    tiles: tl.constexpr = ((STEP + TILE_H - 1) // TILE_H) * ((STEP + TILE_W - 1) // TILE_W)
-    tile, head = tl.program_id(0) % tiles, tl.program_id(2) % heads
-    batch = (tl.program_id(2) // heads).to(tl.int64)
-    start_y = tl.program_id(1) * STEP - phase_y
-    start_x = (tl.program_id(0) // tiles) * STEP - phase_x
-    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, TILE_H, TILE_W)
+    batch, head, start_y, start_x, y, x, there = own_queries(
+        height, width, heads, phase_y, phase_x, STEP, TILE_H, TILE_W
+    )
     query = load_pixels(
         q + batch * q_batch + head * q_head, y, x, there, q_row, q_column, HEAD, WIDE
     )

@@ -47,6 +47,24 @@ def query_tile(
 
 
 @triton.jit
+def own_queries(
+    height, width, heads, phase_y, phase_x, STEP: tl.constexpr, TILE_H: tl.constexpr,
+    TILE_W: tl.constexpr,
+):
+    """A program's batch and head, where its window's queries begin, and its tile of them.
+
+    Grid: windows across × tiles of a window, windows down, batch × heads.
+    """
+    tiles: tl.constexpr = ((STEP + TILE_H - 1) // TILE_H) * ((STEP + TILE_W - 1) // TILE_W)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(2) % heads
+    batch = (tl.program_id(2) // heads).to(tl.int64)
+    start_y = tl.program_id(1) * STEP - phase_y
+    start_x = (tl.program_id(0) // tiles) * STEP - phase_x
+    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, TILE_H, TILE_W)
+    return batch, head, start_y, start_x, y, x, there
+
+
+@triton.jit
 def key_tile(
     tile, first_y, first_x, height, width, SIZE: tl.constexpr, KEY_H: tl.constexpr,
     KEY_W: tl.constexpr, BOUNDARY: tl.constexpr,

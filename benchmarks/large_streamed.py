@@ -3,8 +3,7 @@
     python benchmarks/large_streamed.py [--budget 1GiB] [--fresh]
 
 A Compact model (64 channels, 16 convolutions, x2, fixed random weights), uncompressed TIFF to TIFF,
-as the plan chooses and in tiles. A fresh process for each size; what the model costs was learned
-before.
+in bands and in tiles. A fresh process for each size; what the model costs was learned before.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from photographs import photograph
 from tile_loop import run
 
 SIDES = (2048, 8192)
-WAYS = {"as planned": "auto", "in tiles": "tiled"}
+WAYS = {"streamed": "streamed", "in tiles": "tiled"}
 
 
 def compact(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,7 +145,8 @@ class Streamed(nn.Module):
                 placements(image.device, self._place),
             )
         except BudgetError as error:
-            least = (error.smallest or 0) + beside
+            rows = error.smallest or 0
+            least = max(rows + _LEAST, math.ceil(rows / (1 - _SHARE)) + 1)
             raise BudgetError(
                 f"no bands of this model fit in {format_bytes(allowed)}: with its result they take"
                 f" {format_bytes(least)}",

@@ -109,27 +109,31 @@ class ResultFile:
     """One JSON file of ``benchmarks/results``; rows already in it are not run again.
 
     All rows come from one environment, unless ``independent`` says that none is compared with
-    another: a row from elsewhere then has an ``environment`` of its own, of what differs.
+    another: a row from elsewhere then has an ``environment`` of its own, of what differs. With
+    ``each`` the same rows are measured in every environment, since they depend on it.
     """
 
     def __init__(
         self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = (),
-        independent: bool = False,
+        independent: bool = False, each: bool = False,
     ) -> None:  # fmt: skip
         self.path = RESULTS / f"{name}.json"
         here = environment(packages)
         self._elsewhere: dict[str, Any] = {}
+        self._each = each
         self.data: dict[str, Any] = {
             "schema": 1, "benchmark": name, "about": about, "environment": here, "rows": [],
         }  # fmt: skip
-        if self.path.exists() and not fresh:
+        if self.path.exists() and (each or not fresh):
             before = json.loads(self.path.read_text())
             self._elsewhere = _differences(before["environment"], here)
-            if self._elsewhere and not independent:
+            if self._elsewhere and not (independent or each):
                 raise SystemExit(
                     f"{self.path} was measured in another environment; pass --fresh to redo it"
                 )
             self.data.update(environment=before["environment"], rows=before["rows"])
+        if each and fresh:
+            self.data["rows"] = [row for row in self.data["rows"] if not self.measured_here(row)]
 
     def measured_here(self, entry: dict[str, Any]) -> bool:
         """Whether a row of the file is of the environment that this process runs in."""
@@ -137,7 +141,12 @@ class ResultFile:
 
     def has(self, row: str) -> bool:
         """Whether this row was measured before."""
-        return any(entry["row"] == row for entry in self.data["rows"])
+        return any(entry["row"] == row for entry in self._known())
+
+    def _known(self) -> list[dict[str, Any]]:
+        """The rows that count as measured."""
+        rows = self.data["rows"]
+        return [row for row in rows if self.measured_here(row)] if self._each else rows
 
     def add(self, row: str, **figures: Any) -> None:
         """Append one measured row and save."""
@@ -158,7 +167,7 @@ class ResultFile:
 
     def row(self, row: str) -> dict[str, Any]:
         """The figures of a row that was measured before."""
-        return next(entry for entry in self.data["rows"] if entry["row"] == row)
+        return next(entry for entry in self._known() if entry["row"] == row)
 
     def add_growth(self, row: str, small: str, large: str) -> None:
         """A row with how many times the memory of one row another takes."""

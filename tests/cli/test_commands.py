@@ -170,13 +170,16 @@ def test_doctor(lowtide, private_cache):
     text = lowtide("doctor")
     assert text.code == 0
     assert text.err == ""
-    for word in ("system", "devices", "cpu: ", "disk", "extras", "attention", "sdpa-math"):
+    titles = "system", "devices", "precision", "disk", "extras", "attention"
+    for word in (*titles, "cpu: ", "sdpa-math"):
         assert word in text.out
     facts = lowtide("doctor", "--json").json
     assert facts["schema_version"] == 1
     assert facts["devices"][0]["name"] == "cpu"
     assert facts["cache"] == str(private_cache)
     assert {"lowtide", "torch", "libvips", "spandrel"} <= facts["versions"].keys()
+    assert [one["name"] for one in facts["half_precision_on_cpu"]] == ["bf16", "fp16"]
+    assert all(min(one["linear"], one["convolution"]) > 0 for one in facts["half_precision_on_cpu"])
     assert all(extra["complete"] or extra["fix"] for extra in facts["extras"])
     assert all(row["available"] or row["reason"] for row in facts["attention"])
 

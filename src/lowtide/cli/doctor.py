@@ -15,7 +15,7 @@ from lowtide.core.units import format_bytes
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show versions, devices, extras and attention backends, and why one is missing."""
+    """Show versions, devices, what half precision costs, extras and attention backends."""
     from lowtide.jobs.doctor import examine
 
     facts = examine()
@@ -25,6 +25,7 @@ def doctor(
     versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
     _rows("system", [facts["system"], versions])
     _rows("devices", [_device(device) for device in facts["devices"]])
+    _rows("precision", [_precision(one) for one in facts["half_precision_on_cpu"]])
     _rows("disk", [f"{format_bytes(facts['disk_free_bytes'])} free here",
                    f"measurements are kept in {facts['cache']}"])  # fmt: skip
     _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])
@@ -41,6 +42,13 @@ def _rows(title: str, lines: list[str]) -> None:
 def _device(device: dict[str, Any]) -> str:
     total = f" of {format_bytes(device['total_bytes'])}" if "total_bytes" in device else ""
     return f"{device['name']}: {device['what']}, {format_bytes(device['free_bytes'])}{total} free"
+
+
+def _precision(one: dict[str, Any]) -> str:
+    return (
+        f"{one['name']} on the CPU: linear layers take {one['linear']:.1f}, convolutions"
+        f" {one['convolution']:.1f} times as long as in fp32"
+    )
 
 
 def _state(name: str, good: bool, reason: str, fix: str) -> str:

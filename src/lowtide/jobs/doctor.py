@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, extras, attention backends."""
+"""What this machine has: versions, devices, precisions, extras, attention backends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lowtide.attention.availability import availability
+from lowtide.jobs.half_precision import half_precision
 from lowtide.jobs.report import versions
 from lowtide.memory.meter import available_host_bytes
 from lowtide.memory.store import cache_folder
@@ -24,6 +25,7 @@ def examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {**versions(), "spandrel": importlib.metadata.version("spandrel")},
         "devices": [_cpu(), *_gpus()],
+        "half_precision_on_cpu": half_precision(),
         "disk_free_bytes": shutil.disk_usage(Path()).free,
         "cache": str(cache_folder()),
         "extras": _extras(),

@@ -19,7 +19,7 @@ from lowtide.memory.store import cache_folder
 
 
 def examine() -> dict[str, Any]:
-    """Plain data for people and for bug reports; takes no memory on any device."""
+    """Plain data for people and for bug reports; takes a few MiB of the host, none on a card."""
     return {
         "schema_version": 1,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

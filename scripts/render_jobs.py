@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-from tables import NONE, Cells, Rows, figure, table
+from tables import Rows, figure, table
 
 FIGURES = {
     "cpu_s": "processor seconds", "wall_s": "clock seconds",
@@ -81,71 +80,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
     return figure("_db", min(known)) if known else none
 
 
-def large_lines(rows: Rows, place: str) -> Cells:
-    """One for each size, the larger ones beside the smallest."""
-    by_name = {row["row"]: row for row in rows}
-    sizes = [row for row in rows if "width" in row]
-    grown = figure("ratio", by_name.get("ratio", {}).get("peak_bytes"))
-    keys = ("budget", "peak_bytes", "accuracy", "cpu_s")
-    return [
-        [f"{row['row']} enlarged ×2{place}", *(figure(key, row[key]) for key in keys),
-         NONE if row is sizes[0] else f"{grown} of the smaller image's peak"]
-        for row in sizes
-    ]  # fmt: skip
-
-
-def loop_lines(rows: Rows, place: str) -> Cells:
-    """Lowtide beside the tile loop; ratios above 1 are losses and stand there, too."""
-    by_name = {row["row"]: row for row in rows}
-    if not {"lowtide", "comparison"} <= by_name.keys():
-        return []
-    own, compared = by_name["lowtide"], by_name["comparison"]
-    # The processor waits while a GPU works, so that only the clock tells its time.
-    key, kind = ("wall_s", "clock") if place else ("cpu_s", "processor")
-    time, memory = (figure("ratio", compared[f"{name}_ratio"]) for name in (key, "peak_bytes"))
-    return [[
-        f"2 megapixels enlarged ×2{place}", "auto",
-        figure("peak_bytes", own["peak_bytes"]["median"]),
-        f"differs from the loop by at most {compared['largest_difference_of_255']} of 255",
-        figure("cpu_s", own["cpu_s"]["median"]),
-        f"the usual tile loop: {time} of its {kind} time, {memory} of its peak",
-    ]]  # fmt: skip
-
-
-def set5_lines(rows: Rows, place: str) -> Cells:
-    """One for each bundled model, beside others of its scale and its own self-ensemble."""
-    scored = [row for row in rows if "pictures_db" in row]
-    own = [row for row in scored if "parameters" in row and row["row"].startswith("lowtide")]
-    return [
-        [f"Set5 ×{row['scale']} with {row['row']}{place}", NONE, NONE,
-         f"PSNR-Y {figure('_db', row['mean_db'])}", NONE,
-         ", ".join(f"{other['row']}: {figure('_db', other['mean_db'])}"
-                   for other in scored if _beside(row, other))]
-        for row in own
-    ]  # fmt: skip
-
-
-def _beside(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the summary names another row beside a bundled model's."""
-    if other is row or other["scale"] != row["scale"]:
-        return False
-    ensemble = other["row"] == f"{row['row']}, self-ensemble"
-    return ensemble or not other["row"].startswith("lowtide")
-
-
-def startup_lines(rows: Rows, place: str) -> Cells:
-    """The first command, which loads no library."""
-    clock = f"{rows[0]['wall_median_s']:.2f} s by the clock"
-    start = f"{rows[0]['cpu_median_s']:.2f}"
-    return [[f"`{rows[0]['row']}`{place}", NONE, NONE, NONE, start, clock]]
-
-
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
     "large_streamed": large_images,
-}  # fmt: skip
-# Of a result file the summary's lines; the place is "" or says that it was measured on a GPU.
-LINES: dict[str, Callable[[Rows, str], Cells]] = {
-    "large_images": large_lines, "tile_loop": loop_lines, "set5": set5_lines,
-    "startup": startup_lines,
 }  # fmt: skip

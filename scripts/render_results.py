@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import render_attention
 import render_jobs
 import render_memory
 import render_streaming
+import render_summary
 import render_training
 import render_variants
-from tables import Cells, Rows, table
+from tables import Rows
 
 from lowtide.core.units import format_bytes
 
@@ -32,10 +33,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TARGETS = ("README.md", "docs/results.md", "docs/concepts/streaming.md")
 NOT_YET = "Not measured yet."
-SUMMARY = (
-    "large_images", "tile_loop", "streaming", "fast_windows", "drct_photograph", "folder_pipeline",
-    "set5", "startup", "large_images_gpu", "tile_loop_gpu",
-)  # fmt: skip
 
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
@@ -54,12 +51,31 @@ def environment(data: dict[str, Any]) -> str:
         f" {count} of {len(data['rows'])} rows elsewhere: {', '.join(_leaves(json.loads(what)))}."
         for what, count in others.items()
     )
-    hardware = [f"{facts['cpu']}, {facts['cores']} cores"]
-    hardware += [f"{format_bytes(n)} memory"] if (n := facts["memory_bytes"]) else []
-    hardware += [facts["gpu"]] if facts["gpu"] else []
     software = [facts["system"], f"Python {facts['python']}"]
     software += [f"{name} {version}" for name, version in facts["packages"].items()]
-    return f"measured on {', '.join(hardware)}; {', '.join(software)}.{elsewhere}"
+    return f"measured on {_hardware(facts)}; {', '.join(software)}.{elsewhere}"
+
+
+def environments(files: list[dict[str, Any]]) -> str:
+    """Of several result files, whose rows name their processor: all hardware and all versions."""
+    hardware: dict[str, None] = {}
+    versions: dict[str, dict[str, None]] = defaultdict(dict)
+    for data in files:
+        for row in data["rows"]:
+            facts = data["environment"] | row.get("environment", {})
+            hardware[_hardware(facts)] = None
+            packages = {facts["system"]: "", "Python": facts["python"], **facts["packages"]}
+            for name, version in packages.items():
+                versions[name][version] = None
+    software = [f"{name} {' or '.join(found)}".strip() for name, found in versions.items()]
+    return f"Measured on {' and on '.join(hardware)}; {', '.join(software)}."
+
+
+def _hardware(facts: dict[str, Any]) -> str:
+    words = [f"{facts['cpu']}, {facts['cores']} cores"]
+    words += [f"{format_bytes(n)} memory"] if (n := facts["memory_bytes"]) else []
+    words += [facts["gpu"]] if facts["gpu"] else []
+    return ", ".join(words)
 
 
 def _leaves(facts: dict[str, Any]) -> Iterator[str]:
@@ -77,7 +93,6 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_jobs.SHAPES, **render_attention.SHAPES, **render_memory.SHAPES,
     **render_streaming.SHAPES, **render_training.SHAPES, **render_variants.SHAPES,
 }  # fmt: skip
-LINES = {**render_jobs.LINES, **render_streaming.LINES}
 
 
 def full(name: str) -> str:
@@ -94,29 +109,18 @@ def full(name: str) -> str:
 
 
 def summary() -> str:
-    """One line for each task that was measured, then what was not, then where."""
-    found = {name: data for name in SUMMARY if (data := load(name)) and data["rows"]}
-    lines = [line for name, data in found.items() for line in summary_lines(name, data["rows"])]
-    head = ["task", "budget", "measured peak", "accuracy", "processor seconds", "against"]
-    parts = [table(head, lines)] if lines else []
-    if missing := [name for name in SUMMARY if name not in found]:
+    """Tables of what was measured, then what was not, then where."""
+    names = render_summary.NAMES
+    found = {name: data for name in names if (data := load(name)) and data["rows"]}
+    parts = render_summary.summary(found)
+    if missing := [name for name in names if name not in found]:
         parts.append(f"{NOT_YET[:-1]}: {titles(missing)}.")
-    places: dict[str, list[str]] = {}
-    for name, data in found.items():
-        places.setdefault(environment(data), []).append(name)
-    parts += [f"{titles(names)}: {place}" for place, names in places.items()]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, environments(list(found.values()))])
 
 
 def titles(names: list[str]) -> str:
     """Names for people."""
     return ", ".join(n.replace("_gpu", " on a GPU").replace("_", " ") for n in names)
-
-
-def summary_lines(name: str, rows: Rows) -> Cells:
-    """The summary's lines about one result file."""
-    place = ", on a GPU" if name.endswith("_gpu") else ""
-    return LINES[name.removesuffix("_gpu")](rows, place)
 
 
 def render(text: str) -> str:

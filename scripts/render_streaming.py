@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables import Cells, Rows, spread, table
+from tables import Rows, spread, table
 
 from lowtide.core.units import format_bytes
 
@@ -89,25 +89,6 @@ def _gpu_run(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def streamed_lines(rows: Rows, place: str) -> Cells:
-    """For the summary: each model's run with pages in memory, at its largest size, in fp32; in bf16
-    two runs differ by what the type rounds, which takes more words."""
-    done = [
-        row for row in rows
-        if "cpu_s" in row and row["way"].endswith("pages in memory") and "bf16" not in row["model"]
-    ]  # fmt: skip
-    largest = {row["model"]: row for row in sorted(done, key=lambda row: row["height"])}
-    return [
-        [f"{name} {row['height']}×{row['width']} streamed{place}",
-         format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
-         format_bytes(row["peak_bytes"]),
-         f"differs from the whole run by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
-         f"the whole run: {_ranged(row)} of its processor time, {row['share_of_peak']:.3f} of its"
-         " peak"]
-        for name, row in largest.items()
-    ]  # fmt: skip
-
-
 def fast_windows(rows: Rows) -> str:
     """The tables of each processor."""
     processors = list(dict.fromkeys(row["processor"] for row in rows))
@@ -136,18 +117,6 @@ def _fast_windows(rows: Rows) -> str:
         [row["model"], *(f"{error:.1e}" for error in row["by_size"].values())] for row in compared
     ])  # fmt: skip
     return f"{times}\n\n{errors}"
-
-
-def fast_lines(rows: Rows, place: str) -> Cells:
-    """For the summary: each model and side in fp32, where most was measured."""
-    return [
-        [f"{row['model']} {row['side']}×{row['side']} whole{place}", "–",
-         format_bytes(row["peak_bytes"]),
-         f"differs from spandrel's by {row['max_abs_error']:.1e}", _median(row["cpu_s"]),
-         f"spandrel's forward: {_ranged(row)} of its processor time, {row['share_of_peak']:.3f} of"
-         " its peak"]
-        for row in rows if row.get("way") == "fast" and "environment" not in row
-    ]  # fmt: skip
 
 
 def seams(rows: Rows) -> str:
@@ -179,21 +148,6 @@ def _ways(rows: Rows) -> Rows:
     return [row for row in rows if "ratio" in row]
 
 
-def photograph_lines(rows: Rows, place: str) -> Cells:
-    """For the summary: Lowtide's, with the others beside."""
-    if not (ways := _ways(rows)):
-        return []
-    own, *others = ways
-    return [
-        [f"{own['width']}×{own['height']} through DRCT ×4, file to file{place}", "–",
-         format_bytes(own["peak_bytes"]),
-         f"at most {own['largest_difference_of_255']} of 255 from the whole",
-         _median(own["cpu_s"]),
-         "; ".join(f"{row['row']}: {_ranged(row)} of the processor time and"
-                   f" {row['share_of_peak']:.2f} of the peak" for row in others)]
-    ]  # fmt: skip
-
-
 def folder_pipeline(rows: Rows) -> str:
     """The job both ways, beside its parts."""
     ways = list(rows[0]["wall_s"]) if rows else []
@@ -204,17 +158,6 @@ def folder_pipeline(rows: Rows) -> str:
          *(spread(figures) for figures in row["against_larger_part"].values())]
         for row in rows
     ])  # fmt: skip
-
-
-def folder_lines(rows: Rows, place: str) -> Cells:
-    """For the summary: each format."""
-    return [
-        [f"{row['photos']} photographs to {row['format']}, one thread{place}", "–", "–", "–", "–",
-         f"{spread(row['against_larger_part']['in flight'])} of the larger of computing and files,"
-         f" by the clock; one after another"
-         f" {spread(row['against_larger_part']['one after another'])}"]
-        for row in rows
-    ]  # fmt: skip
 
 
 def worker_processes(rows: Rows) -> str:
@@ -261,8 +204,4 @@ SHAPES = {
     "fast_windows": fast_windows, "drct_photograph": drct_photograph,
     "seams": seams, "folder_pipeline": folder_pipeline, "worker_processes": worker_processes,
     "compiled": compiled,
-}  # fmt: skip
-LINES = {
-    "streaming": streamed_lines, "fast_windows": fast_lines, "drct_photograph": photograph_lines,
-    "folder_pipeline": folder_lines,
 }  # fmt: skip

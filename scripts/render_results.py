@@ -25,7 +25,7 @@ import render_streaming
 import render_summary
 import render_training
 import render_variants
-from tables import Rows
+from tables import Rows, named
 
 from lowtide.core.units import format_bytes
 
@@ -51,9 +51,8 @@ def environment(data: dict[str, Any]) -> str:
         f" {count} of {len(data['rows'])} rows elsewhere: {', '.join(_leaves(json.loads(what)))}."
         for what, count in others.items()
     )
-    software = [facts["system"], f"Python {facts['python']}"]
-    software += [f"{name} {version}" for name, version in facts["packages"].items()]
-    return f"measured on {_hardware(facts)}; {', '.join(software)}.{elsewhere}"
+    software = ", ".join(f"{name} {version}".strip() for name, version in _software(facts).items())
+    return f"measured on {_hardware(facts)}; {software}.{elsewhere}"
 
 
 def environments(files: list[dict[str, Any]]) -> str:
@@ -64,11 +63,15 @@ def environments(files: list[dict[str, Any]]) -> str:
         for row in data["rows"]:
             facts = data["environment"] | row.get("environment", {})
             hardware[_hardware(facts)] = None
-            packages = {facts["system"]: "", "Python": facts["python"], **facts["packages"]}
-            for name, version in packages.items():
+            for name, version in _software(facts).items():
                 versions[name][version] = None
     software = [f"{name} {' or '.join(found)}".strip() for name, found in versions.items()]
     return f"Measured on {' and on '.join(hardware)}; {', '.join(software)}."
+
+
+def _software(facts: dict[str, Any]) -> dict[str, str]:
+    """Versions by name; the system's name holds its own."""
+    return {facts["system"]: "", "Python": facts["python"], **facts["packages"]}
 
 
 def _hardware(facts: dict[str, Any]) -> str:
@@ -101,11 +104,7 @@ def full(name: str) -> str:
     if data is None or not data["rows"]:
         return NOT_YET
     shape = SHAPES.get(name) or SHAPES[name.removesuffix("_gpu")]
-    usual = data["environment"]["cpu"]
-    rows = [
-        {"processor": row.get("environment", {}).get("cpu", usual), **row} for row in data["rows"]
-    ]
-    return "\n\n".join([data["about"], shape(rows), f"This was {environment(data)}"])
+    return "\n\n".join([data["about"], shape(named(data)), f"This was {environment(data)}"])
 
 
 def summary() -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tables import Cells, Rows, figure, spread, table
+from tables import Cells, Rows, figure, named, spread, table
 
 from lowtide.core.units import format_bytes
 
@@ -46,15 +46,10 @@ def summary(found: Results) -> list[str]:
 
 
 def _of(found: Results, name: str, lines: Callable[[Rows, str], Cells]) -> Cells:
-    """What one result file has to say, if there is one; each row knows its processor."""
+    """What one result file has to say, if there is one."""
     if name not in found:
         return []
-    usual = found[name]["environment"]["cpu"]
-    rows = [
-        {"processor": row.get("environment", {}).get("cpu", usual), **row}
-        for row in found[name]["rows"]
-    ]
-    return lines(rows, ", on a GPU" if name.endswith(GPU) else "")
+    return lines(named(found[name]), ", on a GPU" if name.endswith(GPU) else "")
 
 
 def large_images(rows: Rows, place: str) -> Cells:
@@ -73,9 +68,10 @@ def tile_loop(rows: Rows, place: str) -> Cells:
         return []
     compared = by_name["comparison"]
     # The processor waits while a GPU works, so that only the clock tells its time.
-    time = compared["wall_s_ratio" if place else "cpu_s_ratio"]
+    time = spread(compared["wall_s_ratio" if place else "cpu_s_ratio"])
     return [[
-        f"2 megapixels enlarged ×2{place}", "the usual tile loop", spread(time),
+        f"2 megapixels enlarged ×2{place}", "the usual tile loop",
+        f"{time} of its clock time" if place else time,
         f"{compared['peak_bytes_ratio']['median']:.2f}",
         f"{compared['largest_difference_of_255']} of 255", processor(compared),
     ]]  # fmt: skip

@@ -13,6 +13,14 @@ Cells = list[list[str]]
 NONE = "–"
 
 
+def named(data: dict[str, Any]) -> Rows:
+    """A result file's rows, each with the processor that it was measured on."""
+    usual = data["environment"]["cpu"]
+    return [
+        {"processor": row.get("environment", {}).get("cpu", usual), **row} for row in data["rows"]
+    ]
+
+
 def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *cells))

@@ -247,6 +247,7 @@ def test_bf16_keeps_the_fixed_path_exact(tmp_path):
 
 
 def test_states(tmp_path):
+    (tmp_path / ".4.state.lowtide.part").write_bytes(b"what a killed run left")
     for step in (5, 20, 100):
         save_state(tmp_path, State(step, {"a": {"w": torch.ones(2)}}, best=1.5))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["100.state", "20.state"]

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from torch import nn
 
 from lowtide.core.errors import ModelError, OutputError, UsageError
+from lowtide.core.part_file import replacing
 from lowtide.jobs import export_pictures
 from lowtide.jobs.export_report import ExportReport, FilePrecision, SizeReport, Timing
 from lowtide.jobs.report import reported_db
@@ -60,20 +61,21 @@ def export_onnx(
     runs = not unchecked or precision == "int8"
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     loaded = load(model)
-    part = _part(target)
     try:
-        if precision == "int8":
-            write_onnx(loaded, part, opset=opset)
-            found = _in_8_bits(loaded, part, photographs)
-        else:
-            network = write_onnx(loaded, part, precision=precision, opset=opset)
-            found = _check(loaded, network, part, precision, unchecked=unchecked)
-        label(part, loaded, precision=precision, checked=found["checked"])
-        part.replace(target)
+        with replacing(target) as part:
+            part.touch()  # what cannot be written is known before the export
+            if precision == "int8":
+                write_onnx(loaded, part, opset=opset)
+                found = _in_8_bits(loaded, part, photographs)
+            else:
+                network = write_onnx(loaded, part, precision=precision, opset=opset)
+                found = _check(loaded, network, part, precision, unchecked=unchecked)
+            label(part, loaded, precision=precision, checked=found["checked"])
     except OSError as error:
-        raise _output_error(target, error) from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise OutputError(
+            f"{target}: cannot be written ({error.strerror or error})",
+            hint="name a file in a folder that exists, may be written to and has space",
+        ) from error
     facts = loaded.descriptor
     return ExportReport(
         model=facts.name, architecture=facts.architecture, scale=facts.scale,
@@ -190,20 +192,3 @@ def _target(output: str | Path, *, force: bool) -> Path:
     if target.exists() and not force:
         raise UsageError(f"{target} exists already", hint="--force to replace it")
     return target
-
-
-def _part(target: Path) -> Path:
-    """An empty file beside the target: what cannot be written is known before the export."""
-    part = target.with_name(f".{target.name}.lowtide.part")
-    try:
-        part.open("wb").close()
-    except OSError as error:
-        raise _output_error(target, error) from error
-    return part
-
-
-def _output_error(target: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"{target}: cannot be written ({error.strerror or error})",
-        hint="name a file in a folder that exists, may be written to and has space",
-    )

@@ -21,9 +21,9 @@ from typing import Any, TextIO
 
 from lowtide.core.errors import OutputError
 from lowtide.core.hashing import file_sha256
+from lowtide.core.part_file import PART_PATTERN, replacing
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
-_PART_PATTERN = ".*.lowtide.part"
 
 
 class Journal:
@@ -64,7 +64,7 @@ class Journal:
 
     def remove_parts(self) -> int:
         """Delete what killed runs left unfinished in this folder; returns how many files."""
-        parts = [path for path in self.folder.rglob(_PART_PATTERN) if path.is_file()]
+        parts = [path for path in self.folder.rglob(PART_PATTERN) if path.is_file()]
         for path in parts:
             path.unlink()
         return len(parts)
@@ -131,9 +131,8 @@ class Journal:
             for folder in self._made:
                 folder.rmdir()  # fails, and ends this, where something lies in it by now
             return
-        draft = self._path.with_name(f".{JOURNAL_NAME}.lowtide.part")
-        draft.write_text("".join(json.dumps(record) + "\n" for record in records))
-        draft.replace(self._path)
+        with replacing(self._path) as part:
+            part.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def _append(self, record: dict[str, Any]) -> None:
         try:

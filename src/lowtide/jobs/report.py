@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from lowtide._version import __version__
 from lowtide.core.errors import BatchError, OutputError
+from lowtide.core.part_file import replacing
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.models.files import is_onnx
@@ -134,11 +135,9 @@ def write_sidecar(report: UpscaleReport, image: ImageReport) -> Path:
     path = Path(image.output + REPORT_SUFFIX)
     data = report.model_dump(mode="json", exclude={"images"})
     data["image"] = image.model_dump(mode="json")
-    draft = path.with_name(f".{path.name}.lowtide.part")
     try:
-        draft.write_text(json.dumps(data, indent=2) + "\n")
-        draft.replace(path)
+        with replacing(path) as part:
+            part.write_text(json.dumps(data, indent=2) + "\n")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -17,6 +17,7 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import OutputError
+from lowtide.core.part_file import part_of
 from lowtide.core.rows import ImageInfo
 from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
 from lowtide.media._part_file import disk_error, output_error, prepare, sync
@@ -119,7 +120,7 @@ class ImageSink:
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
-        self._part = path.with_name(f".{path.name}.lowtide.part")
+        self._part = part_of(path)
         self._made_folders = prepare(path, self._part)
         self._rows = 0
         self._finished = self._named = False

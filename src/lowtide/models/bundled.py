@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.core.errors import ModelError
+from lowtide.core.nearest import nearest
 from lowtide.models import native
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.files import sha256_of
@@ -55,10 +55,10 @@ def find(name: str) -> Bundled:
     for model in _MODELS:
         if model.name == name:
             return model
-    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    meant = nearest(name, names())
     raise ModelError(
         f"there is no model {name!r}; bundled are {', '.join(names())}",
-        hint=f"did you mean {near[0]!r}?" if near else "give one of these, or a model file",
+        hint=f"did you mean {meant!r}?" if meant else "give one of these, or a model file",
     )
 
 

@@ -5,7 +5,6 @@ Names are those of BasicSR and traiNNer-redux where they have one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lowtide.core.errors import UsageError
+from lowtide.core.nearest import nearest
 
 Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]
@@ -239,8 +239,8 @@ def _told(place: Sequence[int | str], kind: str, message: str) -> str:
         return f"{dotted} is missing"
     if kind != "extra_forbidden":
         return f"{dotted}: {message[0].lower()}{message[1:]}"
-    near = difflib.get_close_matches(str(place[-1]), _known(place[:-1]), n=1, cutoff=0.5)
-    return f"{dotted} is not known{f' (did you mean {near[0]}?)' if near else ''}"
+    meant = nearest(str(place[-1]), _known(place[:-1]))
+    return f"{dotted} is not known{f' (did you mean {meant}?)' if meant else ''}"
 
 
 def _known(place: Sequence[int | str]) -> list[str]:

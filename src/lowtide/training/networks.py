@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.nearest import hint_for
 from lowtide.models import native
 from lowtide.models.munet.config import MUNetConfig
 from lowtide.models.munet.network import MUNet
@@ -109,9 +109,7 @@ def _in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _unknown(place: str, kind: str, known: tuple[str, ...]) -> UsageError:
-    near = difflib.get_close_matches(kind, known, n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
-    return UsageError(f"{place}: {kind!r} is not known", hint=meant)
+    return UsageError(f"{place}: {kind!r} is not known", hint=hint_for(kind, known))
 
 
 def _first(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lowtide.core.errors import InputError, OutputError
+from lowtide.core.part_file import part_of, replacing
 
 _KEPT = 2
 _SUFFIX = ".state"
@@ -34,20 +35,21 @@ class State:
 def save_state(folder: Path, state: State) -> Path:
     """Write ``<step>.state`` into ``folder`` and keep the last two.
 
-    A run that is killed meanwhile leaves what was there before. Raises `OutputError`.
+    A run that is killed meanwhile leaves what was there before, and a part of a state, which the
+    next call removes. Raises `OutputError`.
     """
-    path, part = folder / f"{state.step}{_SUFFIX}", folder / f".{state.step}{_SUFFIX}.part"
+    path = folder / f"{state.step}{_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        for unfinished in folder.glob(part_of(Path(f"*{_SUFFIX}")).name):
+            unfinished.unlink()
+        with replacing(path) as part, part.open("wb") as file:
             torch.save(vars(state), file)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
         for old in _found(folder)[:-_KEPT]:
             old.unlink()
     except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
         raise OutputError(f"{path}: the state of the training cannot be kept: {error}") from error
     return path
 

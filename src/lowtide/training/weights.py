@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from lowtide.core.errors import OutputError
+from lowtide.core.part_file import replacing
 from lowtide.models import native
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -29,13 +30,11 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
         entries |= native.entries_of(shape)
     else:
         assert isinstance(network, ParagonTier)
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(_plain(network.state_dict()), part, entries)
-        part.replace(path)
+        with replacing(path) as part:
+            save_file(_plain(network.state_dict()), part, entries)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OutputError(f"{path} cannot be written: {error}") from error
     return path
 

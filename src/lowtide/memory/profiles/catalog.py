@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import cache
 from importlib import resources
 
 from lowtide.core.errors import UsageError
+from lowtide.core.nearest import nearest
 from lowtide.memory.profiles.profile import DeviceProfile
 
 
@@ -25,8 +25,8 @@ def load_profile(name: str) -> DeviceProfile:
     spelled = _spellings()
     if found := spelled.get(_plain(name)):
         return _catalog()[found]
-    close = difflib.get_close_matches(_plain(name), spelled, n=1, cutoff=0.5)
-    hint = f"did you mean {spelled[close[0]]}?" if close else "use one of these names"
+    meant = nearest(_plain(name), spelled)
+    hint = f"did you mean {spelled[meant]}?" if meant else "use one of these names"
     names = ", ".join(profile_names())
     raise UsageError(f"there is no device profile {name!r}; there are: {names}", hint=hint)
 

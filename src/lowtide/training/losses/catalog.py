@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from lowtide.core.errors import UsageError
+from lowtide.core.nearest import hint_for
 from lowtide.training.losses.frequency import FFTLoss
 from lowtide.training.losses.perceptual import PerceptualLoss
-from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss, nearest
+from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss
 from lowtide.training.losses.structure import MSSSIMLoss
 
 LossName = Literal["l1", "charbonnier", "mse", "msssim", "fft", "perceptual"]
@@ -44,7 +45,7 @@ def make_loss(type: str, **options: Any) -> nn.Module:
             raise UsageError(
                 f"{loss.__name__} has no option {option!r}; it has: "
                 f"{', '.join(parameters) or 'none'}",
-                hint=nearest(option, parameters) if parameters else f"leave {option!r} out",
+                hint=hint_for(option, parameters) if parameters else f"leave {option!r} out",
             )
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
@@ -60,5 +61,5 @@ def _loss(name: str) -> type[nn.Module]:
             return loss
     raise UsageError(
         f"there is no loss {name!r}; there are: {', '.join(loss_names())}",
-        hint=nearest(plain, loss_names()),
+        hint=hint_for(plain, loss_names()),
     )

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torchvision.models import vgg19
 
 from lowtide.core.errors import UsageError
+from lowtide.core.nearest import hint_for
 from lowtide.training.feature_files import fitting, read_tensors
-from lowtide.training.losses.pixel import comparable, full_precision, nearest, require_positive
+from lowtide.training.losses.pixel import comparable, full_precision, require_positive
 
 # Of ImageNet's RGB in 0..1, as torchvision's networks were trained on it.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -103,12 +104,12 @@ def _checked(layers: Mapping[str, float]) -> dict[str, float]:
         for place in range(1, convs + 1)
     ]  # fmt: skip
     if not layers:
-        raise UsageError("the perceptual loss needs at least one layer", hint=nearest("", known))
+        raise UsageError("the perceptual loss needs at least one layer", hint=hint_for("", known))
     for name in layers:
         if name not in known:
             raise UsageError(
                 f"VGG19 has no layer {name!r}; it has conv1_1 to conv{len(_STAGES)}_{_STAGES[-1]}",
-                hint=nearest(name, known),
+                hint=hint_for(name, known),
             )
     return {
         name: require_positive(f"the perceptual weight of {name}", weight)

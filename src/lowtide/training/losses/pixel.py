@@ -5,9 +5,7 @@ Below, d is prediction minus target, and the mean is over all pictures, channels
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +86,3 @@ def require_positive(what: str, value: object) -> float:
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"{what} must be a finite number above 0, not {value!r}")
     return float(value)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown ``name``: the one of ``known`` it is closest to, or all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results"
 # A C heap that keeps what was freed, for times of a process that runs the same again and again.
@@ -108,31 +108,31 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 class ResultFile:
     """One JSON file of ``benchmarks/results``; rows already in it are not run again.
 
-    All rows come from one environment, unless ``independent`` says that none is compared with
-    another: a row from elsewhere then has an ``environment`` of its own, of what differs. With
-    ``each`` the same rows are measured in every environment, since they depend on it.
+    ``environments`` says where its rows may come from: all from ``"one"``; from ``"any"``, where
+    none is compared with another; or the same rows from ``"each"``, where they depend on it. A row
+    from elsewhere than the file's own has an ``environment`` of its own, of what differs.
     """
 
     def __init__(
         self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = (),
-        independent: bool = False, each: bool = False,
+        environments: Literal["one", "any", "each"] = "one",
     ) -> None:  # fmt: skip
         self.path = RESULTS / f"{name}.json"
         here = environment(packages)
         self._elsewhere: dict[str, Any] = {}
-        self._each = each
+        self._each = environments == "each"
         self.data: dict[str, Any] = {
             "schema": 1, "benchmark": name, "about": about, "environment": here, "rows": [],
         }  # fmt: skip
-        if self.path.exists() and (each or not fresh):
+        if self.path.exists() and (self._each or not fresh):
             before = json.loads(self.path.read_text())
             self._elsewhere = _differences(before["environment"], here)
-            if self._elsewhere and not (independent or each):
+            if self._elsewhere and environments == "one":
                 raise SystemExit(
                     f"{self.path} was measured in another environment; pass --fresh to redo it"
                 )
             self.data.update(environment=before["environment"], rows=before["rows"])
-        if each and fresh:
+        if self._each and fresh:
             self.data["rows"] = [row for row in self.data["rows"] if not self.measured_here(row)]
 
     def measured_here(self, entry: dict[str, Any]) -> bool:

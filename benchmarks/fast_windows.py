@@ -132,7 +132,8 @@ def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=5).parse_args()
     results = ResultFile(
-        "fast_windows", fresh=options.fresh, each=True,  # bf16 is one processor's gain alone
+        "fast_windows", fresh=options.fresh,
+        environments="each",  # bf16 is one processor's gain alone
         about="Window transformers as their files are loaded, and as spandrel's classes run.",
     )  # fmt: skip
     for name, sides in SIDES.items():

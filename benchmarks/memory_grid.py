@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="predict all rows anew")
     options = parser.parse_args()
     results = ResultFile(
-        "memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES, independent=True
+        "memory_grid", about=ABOUT, fresh=options.fresh, packages=PACKAGES, environments="any"
     )
     if options.repredict:
         repredict(results, options.only, options.again)

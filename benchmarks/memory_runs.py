@@ -218,6 +218,6 @@ def main(name: str, about: str, kind: type[RunRow], rows: Iterable[RunRow], *, d
     parser.add_argument("--limit", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--repredict", action="store_true", help="keep measurements")
     options = parser.parse_args()
-    results = ResultFile(name, about=about, fresh=options.fresh, independent=True)
+    results = ResultFile(name, about=about, fresh=options.fresh, environments="any")
     with tempfile.TemporaryDirectory() as folder:
         (_repredict if options.repredict else _measure)(results, rows, options, Path(folder))

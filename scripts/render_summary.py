@@ -39,7 +39,8 @@ def summary(found: Results) -> list[str]:
         (["run", "beside", "of its processor time (range)", "of its peak", "results differ by",
           "processor"], beside),
         (["Set5", "PSNR-Y", "with self-ensemble", "cubic", "CRAFT"], _of(found, SET5, set5)),
-        (["30 photographs, one thread", "clock time, of the larger of computing and files (range)",
+        (["30 photographs, one thread",
+          "clock time, of computing or files alone, whichever is longer (range)",
           "one after another", "processor"], _of(found, FOLDER, folder)),
     ]  # fmt: skip
     return [*(table(head, cells) for head, cells in tables if cells), *startup(found)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -13,8 +14,11 @@ _NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # for the pace of instructions to show, and over in milliseconds.
 _TOKENS, _CHANNELS, _FEATURES, _SIDE = 4096, 192, 64, 64
 _ROUNDS = 5
+# Times as long as in fp32 that count as slower, and its inverse as faster: less may be chance.
+_SLOWER = 1.2
 
 
+@functools.cache
 def half_precision() -> list[dict[str, str | float]]:
     """How many times as long as in fp32 linear layers and convolutions take on the CPU, roughly.
 
@@ -31,6 +35,21 @@ def half_precision() -> list[dict[str, str | float]]:
             }}
             for name, dtype in _NAMES.items()
         ]  # fmt: skip
+
+
+def slower(precision: str, found: list[dict[str, str | float]] | None = None) -> str | None:
+    """A note for who asks the CPU for ``precision`` where no layer gains from it and some lose, by
+    what `half_precision` ``found``; None elsewhere, and for what it does not measure."""
+    if precision not in _NAMES:
+        return None
+    one = next(one for one in found or half_precision() if one["name"] == precision)
+    linear, convolution = float(one["linear"]), float(one["convolution"])
+    if max(linear, convolution) <= _SLOWER or min(linear, convolution) < 1 / _SLOWER:
+        return None
+    return (
+        f"{precision} saves memory, not time, on this processor: convolutions take"
+        f" {convolution:.1f} times as long as in fp32, linear layers {linear:.1f} times"
+    )
 
 
 def _seconds(dtype: torch.dtype) -> dict[str, float]:

@@ -10,6 +10,7 @@ from lowtide.core.errors import BudgetError, ImageError, ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_seconds
+from lowtide.jobs.half_precision import slower
 from lowtide.jobs.passed_over import PassedOver
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
@@ -67,6 +68,8 @@ def plan_image(
         )
     check_output(target, written)
     notes = list(facts.notes)
+    if prepared.network.device == "cpu" and (note := slower(prepared.precision)):
+        notes.append(note)
     resized = made if made != written else None
     writing = output_cost(target, written, settings.encode, resized_from=resized)
     codecs = tuple((one.usual_bytes, one.resident_bytes) for one in (facts, writing))

@@ -1,0 +1,36 @@
+"""What half precision does for the time of a processor, and who is told."""
+
+import pytest
+
+import lowtide
+from lowtide.jobs.half_precision import half_precision, slower
+
+
+def test_both_precisions_are_measured():
+    found = {one["name"]: one for one in half_precision()}
+    assert set(found) == {"bf16", "fp16"}
+    assert all(one[layer] > 0 for one in found.values() for layer in ("linear", "convolution"))
+
+
+@pytest.mark.parametrize(
+    ("linear", "convolution", "told"),
+    [(1.1, 1.9, True), (2.0, 3.0, True), (1.1, 1.15, False), (0.5, 0.4, False), (0.5, 1.9, False)],
+)
+def test_a_precision_is_told_of_only_where_nothing_gains(linear, convolution, told):
+    found = [{"name": "bf16", "linear": linear, "convolution": convolution}]
+    note = slower("bf16", found)
+    assert (note is not None) == told
+    if note is not None:
+        assert f"convolutions take {convolution:.1f} times" in note
+        assert f"linear layers {linear:.1f} times" in note
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "fp8"])
+def test_what_is_not_measured_has_no_note(precision):
+    assert slower(precision) is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_plan_says_it_beforehand(source, tmp_path, precision):
+    report = lowtide.plan(source, tmp_path / "out.png", precision=precision)
+    assert report.images[0].notes == [note for note in [slower(precision)] if note]

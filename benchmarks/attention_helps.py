@@ -157,11 +157,12 @@ def sum_up(results: ResultFile, steps: int) -> None:
 
 def gained(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """What runs gain over those of the same seeds; no deviation of a single one. Time is only
-    compared where neither run was interrupted."""
+    compared where neither run was interrupted, and both are of one machine."""
     gains = [one["psnr_y_db"] - other["psnr_y_db"] for one, other in pairs]
     whole = [
         one["cpu_s"] / other["cpu_s"] for one, other in pairs
         if not one["resumed_at"] and not other["resumed_at"]
+        and one.get("environment") == other.get("environment")
     ]  # fmt: skip
     return {
         "seeds": len(gains), "gain_db": round(statistics.mean(gains), 4),
@@ -202,6 +203,7 @@ def main() -> None:
     results = ResultFile(
         "attention_helps", fresh=options.fresh, packages=("accelerate", "scikit-image"),
         about="ParagonSR2 ×2 with and without attention, trained alike: PSNR-Y.",
+        environments="any",  # many hours; what is compared is decibels
     )  # fmt: skip
     measure(results, options)
     sum_up(results, options.steps)

@@ -30,6 +30,9 @@ def test_gains_are_those_of_equal_seeds():
     assert found["cpu_ratio"] == 2.0
     assert attention_helps.gained(pairs[:1])["deviation_db"] is None
     assert attention_helps.gained(pairs[1:])["cpu_ratio"] is None
+    elsewhere = scored(30.2, 4.0) | {"environment": {"cpu": "another"}}
+    found = attention_helps.gained([(elsewhere, scored(30.0, 2.0))])
+    assert (found["gain_db"], found["cpu_ratio"]) == (0.2, None)
 
 
 def test_percentages_have_their_signs():

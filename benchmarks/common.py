@@ -21,7 +21,7 @@ from typing import Any, Literal
 RESULTS = Path(__file__).parent / "results"
 # A C heap that keeps what was freed, for times of a process that runs the same again and again:
 # of any size, since a block above the first threshold is fetched from the system page by page each
-# time, which costs a network whose attention makes such blocks a quarter of its time and more.
+# time it is made.
 HEAP_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 36))
 # PyTorch's large tensors in huge pages, as the command line has them.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from lowtide.attention import products
 
 
-# Of 24 channels both are oneDNN's, of 340 one is made in parts.
+# Of 24 and 240 channels both are oneDNN's, of 340 one is made in parts.
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 1001), (1, 4096), (5005,), (3,), (), (0, 4)])
-@pytest.mark.parametrize(("channels", "made"), [(24, 7), (24, 300), (340, 7), (340, 300)])
+@pytest.mark.parametrize("channels", [24, 240, 340])
+@pytest.mark.parametrize("made", [7, 300])
 @pytest.mark.parametrize("product", [products.linear, products.linear_in_any_order])
 def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made, bias):
     monkeypatch.setattr(products, "_AT_ONCE", 64 * 4 * made)
@@ -36,26 +37,19 @@ def test_gelu_comes_with_the_product(monkeypatch, bias, known):
     torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [24, 48, 180, 192])
-def test_few_channels_are_added_up_in_the_same_order(channels):
+# Up to 192 both libraries add in the same order, so that the rounding is the same.
+@pytest.mark.parametrize("channels", [24, 48, 180, 192, 193, 244, 308, 320])
+def test_sums_round_little_more_than_those_of_pytorch(channels):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(4099, channels), torch.randn(90, channels), torch.randn(90)
     found = F.linear(x, weight, bias)
     exact = F.linear(x.double(), weight.double(), bias.double())
     ours = products.linear(x, weight, bias)
-    assert (ours - exact).square().mean() <= 1.05 * (found - exact).square().mean()
+    at_most = 1.05 if channels <= 192 else 1.5**2
+    assert (ours - exact).square().mean() <= at_most * (found - exact).square().mean()
 
 
-@pytest.mark.parametrize("channels", [193, 244, 308, 320])
-def test_some_more_round_at_most_half_as_much_again(channels):
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(4099, channels), torch.randn(90, channels), torch.randn(90)
-    found, ours = F.linear(x, weight, bias), products.linear(x, weight, bias)
-    exact = F.linear(x.double(), weight.double(), bias.double())
-    assert (ours - exact).square().mean() <= 1.5**2 * (found - exact).square().mean()
-
-
-@pytest.mark.parametrize("channels", [24, 340])
+@pytest.mark.parametrize("channels", [24, 240, 340])
 def test_tokens_may_lie_in_another_order(channels):
     x, weight = torch.randn(channels, 70, 60).permute(2, 1, 0), torch.randn(300, channels)
     torch.testing.assert_close(

@@ -15,7 +15,7 @@ _LEAST_TOKENS = 64
 # Most channels whose products are left to oneDNN, which adds them up one after another. So does
 # MKL up to 192; of more it adds the sums of parts, which rounds less. Up to here oneDNN's rounding
 # is at most half as large again, and is not seen in the results of a whole network.
-_ONE_SUM = 320
+_ONEDNN_CHANNELS = 320
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Where gradients are recorded, in other types than fp32 and on other devices it is PyTorch's own.
     Exact: each number is the same sum, in the same order except for 193 to 320 channels on a CPU.
     """
-    if weight.shape[1] <= _ONE_SUM:
+    if weight.shape[1] <= _ONEDNN_CHANNELS:
         return linear_in_any_order(x, weight, bias)
     count, made = x.numel() // max(1, x.shape[-1]), weight.shape[0]
     at_once = max(_LEAST_TOKENS, _AT_ONCE // (4 * made) // _LEAST_TOKENS * _LEAST_TOKENS)

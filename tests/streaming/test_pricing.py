@@ -79,6 +79,14 @@ def test_batches_are_tried_where_they_gain():
     assert len({plan.batch for plan in plans(device="cuda:0")}) > 2
 
 
+def test_no_batch_is_larger_than_a_row_of_tiles():
+    """Neighbors in a row run at once: what a fuller batch would take is never taken."""
+    narrow = Picture(ImageInfo(600, 400, 3), (400, 600))
+    asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
+    assert {plan.batch for plan in asked} == {2}
+    assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
+
+
 def test_models_that_must_see_everything_are_never_cut():
     shape = Shape(2, 3, 3, tileable=False)
     assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]

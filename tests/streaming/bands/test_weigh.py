@@ -30,15 +30,15 @@ def test_low_bands_copy_what_two_of_them_see():
 @pytest.mark.parametrize("below", [0, 150_000, 1 << 40])
 def test_a_heap_keeps_small_blocks_only(monkeypatch, tmp_path, below):
     """What lives at the peak in blocks that are not given back when they are freed, weights and
-    image left out."""
+    image left out; of operators without scratch, which differs by processor."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr("lowtide.streaming.bands.foretell.REUSED_BELOW", below)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1))
+    net = nn.Sequential(nn.Upsample(scale_factor=4), nn.AvgPool2d(4))
     program = program_of(net, torch.rand(1, 3, 64, 96))
     layout = next(iter(Drafter(program).drafts((1 << 40,), ("memory",))))
     assert layout.bands == (1,)
     rows = {row.name: row.value for row in tell(program, layout, held=True).rows}
-    picture, maps = 4 * 3 * 64 * 96, 4 * 16 * 64 * 96
+    picture, maps = 4 * 3 * 64 * 96, 4 * 3 * 256 * 384
     assert rows["live activations"] == maps + picture
     assert rows["allocator"] == {0: 0, 150_000: picture, 1 << 40: maps + picture}[below]
 

@@ -53,10 +53,13 @@ def candidates(costs: ModelCosts, shape: Shape, picture: Picture, wishes: Wishes
         batches = (wishes.batch,) if wishes.batch else _BATCHES if several else (1,)
         for tile in _tiles(shape, picture, wishes, overlap):
             columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
-            for batch in batches:
-                if batch <= columns or batch == wishes.batch:
-                    plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
-                    plans.append(plan)
+            # A batch is of one row of tiles, so that a larger one is never full.
+            for batch in dict.fromkeys(min(batch, columns) for batch in batches):
+                plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
+                plans.append(plan)
+        if wishes.batch and plans:
+            fullest = max(plan.batch for plan in plans)
+            plans = [plan for plan in plans if plan.batch == fullest]
     if not plans:
         # An image smaller than any tile is one tile.
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))

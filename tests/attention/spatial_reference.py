@@ -2,7 +2,8 @@
 
 import torch
 
-from lowtide.attention.spatial.position import DecomposedBias, Rope2d, TableBias
+from lowtide.attention.spatial.position import DecomposedBias, TableBias
+from lowtide.attention.spatial.rope import Rope2d
 from lowtide.attention.spatial.windows import Windows
 
 

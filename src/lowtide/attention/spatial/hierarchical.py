@@ -13,7 +13,7 @@ from lowtide.attention.functional import describe, resolved
 from lowtide.attention.resolution import Policy
 from lowtide.attention.spatial.image import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
-from lowtide.attention.spatial.position import PositionKind
+from lowtide.attention.spatial.positions import PositionKind
 from lowtide.attention.spatial.windows import Boundary, Form
 from lowtide.core.errors import UsageError
 

@@ -23,7 +23,7 @@ from lowtide.attention.spatial.image import (
     usual_heads,
 )
 from lowtide.attention.spatial.known_rows import KnownRows
-from lowtide.attention.spatial.position import PositionKind, make_position
+from lowtide.attention.spatial.positions import PositionKind, make_position
 from lowtide.attention.spatial.strips import LocalAttention, Part
 from lowtide.attention.spatial.windows import Boundary, Form, Windows
 from lowtide.core.errors import UsageError

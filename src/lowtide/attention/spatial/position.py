@@ -6,16 +6,33 @@ of image, and in every band of it.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import UsageError
-
 # Along one axis: the first key's distance from the first query, the queries, the keys.
 Shape = tuple[int, int, int]
-PositionKind = Literal["none", "table", "decomposed", "rope"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What turns the channels of a strip's pixels, as complex numbers for each pair of them:
+    ``down`` (rows, pairs) and ``right`` (columns, pairs), whose product it is. The two hold next to
+    nothing, and a pixel's channels lie side by side in them, those of all heads. ``whole`` is the
+    same as `Position.rotate` takes it, made once where that is what turns them."""
+
+    down: Tensor
+    right: Tensor
+    whole: Tensor | None = None
+
+    def part(self, row: int, rows: int, column: int, columns: int) -> Turns:
+        """Those of some rows and columns."""
+        whole = self.whole
+        if whole is not None:
+            whole = whole.narrow(0, row, rows).narrow(1, column, columns)
+        down, right = self.down.narrow(0, row, rows), self.right.narrow(0, column, columns)
+        return Turns(down, right, whole)
 
 
 class Position(nn.Module):
@@ -51,9 +68,16 @@ class Position(nn.Module):
         """Query or key, (..., rows, columns, heads, dim), turned by its pixels' positions."""
         return tensor
 
-    def by_column(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
-        """`rotate` of (batch, rows, columns, ...), laid out as (batch, columns, rows, ...)."""
-        return self.rotate(tensor, turns).transpose(1, 2).contiguous()
+    def strip_turns(
+        self, rows: Tensor, columns: Tensor, heads: int, dtype: torch.dtype
+    ) -> Turns | None:
+        """What `by_column` needs to know of a strip with these positions; see `turns`."""
+        return None
+
+    def by_column(self, tensor: Tensor, turns: Turns | None) -> Tensor:
+        """`rotate` of (batch, rows, columns, heads, dim), laid out as (batch, columns, rows,
+        heads, dim)."""
+        return tensor.transpose(1, 2).contiguous()
 
 
 class TableBias(Position):
@@ -134,76 +158,3 @@ class DecomposedBias(Position):
 def _of_windows(spread: Tensor) -> Tensor:
     """(windows, heads, queries, keys) of (heads, down, right, rows, columns, rows, columns)."""
     return spread.movedim(0, 2).flatten(5, 6).flatten(3, 4).flatten(0, 1)
-
-
-class Rope2d(Position):
-    """Rotary position: one half of a head's channels turns with the row, the other with the
-    column (RoPE, arXiv 2104.09864; two axes as in arXiv 2403.13298).
-
-    Scores then depend on distances without a mask, so every kernel takes it. The slowest channel
-    turns by about one radian within ``period`` pixels.
-    """
-
-    rotates = True
-
-    def __init__(self, head_dim: int, period: float = 100.0) -> None:
-        super().__init__()
-        if head_dim % 4:
-            raise UsageError(
-                f"rotary position needs heads of a multiple of 4 channels, not {head_dim}",
-                hint="other heads, or position='decomposed'",
-            )
-        pairs = head_dim // 4
-        self._speeds = [period ** -(pair / pairs) for pair in range(pairs)]
-
-    def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-        """Cosine and sine of each pair of channels: (..., rows, columns, 1, dim / 2, 2)."""
-        # In fp64: in fp32 an angle at pixel 8192 is off by 5e-4.
-        speeds = torch.tensor(self._speeds, dtype=torch.float64, device=rows.device)
-        down = (rows[..., None].double() * speeds)[..., :, None, :]
-        right = (columns[..., None].double() * speeds)[..., None, :, :]
-        down, right = (torch.stack([angle.cos(), angle.sin()], -1) for angle in (down, right))
-        exact = torch.promote_types(dtype, torch.float32)
-        both = torch.broadcast_tensors(down.to(exact), right.to(exact))
-        return torch.cat(both, -2).unsqueeze(-3)
-
-    def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
-        """The rotated tensor in its own precision; computed in fp32 at least."""
-        assert turns is not None
-        pairs = tensor.to(turns.dtype).unflatten(-1, (-1, 2))
-        if torch.compiler.is_exporting():
-            return self._turned(pairs, turns).flatten(-2).to(tensor.dtype)
-        # As complex numbers it is one pass over memory.
-        turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
-        return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
-
-    def by_column(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
-        """The same; in one pass over memory where no gradient is recorded."""
-        assert turns is not None
-        if torch.is_grad_enabled() or tensor.dtype != turns.dtype:
-            return super().by_column(tensor, turns)
-        batch, rows, columns, *inner = tensor.shape
-        result = tensor.new_empty(batch, columns, rows, *inner)
-        whole = torch.view_as_complex(result.unflatten(-1, (-1, 2)))
-        pairs = torch.view_as_complex(tensor.unflatten(-1, (-1, 2))).transpose(1, 2)
-        torch.mul(pairs, torch.view_as_complex(turns).transpose(0, 1), out=whole)
-        return result
-
-    @staticmethod
-    def _turned(pairs: Tensor, turns: Tensor) -> Tensor:
-        """The same with real numbers, for runtimes that have no others."""
-        (first, second), (cosine, sine) = pairs.unbind(-1), turns.unbind(-1)
-        return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)
-
-
-def make_position(kind: PositionKind, heads: int, head_dim: int, farthest: int) -> Position:
-    """The module for a kind of position. Raises `UsageError` for one that is not known."""
-    if kind == "none":
-        return Position()
-    if kind == "rope":
-        return Rope2d(head_dim)
-    if kind == "table":
-        return TableBias(heads, farthest)
-    if kind == "decomposed":
-        return DecomposedBias(heads, farthest)
-    raise UsageError(f"position {kind!r} is not known", hint="none, table, decomposed or rope")

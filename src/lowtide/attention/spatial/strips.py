@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.spatial.fading import faded, fading, sources_of
-from lowtide.attention.spatial.position import Position, Shape
+from lowtide.attention.spatial.position import Position, Shape, Turns
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, mirrored, runs
 
 # What is read of the image's rows from first to last: queries, (batch, rows, width, heads, dim), or
@@ -46,7 +46,7 @@ class LocalAttention:
         self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
         self._runs = runs(columns, max(1, _QUERIES // windows.computed**2))
         self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
-        self._turns: Tensor | None = None
+        self._turns: Turns | None = None
 
     def needed(self, first: int, last: int) -> tuple[int, int]:
         """Rows of the image that the result's rows from ``first`` to ``last`` depend on."""
@@ -98,8 +98,8 @@ class LocalAttention:
         key = self._position.by_column(key, turns)
         value = value.transpose(1, 2).contiguous()
         if turns is not None:  # queries lie within the keys
-            turns = turns.narrow(0, row.first_query - row.first_key, row.queries)
-            turns = turns.narrow(1, self._pad[0], self._width)
+            above = row.first_query - row.first_key
+            turns = turns.part(above, row.queries, self._pad[0], self._width)
         query = load("query", row.first_query, _last_query(row))
         query = self._position.by_column(query, turns)
         if torch.is_grad_enabled():
@@ -114,15 +114,15 @@ class LocalAttention:
             self._add(strip, self._run(query, key, value, row, run), place)
         return strip
 
-    def _turns_of(self, row: Window, key: Tensor) -> Tensor | None:
+    def _turns_of(self, row: Window, key: Tensor) -> Turns | None:
         """How the position turns the keys, made once: only distances count, so that each row of
         windows has its own first row of keys as the zeroth."""
         if self._turns is None and self._position.rotates:
             most = max(one.keys for one in self._rows)
             columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
             rows = torch.arange(most, device=key.device)
-            self._turns = self._position.turns(rows, columns, key.dtype)
-        return None if self._turns is None else self._turns.narrow(0, 0, row.keys)
+            self._turns = self._position.strip_turns(rows, columns, key.shape[3], key.dtype)
+        return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
 
     def _bordered(self, load: Load, row: Window) -> Tensor:
         """Keys and values of a row, with what the boundary rule puts beyond the image."""

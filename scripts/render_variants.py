@@ -13,7 +13,10 @@ _SCALES = (1, 2, 3, 4, 8)
 
 
 def paragonsr2_variants(rows: Rows) -> str:
-    """A table for each part that was measured."""
+    """A table for each part that was measured, its lines from the smallest network on, in whatever
+    order they were measured."""
+    models = [*dict.fromkeys(row["model"] for row in rows)]
+    rows = sorted(rows, key=lambda row: (models.index(row["model"]), row["scale"]))
     parts = [(shape, [row for row in rows if row["part"] == name]) for name, shape in PARTS.items()]
     return "\n\n".join(shape(part) for shape, part in parts if part)
 

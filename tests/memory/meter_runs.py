@@ -71,6 +71,7 @@ def loaded_apart() -> dict[str, int | None]:
 
 def of_a_call() -> int:
     """A call that holds 64 MiB for a moment, by `resident_peak_bytes`."""
+
     def work() -> None:
         block = np.ones(64 * MIB, np.uint8)
         time.sleep(0.02)

@@ -111,7 +111,7 @@ def upscale(
     tile_overlap: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
         "Pixels that neighboring tiles share. Default: what the model's reach needs."))] = None,
     tile_batch_size: Annotated[int | None, option(panel=_TILES, metavar="N", help=(
-        "Tiles run at once."))] = None,
+        "Tiles of a row run at once."))] = None,
     streams: Annotated[int, option(panel=_TILES, metavar="N", help=(
         "Images of a folder in flight: while one is computed, others are being written. On a card"
         " tiles of an image too: while one is computed, others are copied there and back. Where the"

@@ -193,6 +193,29 @@ def test_a_certificate_is_of_what_a_module_does(tmp_path, monkeypatch):
         torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("enlarged, side, compared", [
+    (1, 40, 40), (1, 70, 70), (1, 128, 64), (1, 200, 72), (2, 200, 72), (8, 20, 20), (8, 64, 32),
+    (8, 66, 34), (8, 100, 68),
+])  # fmt: skip
+def test_a_model_is_compared_on_a_small_image_of_the_same_rest(
+    tmp_path, monkeypatch, enlarged, side, compared
+):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    seen = []
+
+    class Seen(nn.Sequential):
+        def forward(self, image):
+            seen.append(image.shape[2:])
+            return super().forward(image)
+
+    layer = nn.Conv2d(1, enlarged**2, 3, padding=1)
+    module = Seen(layer, nn.PixelShuffle(enlarged)).eval()
+    lowtide.stream(module, budget="1GiB")(torch.rand(1, 1, side, side + 1))
+    # Captures see both sizes; the real one is seen by the first capture alone.
+    small = compared, min(side + 1, compared + 1)
+    assert set(seen) == {(side, side + 1), small}
+
+
 def test_layouts_are_remembered(model, monkeypatch):
     image = torch.rand(1, 3, 96, 64)
     first = lowtide.stream(model, budget="64MiB").prepare(image).layout

@@ -25,6 +25,9 @@ from lowtide.streaming.bands.tolerance import tolerance
 # Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.
 # The second is for models that do something of their own at the size that they were trained at.
 _REST, _LEAST = 64, (64, 128)
+# Models that enlarge by more are compared on less: their results would have more than 256 rows,
+# and the decoder of an autoencoder, which enlarges by 8, would be run at its real size.
+_ENLARGED = 4
 # Parts that the program is cut into, and bands of each: they have little in common.
 _TRIED = (1, 3), (6, 5)
 
@@ -50,7 +53,9 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
     """
     wanted = operators(program)
     allowed = tolerance(node.like.dtype for node in program.graph.nodes)
-    for height, width in ([_small(side, least) for side in image.shape[2:]] for least in _LEAST):
+    scale = program.rows[program.output].size / image.shape[2]
+    shares = [int(least * min(1, _ENLARGED / scale)) for least in _LEAST]
+    for height, width in ([_small(side, least) for side in image.shape[2:]] for least in shares):
         found = _remembered(module, image, height, width, wanted, folder)
         if found.error > allowed:
             raise ModelError(
@@ -89,7 +94,7 @@ def operators(program: Program) -> str:
 
 
 def _small(side: int, least: int) -> int:
-    return least + side % _REST if side > 2 * least else side
+    return min(side, least + side % _REST)
 
 
 def _measured(module: nn.Module, image: Tensor, height: int, width: int) -> Certificate:

@@ -12,6 +12,7 @@ from lowtide.streaming.bands.reuse import families
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.rules import RULES, Tracked
 from lowtide.streaming.bands.rules.copies import idle_copies
+from lowtide.streaming.bands.rules.doubled import merged
 from lowtide.streaming.bands.rules.laying import plain_sums
 from lowtide.streaming.bands.rules.pointwise import is_pointwise, pointwise
 from lowtide.streaming.bands.rules.rule import Found, short
@@ -83,6 +84,7 @@ def track(graph: Graph) -> Program:
 
     Raises `ModelError` for a graph whose result does not have the rows of its input.
     """
+    graph = merged(graph)
     program = Program(graph, output=graph.output)
     tracked = Tracked(
         graph, program.rows, program.fixed, frozenset(plain_sums(graph)),

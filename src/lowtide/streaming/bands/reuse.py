@@ -16,8 +16,8 @@ from lowtide.streaming.bands.spans import Spans
 # Operators whose results have memory of their own, whatever their arguments. All others may give
 # their input back, or a part of it: nothing is presumed of them.
 _OWN = {
-    "conv2d", "conv_transpose2d", "linear", "addmm", "baddbmm", "matmul", "bmm", "mm",
-    "scaled_dot_product_attention", "softmax", "_softmax", "layer_norm", "group_norm",
+    "conv2d", "conv2d_of_doubled", "conv_transpose2d", "linear", "addmm", "baddbmm", "matmul",
+    "bmm", "mm", "scaled_dot_product_attention", "softmax", "_softmax", "layer_norm", "group_norm",
     "instance_norm", "batch_norm", "add", "sub", "mul", "div", "relu", "leaky_relu", "gelu",
     "silu", "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid", "elu", "mish", "clamp",
     "clamp_min", "clamp_max", "exp", "neg", "abs", "square", "sqrt", "rsqrt", "reciprocal",

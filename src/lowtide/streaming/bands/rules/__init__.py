@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowtide.streaming.bands.rules import (
     contractions,
+    doubled,
     moves,
     norms,
     opaque,
@@ -18,7 +19,8 @@ from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
 
 RULES: dict[str, Rule] = {
     **pointwise.RULES, **shapes.RULES, **moves.RULES, **resampling.RULES, **stencils.RULES,
-    **pools.RULES, **contractions.RULES, **norms.RULES, **reductions.RULES, **opaque.RULES,
+    **doubled.RULES, **pools.RULES, **contractions.RULES, **norms.RULES, **reductions.RULES,
+    **opaque.RULES,
 }  # fmt: skip
 
 __all__ = ["RULES", "Found", "Rule", "Tracked"]

@@ -18,7 +18,7 @@ from lowtide.streaming.bands.spans import Span
 
 # oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
 # copies of its own.
-_REORDERED, _BLOCK = 0.6, 16
+REORDERED, _BLOCK = 0.6, 16
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
     return stencil(
         node, tracked, kernel, 0.0, run,
-        scratch=_REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
+        scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
         scratch_bytes=tracked.like(weight).bytes,
     )  # fmt: skip
 

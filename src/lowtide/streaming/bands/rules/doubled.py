@@ -1,0 +1,169 @@
+"""A nearest enlargement by two and the 3×3 convolution after it, as one operator.
+
+Each pixel of the enlarged image is there four times, so that of the nine products that a result
+sums, those of equal pixels can be one, with the sum of their weights: 2×2 kernels over the small
+image, one for each of the four places that a pixel is put to, take four ninths of the products,
+and the enlarged image is never made. That both are the same was shown by Aitken et al.,
+Checkerboard artifact free sub-pixel convolution (2017); rounding differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, put
+from lowtide.streaming.bands.rows import Needs, RowOp, Rows
+from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short
+from lowtide.streaming.bands.rules.stencils import REORDERED, framed, pair
+from lowtide.streaming.bands.spans import Span
+
+# Sums of weights in lower precision would be rounded once more than the weights.
+_TYPES = {torch.float32, torch.float64}
+
+
+def merged(graph: Graph) -> Graph:
+    """The graph with one operator for each such pair; itself where there is none."""
+    users = graph.users()
+    pairs = {
+        node.index: before for node in graph.nodes
+        if (before := _enlarged_by(graph, node)) is not None
+        and len(users[before.index]) == 1 and before.index != graph.output
+    }  # fmt: skip
+    if not pairs:
+        return graph
+    gone = {before.index for before in pairs.values()}
+    nodes: list[Node] = []
+    places: dict[int, int] = {}
+
+    def moved(tree: Any) -> Any:
+        return put(tree, lambda one: Ref(places[one]))
+
+    for node in graph.nodes:
+        if node.index in gone:
+            continue
+        target, args, kwargs = node.target, node.args, node.kwargs
+        if node.index in pairs:
+            nodes.append(_folding(nodes, moved(args[1]), node.name))
+            small, bias = pairs[node.index].args[0], argument(node, 2, "bias")
+            made = moved(small), Ref(len(nodes) - 1), moved(bias)
+            target, args, kwargs = conv2d_of_doubled, made, {}
+        else:
+            args, kwargs = moved(args), moved(kwargs)
+        places[node.index] = len(nodes)
+        nodes.append(Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs))
+    return Graph(
+        nodes, [places[one] for one in graph.inputs], places[graph.output],
+        {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
+    )  # fmt: skip
+
+
+def _enlarged_by(graph: Graph, node: Node) -> Node | None:
+    """The enlargement that a convolution can be one operator with."""
+    if node.kind != "call" or short(node.target) != "conv2d":
+        return None
+    image, weight = node.args[0], node.args[1]
+    plain = (
+        pair(argument(node, 3, "stride"), 1) == (1, 1)
+        and argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
+        and pair(argument(node, 5, "dilation"), 1) == (1, 1)
+        and argument(node, 6, "groups", 1) == 1
+        and graph.nodes[weight.node].like.shape[2:] == (3, 3)
+    )  # fmt: skip
+    before = graph.nodes[image.node]
+    if not plain or before.kind != "call" or node.like.dtype not in _TYPES:
+        return None
+    if short(before.target) != "upsample_nearest2d" or len(before.like.shape) != 4:
+        return None
+    small = graph.nodes[before.args[0].node].like.shape
+    return before if before.like.shape[2:] == (2 * small[2], 2 * small[3]) else None
+
+
+def _folding(nodes: Sequence[Node], weight: Ref, name: str) -> Node:
+    like = nodes[weight.node].like
+    shape = 4 * like.shape[0], like.shape[1], 2, 2
+    return Node(
+        len(nodes), f"{name}_folded", "call", Like(shape, like.dtype), folded_weight, (weight,)
+    )
+
+
+def folded_weight(weight: Tensor) -> Tensor:
+    """(4 · result's channels, channels, 2, 2) of (result's channels, channels, 3, 3): the kernels
+    for the upper left, upper right, lower left and lower right of the four places."""
+    across = _halved(weight, 3)  # (right, out, in, 3, 2)
+    return _halved(across, 3).flatten(0, 2)  # of (down, right, out, in, 2, 2)
+
+
+def _halved(weight: Tensor, dim: int) -> Tensor:
+    """Three weights along ``dim`` as two; a new dimension in front tells for which place."""
+    before, at, after = weight.unbind(dim)
+    first, second = (before, at + after), (before + at, after)
+    return torch.stack([torch.stack(first, dim), torch.stack(second, dim)])
+
+
+def conv2d_of_doubled(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(batch, out, 2 · height, 2 · width) of (batch, in, height, width) and a `folded_weight`."""
+    return _between(framed(image, 2, 1, 1, 0.0), weight, bias)
+
+
+def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The result for all rows of ``image`` but the first and the last."""
+    height, width = image.shape[2:]
+    channels = len(weight) // 4
+    twice = None if bias is None else bias.repeat(2)
+    found: Tensor | None = None
+    for down, kernels in enumerate(weight.split(2 * channels)):
+        # Left and right at once: what is right of a pixel is left of the next.
+        both = F.conv2d(image.narrow(2, down, height - 1), kernels, twice, padding=(0, 1))
+        if found is None:
+            found = _room(both, (len(image), channels, 2 * (height - 2), 2 * width))
+        found[:, :, down::2, 0::2] = both[:, :channels, :, :width]
+        found[:, :, down::2, 1::2] = both[:, channels:, :, 1:]
+        del both
+    assert found is not None
+    return found
+
+
+def _room(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory for a result in the order in which ``like`` lies."""
+    laid = like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last)
+    form = torch.contiguous_format if laid else torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
+    """Two rows of the result of three of the small image's."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != 2:
+        return None
+    biased = node.args[2] is not None
+    after_tokens = bool(tracked.plain)
+
+    def seen(span: Span) -> Span:
+        return span[0] // 2 - 1, span[1] // 2 + 1
+
+    def needed(span: Span) -> Needs:
+        first, last = seen(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = seen(span)
+        piece = pieces[0].contiguous() if after_tokens else pieces[0]
+        piece = framed(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
+        return _between(piece, whole[0], whole[1] if biased else None)
+
+    weight = tracked.like(node.args[1])
+    wholes = tuple(one.node for one in node.args[1:] if isinstance(one, Ref))
+    if any(one in tracked.rows for one in wholes):
+        return None
+    return RowOp(
+        Rows(2, node.like.shape[2], 2), (node.args[0].node,), wholes, needed, run,
+        scratch=REORDERED, scratch_bytes=weight.bytes, framed=True,
+    )  # fmt: skip
+
+
+RULES: dict[str, Rule] = {"conv2d_of_doubled": doubled_convolution}

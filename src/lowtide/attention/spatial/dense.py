@@ -1,11 +1,17 @@
 """Local attention with all windows at once, as one graph for every size of image.
 
-This is what is exported. It takes far more memory than `strips`, and the same numbers.
+This is what is exported. It takes far more memory than `strips`, and the same numbers. What only
+depends on the size, indices of windows and turns of positions, is as long a graph as the rest of a
+small block: a network that is exported makes it once for all its blocks, within `made_once`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,28 +22,51 @@ from lowtide.attention.spatial.position import Position
 from lowtide.attention.spatial.windows import Windows
 
 
+_Made = TypeVar("_Made")
+_MADE: ContextVar[dict[Hashable, Any] | None] = ContextVar("made", default=None)
+
+
+@contextmanager
+def made_once() -> Iterator[None]:
+    """Within it, modules alike share what only depends on the size of their image."""
+    token = _MADE.set({})
+    try:
+        yield
+    finally:
+        _MADE.reset(token)
+
+
+def _once(key: Hashable, make: Callable[[], _Made]) -> _Made:
+    made = _MADE.get()
+    if made is None:
+        return make()
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
 ) -> Tensor:
     """Attention in windows; all tensors (batch, height, width, heads, dim)."""
-    height, width = query.shape[1:3]
-    down = _Axis.of(windows, height, windows.phase[0], query.device)
-    right = _Axis.of(windows, width, windows.phase[1], query.device)
+    # Sizes by their text: those of a graph for all sizes are symbols.
+    size = windows, *map(str, query.shape[1:3]), query.device, query.dtype
+    down, right = _once(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
         key, value = (_beyond_is_zero(t, down, right) for t in (key, value))
     else:
         key, value = (_taken(tensor, down.key, right.key) for tensor in (key, value))
     query = _taken(query, down.query, right.query)
     batch, tall, wide = query.shape[:3]
-    # Positions are those within a window, the same for all that are not moved inside.
-    turns = position.turns(down.query_at[:, None], right.query_at[None], query.dtype)
-    query = position.rotate(query, turns)
-    turns = position.turns(down.key_at[:, None], right.key_at[None], key.dtype)
-    key = position.rotate(key, turns)
+    turned = _once(
+        ("turns", *size, position.alike), lambda: _turns(position, down, right, query.dtype)
+    )
+    query, key = (position.rotate(*one) for one in zip((query, key), turned, strict=True))
     bias = _bias(position, down, right, windows.farthest, query.dtype)
     query, key, value = (tensor.flatten(3, 4).flatten(0, 2) for tensor in (query, key, value))
     if windows.boundary in ("mask", "shift"):
-        query, key = _see_only(query, key, down, right)
+        unseen = _once(("unseen", *size), lambda: _unseen(down, right, query.dtype))
+        query, key = _see_only(query, key, unseen)
     if bias is not None and len(bias) > 1:
         bias = bias.repeat(batch, 1, 1, 1)
     scale = value.shape[-1] ** -0.5
@@ -88,6 +117,24 @@ class _Axis:
             query.clamp_min(0).clamp_max(length - 1), key.clamp_min(0).clamp_max(length - 1),
             query_at, keys, inside, _sources(windows, start[:, 0], length, phase),
         )  # fmt: skip
+
+
+def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
+    (height, width), (down, right) = query.shape[1:3], windows.phase
+    return (
+        _Axis.of(windows, height, down, query.device), _Axis.of(windows, width, right, query.device)
+    )  # fmt: skip
+
+
+def _turns(
+    position: Position, down: _Axis, right: _Axis, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of queries and of keys. Positions are those within a window, the same for all that are not
+    moved inside."""
+    return (
+        position.turns(down.query_at[:, None], right.query_at[None], dtype),
+        position.turns(down.key_at[:, None], right.key_at[None], dtype),
+    )
 
 
 def _mirrored(key: Tensor, length: int) -> Tensor:
@@ -147,15 +194,16 @@ def _bias(
     return position.bias(rows, columns, dtype)
 
 
-def _see_only(
-    query: Tensor, key: Tensor, down: _Axis, right: _Axis
-) -> tuple[Tensor, Tensor]:
-    """Query and key, (windows, tokens, heads, dim), with one channel more, which takes keys beyond
-    the image out of the softmax: a mask would be as large as all scores."""
+def _unseen(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
+    """(windows, keys): what takes a key beyond the image out of the softmax, 0 for the others."""
     inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
-    inside = inside.flatten(2, 3).flatten(0, 1)
-    least = -1e30 if torch.finfo(key.dtype).max > 1e30 else -3e4
-    unseen = torch.where(inside, 0.0, least).to(key.dtype)
+    least = -1e30 if torch.finfo(dtype).max > 1e30 else -3e4
+    return torch.where(inside.flatten(2, 3).flatten(0, 1), 0.0, least).to(dtype)
+
+
+def _see_only(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key, (windows, tokens, heads, dim), with one channel more for `_unseen`: a mask
+    would be as large as all scores."""
     unseen = unseen.repeat(key.shape[0] // unseen.shape[0], 1)[..., None, None]
     key = torch.cat([key, unseen.expand(-1, -1, key.shape[2], -1)], -1)
     return torch.cat([query, torch.ones_like(query[..., :1])], -1), key

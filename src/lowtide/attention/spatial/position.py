@@ -6,6 +6,7 @@ of image, and in every band of it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +39,12 @@ class Turns:
 class Position(nn.Module):
     """No position at all; the others override what they need.
 
-    ``rotates`` tells whether query and key are changed by where they stand.
+    ``rotates`` tells whether query and key are changed by where they stand; those whose ``alike``
+    are equal change them alike.
     """
 
     rotates = False
+    alike: Hashable = None
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores, (windows, heads, queries, keys) in ``dtype``; None for nothing.

@@ -26,6 +26,7 @@ class Rope2d(Position):
                 f"rotary position needs heads of a multiple of 4 channels, not {head_dim}",
                 hint="other heads, or position='decomposed'",
             )
+        self.alike = head_dim, period
         pairs = head_dim // 4
         self._speeds = [period ** -(pair / pairs) for pair in range(pairs)]
 

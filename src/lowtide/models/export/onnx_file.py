@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.attention.spatial import HierarchicalAttention
+from lowtide.attention.spatial.dense import made_once
 from lowtide.attention.spatial.onnx_file import ATTENTION_OPSET, PLAIN_OPSET
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.quiet import errors_only
@@ -141,8 +142,23 @@ def _require_exportable(model: Model) -> None:
         )
 
 
+class _OneGraph(nn.Module):
+    """A network whose modules share what only depends on the size of the image: a third of the
+    graph of a deep one, whose export takes minutes."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The network's result."""
+        with made_once():
+            return self.network(image)
+
+
 def _export(network: nn.Module, image: Tensor, path: Path | str, opset: int) -> None:
     free = torch.export.Dim.DYNAMIC
+    network = _OneGraph(network)
     # The exporter and its optimizer talk about their own affairs.
     with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -21,7 +21,6 @@ from lowtide.attention.spatial.fading import faded
 from lowtide.attention.spatial.position import Position
 from lowtide.attention.spatial.windows import Windows
 
-
 _Made = TypeVar("_Made")
 _MADE: ContextVar[dict[Hashable, Any] | None] = ContextVar("made", default=None)
 

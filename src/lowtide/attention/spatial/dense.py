@@ -2,16 +2,12 @@
 
 This is what is exported. It takes far more memory than `strips`, and the same numbers. What only
 depends on the size, indices of windows and turns of positions, is as long a graph as the rest of a
-small block: a network that is exported makes it once for all its blocks, within `made_once`.
+small block: a network that is exported makes it once for all its blocks, within `one_trace`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +16,7 @@ from torch import Tensor
 from lowtide.attention.spatial.fading import faded
 from lowtide.attention.spatial.position import Position
 from lowtide.attention.spatial.windows import Windows
-
-_Made = TypeVar("_Made")
-_MADE: ContextVar[dict[Hashable, Any] | None] = ContextVar("made", default=None)
-
-
-@contextmanager
-def made_once() -> Iterator[None]:
-    """Within it, modules alike share what only depends on the size of their image."""
-    token = _MADE.set({})
-    try:
-        yield
-    finally:
-        _MADE.reset(token)
-
-
-def _once(key: Hashable, make: Callable[[], _Made]) -> _Made:
-    made = _MADE.get()
-    if made is None:
-        return make()
-    if key not in made:
-        made[key] = make()
-    return made[key]
+from lowtide.core.one_trace import once
 
 
 def dense_attention(
@@ -50,21 +25,21 @@ def dense_attention(
     """Attention in windows; all tensors (batch, height, width, heads, dim)."""
     # Sizes by their text: those of a graph for all sizes are symbols.
     size = windows, *map(str, query.shape[1:3]), query.device, query.dtype
-    down, right = _once(("axes", *size), lambda: _axes(windows, query))
+    down, right = once(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
         key, value = (_beyond_is_zero(t, down, right) for t in (key, value))
     else:
         key, value = (_taken(tensor, down.key, right.key) for tensor in (key, value))
     query = _taken(query, down.query, right.query)
     batch, tall, wide = query.shape[:3]
-    turned = _once(
+    turned = once(
         ("turns", *size, position.alike), lambda: _turns(position, down, right, query.dtype)
     )
     query, key = (position.rotate(*one) for one in zip((query, key), turned, strict=True))
     bias = _bias(position, down, right, windows.farthest, query.dtype)
     query, key, value = (tensor.flatten(3, 4).flatten(0, 2) for tensor in (query, key, value))
     if windows.boundary in ("mask", "shift"):
-        unseen = _once(("unseen", *size), lambda: _unseen(down, right, query.dtype))
+        unseen = once(("unseen", *size), lambda: _unseen(down, right, query.dtype))
         query, key = _see_only(query, key, unseen)
     if bias is not None and len(bias) > 1:
         bias = bias.repeat(batch, 1, 1, 1)

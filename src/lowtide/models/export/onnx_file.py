@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.attention.spatial import HierarchicalAttention
-from lowtide.attention.spatial.dense import made_once
 from lowtide.attention.spatial.onnx_file import ATTENTION_OPSET, PLAIN_OPSET
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.one_trace import one_trace
 from lowtide.core.quiet import errors_only
 from lowtide.core.units import format_bytes
 from lowtide.models.low_precision import LowPrecision
@@ -152,7 +152,7 @@ class _OneGraph(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """The network's result."""
-        with made_once():
+        with one_trace():
             return self.network(image)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, put
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short
-from lowtide.streaming.bands.rules.stencils import REORDERED, framed, pair
+from lowtide.streaming.bands.rules.stencils import REORDERED, beside_image, framed, pair
 from lowtide.streaming.bands.spans import Span
 
 # Sums of weights in lower precision would be rounded once more than the weights.
@@ -157,8 +157,8 @@ def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
         return _between(piece, whole[0], whole[1] if biased else None)
 
     weight = tracked.like(node.args[1])
-    wholes = tuple(one.node for one in node.args[1:] if isinstance(one, Ref))
-    if any(one in tracked.rows for one in wholes):
+    wholes = beside_image(node, tracked)
+    if wholes is None:
         return None
     return RowOp(
         Rows(2, node.like.shape[2], 2), (node.args[0].node,), wholes, needed, run,

@@ -44,7 +44,7 @@ def pair(value: Any, default: int) -> tuple[int, int]:
     return (value[0], value[-1])
 
 
-def _weights(node: Node, tracked: Tracked) -> tuple[int, ...] | None:
+def beside_image(node: Node, tracked: Tracked) -> tuple[int, ...] | None:
     """What an operator takes beside its image; None if that has rows too."""
     wholes = tuple(one for one in node.refs if one != node.args[0].node)
     return None if any(one in tracked.rows for one in wholes) else wholes
@@ -77,7 +77,7 @@ def stencil(
             piece = framed(piece, dim, above, below, fill)
         return run(piece, whole, 0)
 
-    wholes = _weights(node, tracked)
+    wholes = beside_image(node, tracked)
     if wholes is None:
         return None
     return RowOp(
@@ -211,7 +211,7 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
             full = torch.cat([full, bias.expand(shape)], 2)
         return full.narrow(2, start, span[1] - span[0])
 
-    wholes = _weights(node, tracked)
+    wholes = beside_image(node, tracked)
     if wholes is None:
         return None
     return RowOp(found, (node.args[0].node,), wholes, needed, run)

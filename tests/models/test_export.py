@@ -1,6 +1,8 @@
 """Models as ONNX files: the same results at sizes that were not exported, and what is refused."""
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from lowtide.models.export import (
     checked_sizes,
     compare,
     label,
+    onnx_file,
     write_onnx,
 )
 from lowtide.models.export.onnx_check import random_image
@@ -137,6 +140,37 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_only_depends_on_the_size_is_made_once_for_all_blocks(tmp_path, monkeypatch):
+    # Else what is there twice would be dropped, late and after minutes.
+    monkeypatch.setattr(onnx_file, "simplify", lambda graph: None)
+    made = []
+    for blocks in (1, 3):
+        write_onnx(variant(tmp_path, "nano", **SMALL | {"blocks": blocks}), tmp_path / "m.onnx")
+        kinds = Counter(node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node)
+        made.append((kinds["Range"], kinds["Conv"]))
+    assert made[0][0] == made[1][0] > 0
+    assert made[0][1] < made[1][1]
+
+
+def test_nothing_is_there_twice_or_for_nothing(tmp_path):
+    write_onnx(variant(tmp_path, "nano", **SMALL), tmp_path / "m.onnx")
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    read = {name for node in graph.node for name in node.input} | {one.name for one in graph.output}
+    assert all(read.intersection(node.output) for node in graph.node)
+    assert read.issuperset(one.name for one in graph.initializer)
+    given = [(node.op_type, *node.input, *map(str, node.attribute)) for node in graph.node]
+    assert len(given) == len(set(given))
+    stored = {one.name for one in graph.initializer}
+    assert not [node for node in graph.node if node.op_type == "Constant"]
+    assert not [node for node in graph.node if node.input and stored.issuperset(node.input)]
+
+
+def test_nothing_of_the_machine_is_in_the_file(tmp_path):
+    path = tmp_path / "m.onnx"
+    write_onnx(variant(tmp_path, "nano", **SMALL), path)
+    assert str(Path(lowtide.__file__).parent).encode() not in path.read_bytes()
+
+
 def test_half_precision_is_as_near_to_fp32_as_pytorch_is(tmp_path):
     model = variant(tmp_path, "tiny", 2, attention="window", window=16)
     path = tmp_path / "model.onnx"

@@ -19,6 +19,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.one_trace import one_trace
 from lowtide.core.quiet import errors_only
 from lowtide.core.units import format_bytes
+from lowtide.models.export.simplify import simplify
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.model import Model
 from lowtide.models.onnx_session import OnnxNetwork, require_packages
@@ -162,11 +163,14 @@ def _export(network: nn.Module, image: Tensor, path: Path | str, opset: int) -> 
     # The exporter and its optimizer talk about their own affairs.
     with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network, (image,), path, dynamo=True, opset_version=opset, verbose=False,
+        program = torch.onnx.export(
+            network, (image,), None, dynamo=True, opset_version=opset, verbose=False,
             input_names=[IMAGE], output_names=[RESULT], dynamic_shapes=({2: free, 3: free},),
-            external_data=False,
+            optimize=False,
         )  # fmt: skip
+        assert program is not None  # None is for the exporter that came before
+        simplify(program.model)
+        program.save(path, external_data=False)
 
 
 def _reason(error: BaseException) -> str:

@@ -6,13 +6,16 @@ Full-depth models with fixed random weights and a trained CRAFT. Errors: the lar
 both results at five sizes, padded as the model asks for it. Times: processor seconds of both in one
 process, in turns, in a heap that keeps what was freed; bf16 against fp32 of spandrel's, and its
 error in decibels of the result's range. Peaks: anonymous memory of a fresh process for each, in a
-heap that gives back. Each processor has rows of its own: what low precision gains differs.
+heap that gives back. Each processor has rows of its own: what low precision gains differs. One
+without instructions for bf16 has no such rows but for CRAFT: a run would take hours.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +42,16 @@ TRAINED_WAYS = (*WAYS, "fast fp16", "fast int8")
 
 def ways(name: str) -> tuple[str, ...]:
     """What is compared for a model."""
-    return TRAINED_WAYS if name == "CRAFT" else WAYS
+    if name == "CRAFT":
+        return TRAINED_WAYS
+    return WAYS if has_bf16() else WAYS[:2]
+
+
+@functools.cache
+def has_bf16() -> bool:
+    """Whether the processor, by its flags, has instructions for bf16 (x86 or Arm)."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return "avx512_bf16" in flags or "bf16" in flags
 
 
 def model_of(name: str, way: str) -> nn.Module:

@@ -23,12 +23,21 @@ def target(tmp_path):
 def test_the_report_is_on_stdout(lowtide, target):
     result = lowtide("export", "onnx", "lowtide-x2", "-o", target)
     assert result.code == 0, result.err
-    assert result.err == ""
     lines = result.out.splitlines()
     assert re.fullmatch(re.escape(str(target)) + r": \d+ KiB, opset 23, fp32", lines[0])
     assert lines[1] == "  model      lowtide-x2, ParagonConv ×2, 50,604 parameters"
     assert re.fullmatch(r"  checked    50×33: \d\.\de-\d\d from PyTorch in fp32", lines[2])
     assert re.search(r"processor  80×64: .* s by ONNX Runtime, .* s by PyTorch", lines[-1])
+
+
+def test_each_step_is_told(lowtide, target):
+    result = lowtide("export", "onnx", "lowtide-x2", "-o", target)
+    told = result.err.splitlines()
+    assert told[0] == "exporting: tracing the model; a deep one takes minutes"
+    assert re.fullmatch(r"exporting: simplifying a graph of \d+ operators", told[1])
+    assert told[2] == "exporting: comparing with PyTorch at 50×33"
+    quiet = lowtide("export", "onnx", "lowtide-x2", "-o", target, "--force", "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
 
 
 def test_json_and_every_option(lowtide, target):
@@ -92,7 +101,7 @@ def test_every_option_is_documented():
     section = page.split("\n## lowtide export onnx\n")[1].split("\n## ")[0]
     command = typer.main.get_command(app).commands["export"].commands["onnx"]
     options = {name for option in command.params for name in option.opts if name.startswith("-")}
-    assert len(options) == 8
+    assert len(options) == 10
     assert not {name for name in options if not re.search(rf"`{name}[ `]", section)}
 
 

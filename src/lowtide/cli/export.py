@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lowtide.cli.progress import steps
 from lowtide.cli.shell import guarded, option
 
 _MAIN, _OUT = "Main", "Output"
@@ -37,6 +38,7 @@ def onnx(
     unchecked: Annotated[bool, option("--unchecked", panel=_MAIN, help=(
         "Keep a file that cannot be run here too."))] = False,
     force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
+    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: Annotated[bool, option("--json", panel=_OUT,
                                     help="Print the report as JSON on stdout.")] = False,
 ) -> None:  # fmt: skip
@@ -44,10 +46,11 @@ def onnx(
 
     ONNX Runtime runs the file at several sizes; it is kept only if its results are PyTorch's.
     """
-    from lowtide.jobs.export import export_onnx
+    with steps("exporting", "loading", quiet=quiet) as tell:
+        from lowtide.jobs.export import export_onnx
 
-    report = export_onnx(
-        model, output, precision=precision.value, opset=opset, calibrate=calibrate or (),
-        force=force, unchecked=unchecked,
-    )  # fmt: skip
+        report = export_onnx(
+            model, output, precision=precision.value, opset=opset, calibrate=calibrate or (),
+            force=force, unchecked=unchecked, progress=tell,
+        )  # fmt: skip
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))

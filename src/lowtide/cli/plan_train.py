@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.shell import complain, guarded, on_terminal, option
+from lowtide.cli.progress import steps
+from lowtide.cli.shell import complain, guarded, option
 from lowtide.core.errors import BudgetError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from lowtide.jobs.plan_train import DevicePlans, TrainingPlan
 
@@ -99,7 +96,7 @@ def train(
         ema=ema, accumulate=accumulate, validation_batch=validation_batch,
         validation_size=validation_size, budget=budget,
     )  # fmt: skip
-    with _progress(quiet) as tell:
+    with steps("tracing", "the step", quiet=quiet) as tell:
         from lowtide.jobs import plan_train as job
 
         if all_devices:
@@ -118,17 +115,3 @@ def _show(result: TrainingPlan | DevicePlans, *, as_json: bool) -> None:
         # Not raised: with --json a second document would follow the plan.
         complain(error.message, error.hint)
         raise typer.Exit(error.exit_code) from None
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Says on stderr what is being traced: one changing line on a terminal."""
-    if quiet or os.environ.get("LOWTIDE_NO_PROGRESS"):
-        yield lambda name: None
-    elif on_terminal():
-        from rich.console import Console
-
-        with Console(stderr=True).status("tracing the step") as status:
-            yield lambda name: status.update(f"tracing: {name}")
-    else:
-        yield lambda name: typer.echo(f"tracing: {name}", err=True)

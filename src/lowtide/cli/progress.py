@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Callable, Iterator
 
 import typer
 
@@ -16,11 +18,30 @@ _PLAIN_SECONDS = 5.0
 _MAKING = {"compile": "compiling", "record": "recording", "capture": "planning bands for"}
 
 
+def _silent(quiet: bool) -> bool:
+    return quiet or bool(os.environ.get("LOWTIDE_NO_PROGRESS"))
+
+
+@contextlib.contextmanager
+def steps(doing: str, first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A callback that says on stderr which step a job is at: one changing line on a terminal, which
+    begins with ``first``; a line for each elsewhere."""
+    if _silent(quiet):
+        yield lambda name: None
+    elif on_terminal():
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"{doing}: {first}") as status:
+            yield lambda name: status.update(f"{doing}: {name}")
+    else:
+        yield lambda name: typer.echo(f"{doing}: {name}", err=True)
+
+
 class ProgressLine:
     """A callback for jobs. ``quiet`` or ``LOWTIDE_NO_PROGRESS`` silence it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._silent = quiet or bool(os.environ.get("LOWTIDE_NO_PROGRESS"))
+        self._silent = _silent(quiet)
         self._bar = None
         self._task = None
         self._said = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,7 +38,7 @@ _PRECISIONS = (*get_args(ExportPrecision), "int8")
 def export_onnx(
     model: str | Path, output: str | Path, *, precision: FilePrecision = "fp32",
     opset: int = 23, calibrate: Sequence[str | Path] = (), force: bool = False,
-    unchecked: bool = False,
+    unchecked: bool = False, progress: Callable[[str], None] | None = None,
 ) -> ExportReport:  # fmt: skip
     """Write ``model``, a bundled name or a file, to ``output`` as ONNX and compare the two.
 
@@ -50,7 +50,7 @@ def export_onnx(
     For int8 ``calibrate`` names photographs, or folders of them, like those that are to be
     enlarged. The file is tuned on every other one of them, and compared on the rest; from a single
     one, on its upper and its lower half. It is not equal to PyTorch, and is kept if it is within
-    40 dB of it.
+    40 dB of it. ``progress`` is told each step in words.
 
     Raises `ModelError` for a model that cannot be exported, and for a file that cannot be run or
     gives something else; `OutputError` where it cannot be written; `UsageError` for missing
@@ -60,16 +60,19 @@ def export_onnx(
     photographs = _photographs(precision, calibrate)
     runs = not unchecked or precision == "int8"
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
+    tell = progress or (lambda step: None)
     loaded = load(model)
     try:
         with replacing(target) as part:
             part.touch()  # what cannot be written is known before the export
             if precision == "int8":
-                write_onnx(loaded, part, opset=opset)
-                found = _in_8_bits(loaded, part, photographs)
+                write_onnx(loaded, part, opset=opset, progress=tell)
+                found = _in_8_bits(loaded, part, photographs, tell)
             else:
-                network = write_onnx(loaded, part, precision=precision, opset=opset)
-                found = _check(loaded, network, part, precision, unchecked=unchecked)
+                network = write_onnx(
+                    loaded, part, precision=precision, opset=opset, progress=tell
+                )
+                found = _check(loaded, network, part, precision, tell, unchecked=unchecked)
             label(part, loaded, precision=precision, checked=found["checked"])
     except OSError as error:
         raise OutputError(
@@ -100,14 +103,18 @@ def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[
     return export_pictures.photographs(given)
 
 
-def _in_8_bits(model: Model, part: Path, photographs: list[Path]) -> dict[str, Any]:
+def _in_8_bits(
+    model: Model, part: Path, photographs: list[Path], tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Fields of the report, of a file that is turned from fp32 to int8; raises `ModelError` unless
     it may be kept."""
     sizes = checked_sizes(model.descriptor.size)
     pictures = export_pictures.to_measure_on(photographs, model, sizes)
     try:
+        tell("tuning 8 bits on the photographs")
         quantize(part, export_pictures.to_tune_on(photographs, model))
         run = OnnxRunner(part)
+        tell("comparing the others with PyTorch's results")
         checks = [compare_in_8_bits(run, model, picture) for picture in pictures]
     except CannotRunError as error:
         raise ModelError(
@@ -118,7 +125,8 @@ def _in_8_bits(model: Model, part: Path, photographs: list[Path]) -> dict[str, A
 
 
 def _check(
-    model: Model, network: nn.Module, part: Path, precision: ExportPrecision, *, unchecked: bool
+    model: Model, network: nn.Module, part: Path, precision: ExportPrecision,
+    tell: Callable[[str], None], *, unchecked: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Fields of the report; raises `ModelError` unless the file may be kept."""
     try:
@@ -127,7 +135,7 @@ def _check(
         # Without `unchecked` it was asked for before the export.
         return {"checked": False, "unchecked_why": error.message}
     try:
-        return _compared(model, network, OnnxRunner(part))
+        return _compared(model, network, OnnxRunner(part), tell)
     except CannotRunError as error:
         why = f"ONNX Runtime's CPU provider cannot run it in {precision}: {error.message}"
         if unchecked:
@@ -137,9 +145,13 @@ def _check(
         raise ModelError(f"{model.descriptor.name} is not exported: {why}", hint=hint) from error
 
 
-def _compared(model: Model, network: nn.Module, run: OnnxRunner) -> dict[str, Any]:
-    sizes = checked_sizes(model.descriptor.size)
-    checks = [compare(run, model, network, size) for size in sizes]
+def _compared(
+    model: Model, network: nn.Module, run: OnnxRunner, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    checks = []
+    for height, width in checked_sizes(model.descriptor.size):
+        tell(f"comparing with PyTorch at {width}×{height}")
+        checks.append(compare(run, model, network, (height, width)))
     return _kept(model, checks, run, network)
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, get_args
@@ -57,15 +58,16 @@ def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
 
 def write_onnx(
     model: Model, path: Path | str, *, precision: ExportPrecision = "fp32",
-    opset: int = ATTENTION_OPSET,
+    opset: int = ATTENTION_OPSET, progress: Callable[[str], None] | None = None,
 ) -> nn.Module:  # fmt: skip
     """Write ``model``, which is on the CPU, to ``path``: from ``image`` (1, C, H, W) in 0..1 to
     ``result`` (1, C', H * scale, W * scale), unclamped, both fp32.
 
     H and W are any that ``model.descriptor.size`` allows. Opset 23 has an operator for attention;
     20 spells it out for older runtimes. The file holds all weights, and is not checked here: see
-    `lowtide.models.export.compare`. What it came from is written into it by `label`. Returns the
-    network that was exported: that of the model, or its copy in fp16 or bf16.
+    `lowtide.models.export.compare`. What it came from is written into it by `label`. ``progress``
+    is told each step, the first of which takes minutes for a deep model. Returns the network that
+    was exported: that of the model, or its copy in fp16 or bf16.
 
     Needs the packages onnx and onnxscript. Raises `UsageError` without them, and for a precision
     or opset that there is not; `ModelError` for a model that ONNX cannot hold.
@@ -79,7 +81,7 @@ def write_onnx(
     channels = model.descriptor.in_channels
     image = torch.full((1, channels, height + rows, width + columns), 0.5)
     try:
-        _export(network, image, path, opset)
+        _export(network, image, path, opset, progress or (lambda step: None))
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(
             f"{model.descriptor.name} ({model.descriptor.architecture}) cannot be exported:"
@@ -157,9 +159,12 @@ class _OneGraph(nn.Module):
             return self.network(image)
 
 
-def _export(network: nn.Module, image: Tensor, path: Path | str, opset: int) -> None:
+def _export(
+    network: nn.Module, image: Tensor, path: Path | str, opset: int, tell: Callable[[str], None]
+) -> None:  # fmt: skip
     free = torch.export.Dim.DYNAMIC
     network = _OneGraph(network)
+    tell("tracing the model; a deep one takes minutes")
     # The exporter and its optimizer talk about their own affairs.
     with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -169,6 +174,7 @@ def _export(network: nn.Module, image: Tensor, path: Path | str, opset: int) -> 
             optimize=False,
         )  # fmt: skip
         assert program is not None  # None is for the exporter that came before
+        tell(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
         simplify(program.model)
         program.save(path, external_data=False)
 

@@ -1,6 +1,6 @@
 """Does attention help? ParagonSR2 ×2 trained without it, in windows and hierarchically.
 
-    LOWTIDE_DATA=... python benchmarks/attention_helps.py [--steps 1200] [--variants nano,s]
+    LOWTIDE_DATA=... python benchmarks/attention_helps.py [--steps 600] [--variants nano,s]
         [--seeds 0,1,2] [--attentions none,window] [--photos FOLDER] [--work FOLDER] [--only TEXT]
         [--fresh]
 
@@ -37,7 +37,7 @@ VARIANTS = ("nano", "micro", "tiny", "xs", "s")
 ATTENTIONS = ("none", "window", "hierarchical")
 # A patch holds several windows of 32 pixels that share 8.
 PATCH, BATCH, RATE, WARMUP = 48, 8, 2e-3, 100
-STEPS = 1200
+STEPS = 600
 
 
 def run_of(variant: str, attention: str, seed: int, steps: int) -> str:

@@ -80,9 +80,9 @@ def _bands(rows: Rows) -> str:
 
 def _jobs(rows: Rows) -> str:
     """Part d: files under a budget."""
-    head = ["4 megapixels, file to file", "budget", "peak", "expected", "within", "plan"]
+    head = ["photograph, file to file", "budget", "peak", "expected", "within", "plan"]
     return table(head, [
-        [f"{row['model']} ×{row['scale']}",
+        [f"{row['model']} ×{row['scale']}, {row['side']}²",
          *(format_bytes(row[f"{name}_bytes"]) for name in ("budget", "peak", "predicted")),
          "yes" if row["within_budget"] else "no", row["plan"]]
         for row in rows

@@ -32,11 +32,8 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Hardware and versions, those of further ``packages`` too; names no particular machine."""
     import torch
 
-    cpu = ""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].split(":", 1)[1].strip() if lines else ""
+    names = processor_lines("model name")
+    cpu = names[0] if names else ""
     memory = None
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -52,6 +49,13 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
             name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)
         },
     }
+
+
+def processor_lines(key: str) -> list[str]:
+    """What Linux says of each processor under ``key``; nothing on other systems."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith(key)]
 
 
 def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:

@@ -15,11 +15,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from common import HEAP_KEEPS, ResultFile, in_turns, processor_lines, ratio_of, row_parser
 from streaming_models import given, made
 from streaming_runs import apart
 from torch import Tensor, nn
@@ -50,7 +49,7 @@ def ways(name: str) -> tuple[str, ...]:
 @functools.cache
 def has_bf16() -> bool:
     """Whether the processor, by its flags, has instructions for bf16 (x86 or Arm)."""
-    flags = Path("/proc/cpuinfo").read_text().split()
+    flags = " ".join(processor_lines("flags") + processor_lines("Features")).split()
     return "avx512_bf16" in flags or "bf16" in flags
 
 

@@ -1,10 +1,12 @@
 """Spatial modules as ONNX files, run by ONNX Runtime at sizes that were not exported."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
+import lowtide
 from lowtide.attention.spatial import (
     ChannelAttention,
     HierarchicalAttention,
@@ -89,6 +91,11 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
     export_onnx(module, tmp_path / "plain.onnx", channels=8, opset=20)
     assert "Attention" in operators(tmp_path / "fused.onnx")
     assert {"MatMul", "Softmax"} <= operators(tmp_path / "plain.onnx")
+
+
+def test_nothing_of_the_machine_is_in_the_file(tmp_path):
+    export_onnx(local("halo", "mask", "rope"), tmp_path / "layer.onnx", channels=8)
+    assert str(Path(lowtide.__file__).parent).encode() not in (tmp_path / "layer.onnx").read_bytes()
 
 
 def test_exporting_leaves_the_module_as_it_was(tmp_path):

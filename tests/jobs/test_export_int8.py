@@ -36,7 +36,11 @@ def nodes(path):
 
 def test_smaller_and_near(tmp_path, photos, photo):
     target = tmp_path / "model.onnx"
-    report = export_onnx("lowtide-x2", target, precision="int8", calibrate=[photos])
+    told = []
+    report = export_onnx(
+        "lowtide-x2", target, precision="int8", calibrate=[photos], progress=told.append
+    )
+    assert [step.split()[0] for step in told] == ["tracing", "simplifying", "tuning", "comparing"]
     fp32 = export_onnx("lowtide-x2", tmp_path / "whole.onnx")
     assert report.bytes < fp32.bytes / 2
     assert [one.bound for one in report.sizes] == [None] * 4

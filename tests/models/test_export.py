@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import lowtide
+from lowtide.attention.spatial import onnx_graph
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models import Model, SizeRule, native
 from lowtide.models.export import (
@@ -20,7 +21,6 @@ from lowtide.models.export import (
     checked_sizes,
     compare,
     label,
-    onnx_file,
     write_onnx,
 )
 from lowtide.models.export.onnx_check import random_image
@@ -139,10 +139,9 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
         assert ("Attention" in {node.op_type for node in graph.graph.node}) == fused
 
 
-@pytest.mark.slow
 def test_what_only_depends_on_the_size_is_made_once_for_all_blocks(tmp_path, monkeypatch):
     # Else what is there twice would be dropped, late and after minutes.
-    monkeypatch.setattr(onnx_file, "simplify", lambda graph: None)
+    monkeypatch.setattr(onnx_graph, "simplify", lambda graph: None)
     made = []
     for blocks in (1, 3):
         write_onnx(variant(tmp_path, "nano", **SMALL | {"blocks": blocks}), tmp_path / "m.onnx")
@@ -171,6 +170,7 @@ def test_nothing_of_the_machine_is_in_the_file(tmp_path):
     assert str(Path(lowtide.__file__).parent).encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_half_precision_is_as_near_to_fp32_as_pytorch_is(tmp_path):
     model = variant(tmp_path, "tiny", 2, attention="window", window=16)
     path = tmp_path / "model.onnx"

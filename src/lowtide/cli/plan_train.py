@@ -13,7 +13,6 @@ from lowtide.cli.shell import complain, guarded, option
 from lowtide.core.errors import BudgetError, UsageError
 
 if TYPE_CHECKING:
-
     from lowtide.jobs.plan_train import DevicePlans, TrainingPlan
 
 _STEP, _DEVICE, _OUT = "Training step", "Device", "Output"

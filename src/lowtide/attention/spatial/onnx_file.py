@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lowtide.attention.spatial.onnx_graph import write_graph
 from lowtide.core.errors import UsageError
 
 # The first with the Attention operator, and the last in which the exporter spells it out.
@@ -41,10 +42,8 @@ def export_onnx(
     example = next(module.parameters()).new_zeros(2, channels, *(max(side, 2) for side in sides))
     was_training = module.training
     try:
-        torch.onnx.export(
-            module.eval(), (example,), path, dynamo=True, opset_version=opset, verbose=False,
-            input_names=["image"], output_names=["result"],
-            dynamic_shapes=({0: free, 2: rows, 3: columns},), external_data=False,
-        )  # fmt: skip
+        write_graph(
+            module.eval(), example, path, opset=opset, shapes={0: free, 2: rows, 3: columns}
+        )
     finally:
         module.train(was_training)

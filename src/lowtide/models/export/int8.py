@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lowtide.attention.spatial.onnx_graph import IMAGE
 from lowtide.core.errors import ModelError
 from lowtide.core.quiet import errors_only
-from lowtide.models.export.onnx_file import IMAGE
 from lowtide.models.onnx_session import require_packages
 
 # Operators that runtimes have 8-bit kernels for, and which hold a model's weights.

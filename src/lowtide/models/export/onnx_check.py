@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lowtide.attention.spatial.onnx_graph import IMAGE, RESULT
 from lowtide.core.errors import ModelError
 from lowtide.core.figures import max_error, psnr
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.export.onnx_file import EXAMPLE_SIDES, IMAGE, RESULT
+from lowtide.models.export.onnx_file import EXAMPLE_SIDES
 from lowtide.models.model import Model
 from lowtide.models.onnx_session import (
     CannotRunError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,18 +15,16 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial import HierarchicalAttention
 from lowtide.attention.spatial.onnx_file import ATTENTION_OPSET, PLAIN_OPSET
+from lowtide.attention.spatial.onnx_graph import write_graph
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.one_trace import one_trace
-from lowtide.core.quiet import errors_only
 from lowtide.core.units import format_bytes
-from lowtide.models.export.simplify import simplify
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.model import Model
 from lowtide.models.onnx_session import OnnxNetwork, require_packages
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)
-IMAGE, RESULT = "image", "result"
 # Of the image that is traced. Primes: a side that any layer divides would be taken for a rule.
 EXAMPLE_SIDES = (41, 37)
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -80,8 +77,12 @@ def write_onnx(
     rows, columns = model.descriptor.size.padding(height, width)
     channels = model.descriptor.in_channels
     image = torch.full((1, channels, height + rows, width + columns), 0.5)
+    free = torch.export.Dim.DYNAMIC
     try:
-        _export(network, image, path, opset, progress or (lambda step: None))
+        write_graph(
+            _OneGraph(network), image, path, opset=opset, shapes={2: free, 3: free},
+            tell=progress or (lambda step: None),
+        )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(
             f"{model.descriptor.name} ({model.descriptor.architecture}) cannot be exported:"
@@ -157,26 +158,6 @@ class _OneGraph(nn.Module):
         """The network's result."""
         with one_trace():
             return self.network(image)
-
-
-def _export(
-    network: nn.Module, image: Tensor, path: Path | str, opset: int, tell: Callable[[str], None]
-) -> None:  # fmt: skip
-    free = torch.export.Dim.DYNAMIC
-    network = _OneGraph(network)
-    tell("tracing the model; a deep one takes minutes")
-    # The exporter and its optimizer talk about their own affairs.
-    with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            network, (image,), None, dynamo=True, opset_version=opset, verbose=False,
-            input_names=[IMAGE], output_names=[RESULT], dynamic_shapes=({2: free, 3: free},),
-            optimize=False,
-        )  # fmt: skip
-        assert program is not None  # None is for the exporter that came before
-        tell(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
-        simplify(program.model)
-        program.save(path, external_data=False)
 
 
 def _reason(error: BaseException) -> str:

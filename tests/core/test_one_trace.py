@@ -1,6 +1,7 @@
 """Things that a trace makes once."""
 
 import pytest
+import torch
 
 from lowtide.core.one_trace import once, one_trace
 
@@ -17,6 +18,24 @@ def test_a_thing_is_made_once_within_a_trace_and_anew_in_the_next():
     with one_trace():
         assert once("a", make) == 2
     assert [once("a", make), once("a", make)] == [3, 4]
+
+
+def test_sizes_that_are_symbols_tell_things_apart():
+    made = []
+
+    class Twice(torch.nn.Module):
+        def forward(self, image):
+            with one_trace():
+                for side in (*image.shape[2:], *image.shape[2:]):
+                    once((side, "ones"), lambda side=side: made.append(side))
+            return image + len(made)
+
+    free = torch.export.Dim.DYNAMIC
+    image = torch.zeros(1, 1, 5, 7)
+    graph = torch.export.export(Twice(), (image,), dynamic_shapes=({2: free, 3: free},))
+    # Each side once, in each pass that the exporter makes over it.
+    assert len({str(side) for side in made}) == 2
+    assert graph.module()(image).max() == 2
 
 
 def test_a_trace_that_fails_leaves_nothing():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
-_made: ContextVar[dict[Hashable, Any] | None] = ContextVar("_made", default=None)
+_made: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=None)
 
 
 @contextlib.contextmanager
@@ -21,11 +21,15 @@ def one_trace() -> Iterator[None]:
         _made.reset(token)
 
 
-def once(key: Hashable, make: Callable[[], _Made]) -> _Made:
-    """What ``make`` gives, the same each time within `one_trace`, and new each time elsewhere."""
+def once(key: object, make: Callable[[], _Made]) -> _Made:
+    """What ``make`` gives, the same each time within `one_trace`, and new each time elsewhere.
+
+    Keys are told apart by their text: sizes of a graph for all sizes are symbols without a hash.
+    """
     known = _made.get()
     if known is None:
         return make()
-    if key not in known:
-        known[key] = make()
-    return known[key]
+    text = repr(key)
+    if text not in known:
+        known[text] = make()
+    return known[text]

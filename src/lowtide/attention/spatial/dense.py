@@ -23,8 +23,7 @@ def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
 ) -> Tensor:
     """Attention in windows; all tensors (batch, height, width, heads, dim)."""
-    # Sizes by their text: those of a graph for all sizes are symbols.
-    size = windows, *map(str, query.shape[1:3]), query.device, query.dtype
+    size = windows, *query.shape[1:3], query.device, query.dtype
     down, right = once(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
         key, value = (_beyond_is_zero(t, down, right) for t in (key, value))

@@ -111,6 +111,18 @@ def test_seconds_go_through_the_probes():
         assert known.seconds(pixels) == pytest.approx(2e-6 * pixels)
 
 
+def test_a_probe_that_was_disturbed_prices_no_size_above_its_neighbors():
+    quiet = costs(lambda n: n, seconds=lambda n: 2e-6 * n)
+    disturbed = costs(lambda n: n, seconds=lambda n: (3e-6 if n == 256**2 else 2e-6) * n)
+    for side in (64, 100, 200, 256, 300, 512, 4000):
+        assert disturbed.seconds(side * side) == pytest.approx(quiet.seconds(side * side))
+
+
+def test_sizes_between_may_be_the_fastest():
+    known = costs(lambda n: n, seconds=lambda n: (1e-6 if n == 128**2 else 2e-6) * n)
+    assert known.seconds(128**2) == pytest.approx(1e-6 * 128**2)
+
+
 def test_seconds_grow_with_size_and_small_sizes_have_fixed_costs():
     known = costs(lambda n: n, seconds=lambda n: 1e-3 + 1e-6 * n)
     assert known.seconds(1) == known.points[0].seconds

@@ -152,13 +152,27 @@ class ModelCosts(BaseModel):
         points, low, high, share = self.points, 0.0, 0.0, 0.0
         if pixels <= points[0].pixels:
             return points[0].seconds
-        for left, right in pairwise(points):
-            low, high = left.seconds / left.pixels, right.seconds / right.pixels
+        for (left, right), (low, high) in zip(
+            pairwise(points), pairwise(self._paces()), strict=True
+        ):
             share = math.log(pixels / left.pixels) / math.log(right.pixels / left.pixels)
             if pixels <= right.pixels:
                 return pixels * (low + share * (high - low))
         untried = _UNTRIED if pixels > 2 * points[-1].pixels else 1.0
         return pixels * max(high, low + share * (high - low)) * untried
+
+    def _paces(self) -> list[float]:
+        """Seconds per pixel at each probe, none above both of its neighbors'.
+
+        Small sizes are slower for what is fixed, large ones for outgrowing caches: a size between
+        that seems slower than either was disturbed while it was measured.
+        """
+        measured = [point.seconds / point.pixels for point in self.points]
+        between = [
+            min(one, max(left, right))
+            for left, one, right in zip(measured, measured[1:], measured[2:], strict=False)
+        ]
+        return [*measured[:1], *between, *measured[1:][-1:]]
 
 
 def _grown(point: TracedPoint, pixels: int) -> Reused:

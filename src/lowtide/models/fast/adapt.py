@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lowtide.core.one_trace import once
 from lowtide.models.fast.dense import FastDense
 from lowtide.models.fast.masks import ShiftMask
+from lowtide.models.fast.narrow import FastNarrow
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.rectangles import FastRectangles
 from lowtide.models.fast.swin import FastBlock, FastOverlap, FastWindows
@@ -34,7 +35,8 @@ _TAILED = {
 
 def adapt(network: nn.Module) -> Counter[str]:
     """Replace window attention, the blocks around it, linear layers, convolutions of 1×1 pixels
-    and the last layers in ``network``, a model of spandrel's, and count by kind what was.
+    or to few channels and the last layers in ``network``, a model of spandrel's, and count by kind
+    what was.
 
     Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
     of them gives what it gave before on random windows, and masks of shifted windows only if they
@@ -70,6 +72,12 @@ def adapt(network: nn.Module) -> Counter[str]:
             _mask_in_few_forms(part)
     if _name(network) in _TAILED and _in_strips(network):
         found["tail"] += 1
+    # Those that a tail has are in it.
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if FastNarrow.fits(child):
+                setattr(parent, name, FastNarrow(child))
+                found["Conv2d to few channels"] += 1
     return found
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.attention.products import linear, linear_in_any_order
 from lowtide.models.fast.part import FastPart, recorded
-from lowtide.models.fast.swin import FastBlock, put
+from lowtide.models.fast.swin import End, FastBlock, put
+from lowtide.models.fast.tokens import FastLinear, FastMlp, FastPointwise, added
 
 # Of a group's result before what it was given is added, as in the model.
 _SHARE = 0.2
@@ -19,7 +21,7 @@ class FastDense(FastPart):
 
     What blocks add lies beside what the group was given, in one map that is made once: none is
     put together anew for each block. Of a block's result only what the layer behind it makes of it
-    is ever there for the whole image, a small part of its channels.
+    is ever there, a small part of its channels.
 
     Where ``overwrites`` is set, nothing else needs what it is given, and the result takes its
     place.
@@ -44,18 +46,47 @@ class FastDense(FastPart):
         result = x if self.overwrites else torch.empty_like(x)
         for block, adjust in steps:
             known = block.plain.dim
-            for places, _, found in block.parts(seen[:, :known], xsize):
-                added = plain.lrelu(_of_tokens(adjust, found))
-                put(seen[:, known : known + added.shape[-1]], places, added)
-        for places, given, found in last.parts(seen, xsize):
-            whole = torch.add(given[:, :channels], _of_tokens(narrow, found), alpha=_SHARE)
-            put(result[0], places, whole)
+            for places, _, found in block.parts(seen[:, :known], xsize, end=_end(block, adjust)):
+                put(seen[:, known : known + found.shape[-1]], places, plain.lrelu(found))
+        for places, given, found in last.parts(seen, xsize, end=_end(last, narrow)):
+            put(result[0], places, torch.add(given[:, :channels], found, alpha=_SHARE))
         return result
 
 
 def _steps(group: Any) -> list[tuple[Any, Any]]:
     """Each block and the layer behind it."""
     return [(getattr(group, f"swin{at}"), getattr(group, f"adjust{at}")) for at in range(1, 6)]
+
+
+def _end(block: FastBlock, layer: Any) -> End:
+    """The end of a block and the ``layer`` behind it, which alone sees the block's result.
+
+    The block's last linear layer makes more channels than ``layer`` leaves of them. Their weights
+    are multiplied first, in fp64, which differs by rounding and saves most of that layer's work.
+    """
+    mlp = block.plain.mlp
+    if not _are_linear(mlp, layer):
+        return lambda normed, seen: _of_tokens(layer, added(mlp, normed, seen))
+    second, weight, bias = mlp.fc2.plain, layer.plain.weight.flatten(1), layer.plain.bias
+    both = (weight.double() @ second.weight.double()).to(weight)
+    if second.bias is not None:
+        more = weight.double() @ second.bias.double()
+        bias = (more if bias is None else more + bias).to(weight)
+
+    def end(normed: Tensor, seen: Tensor) -> Tensor:
+        return linear_in_any_order(mlp.inner(normed), both, plus=linear(seen, weight, bias))
+
+    return end
+
+
+def _are_linear(mlp: Any, layer: Any) -> bool:
+    """Whether what ends in ``mlp`` and goes on in ``layer`` has nothing between. In half precision
+    the weights' product would have to be rounded."""
+    known = type(layer) is FastPointwise and isinstance(mlp, FastMlp) and mlp.is_known()
+    if not known or type(mlp.fc2) is not FastLinear:
+        return False
+    weights = mlp.fc2.plain.weight, layer.plain.weight
+    return all(weight.dtype == torch.float32 for weight in weights)
 
 
 def _of_tokens(layer: Any, tokens: Tensor) -> Tensor:

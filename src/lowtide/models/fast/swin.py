@@ -4,7 +4,7 @@ of SwinIR and DRCT."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from lowtide.models.fast.tokens import added
 # What some windows hold while they go through a block, in numbers for each of its channels, and at
 # most in bytes: more on a card, which has work for many of them.
 _HELD, _PART_BYTES, _CARD_PART_BYTES = 8, 32 << 20, 256 << 20
+
+# What comes of pixels behind an attention: of them normalized, and as they are.
+End = Callable[[Tensor, Tensor], Tensor]
 
 
 class FastWindows(FastPart):
@@ -85,18 +88,20 @@ class FastBlock(FastPart):
         return result
 
     def parts(
-        self, pixels: Tensor, x_size: tuple[int, int], *, overwritten: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        self, pixels: Tensor, x_size: tuple[int, int], *, overwritten: bool = False,
+        end: End | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
         """Part by part which of the ``pixels`` (pixels, channels) it is of, what they are, and
-        what the block makes of them."""
+        what the block makes of them, or its attention and ``end``."""
         plain = self.plain
         order = window_order(*x_size, plain.window_size, plain.shift_size, pixels.device)
         bias = plain.attn.bias()
-        return self._parts(pixels, order.there, bias, order.patterns(bias), overwritten)
+        end = end or functools.partial(added, plain.mlp)
+        return self._parts(pixels, order.there, bias, order.patterns(bias), end, overwritten)
 
     def _parts(
         self, pixels: Tensor, there: Tensor, bias: Tensor, patterns: Sequence[Pattern],
-        overwritten: bool,
+        end: End, overwritten: bool,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
         """The same in the order ``there``; pixels may be ``overwritten`` in between."""
         plain = self.plain
@@ -116,7 +121,7 @@ class FastBlock(FastPart):
             inside = _inside(patterns, first, first + some)
             seen = plain.attn.attend(windows, heads, bias, inside, given.view_as(windows))
             seen = seen.view_as(given)
-            yield chosen, given, added(plain.mlp, plain.norm2(seen), seen)
+            yield chosen, given, end(plain.norm2(seen), seen)
 
 
 def at_once(x: Tensor, total: int) -> int:

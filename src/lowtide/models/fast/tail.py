@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lowtide.models.fast.narrow import narrowed
 from lowtide.models.fast.part import FastPart
 
 # Of what a strip holds at its largest.
@@ -64,7 +65,7 @@ class FastTail(FastPart):
         """(B, channels, H, W) as the first layer takes it to (B, C, H * scale, W * scale)."""
         height, rows = x.shape[2], self._rows(x)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or rows >= height:
-            return self.plain(self.before(x))
+            return narrowed(self.plain, self.before(x))
         return self.in_strips(x, rows)
 
     def in_strips(self, x: Tensor, rows: int) -> Tensor:
@@ -73,7 +74,7 @@ class FastTail(FastPart):
         for first in range(0, height, rows):
             low = max(0, first - self._reach)
             high = min(height, first + rows + self._reach)
-            strip = self.plain(self.before(x[:, :, low:high]))
+            strip = narrowed(self.plain, self.before(x[:, :, low:high]))
             if result is None:
                 sides = height * scale, strip.shape[3]
                 result = strip.new_empty(*strip.shape[:2], *sides)

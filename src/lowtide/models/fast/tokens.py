@@ -33,15 +33,22 @@ class FastMlp(FastPart):
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """(..., channels) to the same, ``plus`` what is there already."""
+        if not self.is_known():
+            return added(self.plain, x, plus)
+        return added(self.plain.fc2, self.inner(x), plus)
+
+    def is_known(self) -> bool:
+        """Whether `inner` gives what lies before the second layer."""
         plain = self.plain
-        first, between = plain.fc1, plain.act
-        known = type(between) is nn.GELU and between.approximate == "none"
-        compiled = torch.compiler.is_compiling() or plain.training
+        exact = type(plain.act) is nn.GELU and plain.act.approximate == "none"
         # A first layer may be in 8 bits, or left as it was.
-        if compiled or not known or type(first) is not FastLinear:
-            return added(plain, x, plus)
-        inner = linear_in_any_order(x, first.plain.weight, first.plain.bias, gelu=True)
-        return added(plain.fc2, inner, plus)
+        plainly = type(plain.fc1) is FastLinear and not plain.training
+        return exact and plainly and not torch.compiler.is_compiling()
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., channels) to what the second layer is given."""
+        first = self.plain.fc1.plain
+        return linear_in_any_order(x, first.weight, first.bias, gelu=True)
 
 
 class FastPointwise(FastPart):

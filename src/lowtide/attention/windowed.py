@@ -17,6 +17,11 @@ from lowtide.attention.functional import attention
 LEAST_CHANNELS = 16
 # Scores that are held at once where they are written out: they stay in a processor's cache.
 _SCORE_BYTES = 4 << 20
+# Processors multiply 8 or 16 numbers at once, and products of 30 channels take longer than of 32.
+# Of wider heads they gain less than it takes to make them wider.
+_MULTIPLES, _MOST_MORE, _WIDEST = (16, 8), 1.08, 96
+# Of queries, keys and values that are made wider at once: they stay in a cache until they are used.
+_WIDER_BYTES = 4 << 20
 # Part of the windows that is done as if it were all: less is copied together first.
 _NEARLY = 0.75
 
@@ -28,6 +33,15 @@ class Pattern:
 
     places: Sequence[int]
     added: Tensor | None
+
+
+def kernel_width(width: int) -> int:
+    """The channels that a head of ``width`` is computed with on a CPU, the others zeros."""
+    for multiple in _MULTIPLES:
+        wide = -(-width // multiple) * multiple
+        if wide <= min(_WIDEST, width * _MOST_MORE):
+            return wide
+    return width
 
 
 def attend_windows(
@@ -102,7 +116,16 @@ def _attend(
         return attention(query, key, value, added, AttentionSpec(scale))
     if query.shape[-1] < LEAST_CHANNELS:
         return _written_out(query, key, value, added, scale)
+    if _gains_by_width(query, value):
+        return _widened(query, key, value, added, scale)
     return F.scaled_dot_product_attention(query, key, value, added, scale=scale)
+
+
+def _gains_by_width(query: Tensor, value: Tensor) -> bool:
+    width = query.shape[-1]
+    plain = query.dtype == torch.float32 and not torch.is_grad_enabled()
+    known = width == value.shape[-1] and not torch.compiler.is_compiling()
+    return plain and known and kernel_width(width) > width
 
 
 def _is_on_cpu(tensor: Tensor) -> bool:
@@ -123,3 +146,29 @@ def _written_out(
             scores += added
         result[part] = scores.softmax(-1) @ value[part]
     return result
+
+
+def _widened(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
+) -> Tensor:
+    """By PyTorch's kernel, some windows at a time, which are copied with channels of zeros: these
+    add nothing to scores, and their own values are left out."""
+    given, width = (query, key, value), query.shape[-1]
+    wide, result = kernel_width(width), _empty(query, value)
+    window = query.shape[1] * wide * query.itemsize * sum(one.shape[2] for one in given)
+    at_once = max(1, _WIDER_BYTES // window)
+    held = [_zeros(one[:at_once], wide) for one in given]
+    for first in range(0, len(query), at_once):
+        part = slice(first, first + at_once)
+        q, k, v = (room[: len(one[part])] for room, one in zip(held, given, strict=True))
+        for room, one in zip((q, k, v), given, strict=True):
+            room[..., :width] = one[part]
+        # Not named, or there would be those of two parts.
+        result[part] = F.scaled_dot_product_attention(q, k, v, added, scale=scale)[..., :width]
+    return result
+
+
+def _zeros(like: Tensor, wide: int) -> Tensor:
+    """Of such windows, heads of a place beside one another."""
+    windows, heads, places = like.shape[:3]
+    return like.new_zeros(windows, places, heads, wide).transpose(1, 2)

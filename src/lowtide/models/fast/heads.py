@@ -9,15 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.products import linear_in_any_order
+from lowtide.attention.windowed import kernel_width
 from lowtide.models.fast.part import recorded
 from lowtide.models.fast.tokens import FastLinear, added
 
 # Weights and bias of a linear layer.
 Layer = tuple[Tensor, Tensor | None]
-
-# Processors multiply 8 or 16 numbers at once, and products of 30 channels take longer than of 32.
-# Of wider heads they gain less than the layers round them lose.
-_MULTIPLES, _MOST_MORE, _WIDEST = (16, 8), 1.08, 96
 
 
 class Heads:
@@ -43,15 +40,6 @@ class Heads:
         if self._wider is not None:
             return linear_in_any_order(found, *self._wider[1], plus=plus)
         return added(self._attention.proj, found, plus)
-
-
-def kernel_width(width: int) -> int:
-    """The channels that a head of ``width`` is computed with."""
-    for multiple in _MULTIPLES:
-        wide = -(-width // multiple) * multiple
-        if wide <= min(_WIDEST, width * _MOST_MORE):
-            return wide
-    return width
 
 
 def _channels_more(attention: Any, like: Tensor) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -21,16 +23,22 @@ class FastNarrow(FastPart):
     @staticmethod
     def fits(part: nn.Module) -> bool:
         """Whether ``part`` is such a convolution, and keeps the image's size."""
-        if type(part) is not nn.Conv2d or part.groups > 1 or part.padding_mode != "zeros":
+        if not keeps_size(part) or part.groups > 1:
             return False
-        few = part.out_channels <= _FEW and part.in_channels >= _LEAST_GIVEN
-        half = tuple(side // 2 for side in part.kernel_size)
         odd = all(side % 2 for side in part.kernel_size) and part.kernel_size != (1, 1)
-        return few and odd and part.padding == half and part.stride == part.dilation == (1, 1)
+        return odd and part.out_channels <= _FEW and part.in_channels >= _LEAST_GIVEN
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) to (B, C, H, W)."""
         return narrowed(self.plain, x)
+
+
+def keeps_size(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether it is a convolution with zeros around it, of pixels side by side."""
+    if type(layer) is not nn.Conv2d or layer.stride != (1, 1) or layer.dilation != (1, 1):
+        return False
+    half = tuple(side // 2 for side in layer.kernel_size)
+    return layer.padding == half and layer.padding_mode == "zeros"
 
 
 def narrowed(conv: nn.Module, x: Tensor) -> Tensor:

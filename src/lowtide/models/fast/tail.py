@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.models.fast.narrow import narrowed
+from lowtide.models.fast.narrow import keeps_size, narrowed
 from lowtide.models.fast.part import FastPart
 
 # Of what a strip holds at its largest.
@@ -54,7 +54,7 @@ class FastTail(FastPart):
         if type(plain) is not nn.Conv2d or not isinstance(before, nn.Sequential):
             return False
         convolutions = [layer for layer in before if not isinstance(layer, nn.PixelShuffle)]
-        return len(convolutions) < len(before) and all(map(_keeps_size, (*convolutions, plain)))
+        return len(convolutions) < len(before) and all(map(keeps_size, (*convolutions, plain)))
 
     def use(self, plain: nn.Module) -> None:
         """Run ``plain``, which has other weights, in place of the last convolution."""
@@ -88,10 +88,3 @@ class FastTail(FastPart):
         channels = self.plain.in_channels * self._scale**2
         row = 2 * x.shape[0] * channels * x.shape[3] * x.element_size()
         return max(4 * self._reach, _STRIP_BYTES // row)
-
-
-def _keeps_size(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Conv2d or layer.stride != (1, 1) or layer.dilation != (1, 1):
-        return False
-    half = tuple(side // 2 for side in layer.kernel_size)
-    return layer.padding == half and layer.padding_mode == "zeros"

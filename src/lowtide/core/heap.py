@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from typing import Literal
 
 # mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
@@ -72,6 +74,21 @@ def use_heap(setting: HeapSetting) -> None:
     library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW if keeps else _GIVEN_BACK_FROM)
     library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST if keeps else _GIVEN_BACK_FROM)
     library.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def heap_gives_back() -> Iterator[None]:
+    """What is freed inside leaves no gaps for what comes after, if the heap is `tune_heap`'s own.
+
+    A heap that keeps blocks fills with those of a model file while it is read: gaps that a run's
+    own blocks hardly fit, and that no run in a heap which gives blocks back ever gives back, since
+    the C library takes what fits into a gap from there.
+    """
+    use_heap("gives back")
+    try:
+        yield
+    finally:
+        use_heap("keeps")
 
 
 def heap_setting() -> HeapSetting | None:

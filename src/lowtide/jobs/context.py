@@ -109,6 +109,7 @@ class Context:
                 settings, device=self.prepared.network.device, cancel=self.cancel,
                 limit_bytes=device_bytes // 2,
             )  # fmt: skip
+            prepared.beside_bytes = self.prepared.beside_bytes
             self._exact = replace(
                 self, prepared=prepared, settings=settings, book=None,
                 budget=replace(self.budget, device_bytes=device_bytes, host_bytes=host_bytes),

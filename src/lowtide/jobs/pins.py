@@ -47,6 +47,7 @@ class Pins:
         prepared.compiling = None if compiling is None else SpeedFacts.model_validate(compiling)
         prepared.tiled = self._bounds("tiled", prepared.tiled)
         prepared.streamed = self._bounds("streamed", prepared.streamed)
+        prepared.beside_bytes = self._kept.get("beside_bytes", prepared.beside_bytes)
 
     def _bounds(self, kind: RunKind, now: RunBounds) -> RunBounds:
         """``now`` with the usual bound that the folder began with; its journal may be older."""
@@ -68,5 +69,6 @@ class Pins:
             "device": budget.device, "device_bytes": budget.device_bytes,
             "host_bytes": budget.host_bytes, "versions": self._versions,
             "costs": prepared.costs.model_dump(), "bounds": bounds,
+            "beside_bytes": prepared.beside_bytes,
             "compiling": prepared.compiling and prepared.compiling.model_dump(),
         })  # fmt: skip

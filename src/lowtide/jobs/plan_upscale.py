@@ -11,13 +11,15 @@ from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.elsewhere import prepare_elsewhere
 from lowtide.jobs.planning import plan_image
-from lowtide.jobs.prepare import Prepared, prepare
+from lowtide.jobs.prepare import Prepared, load_libraries
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions
 from lowtide.jobs.results import failed_image
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.upscale import Inputs, find_jobs, tell
+from lowtide.jobs.upscale import Inputs, find_jobs
+from lowtide.jobs.watch import Watch, tell
 from lowtide.media.discover import Job
 from lowtide.memory.budget import Budget
+from lowtide.memory.meter import open_meter
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names
 from lowtide.memory.replay import PlanBook
 
@@ -40,21 +42,23 @@ def plan(
     jobs, _ = find_jobs(inputs, Path(output), chosen)
     book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
     profile = profile_named(chosen.device)
-    tell(progress, "load", chosen.model_name)
     if profile is None:
         device = resolve_device(chosen.one_device)
         parsed = Budget.parse(
             budget, device=device, host=host_budget, disk=disk_budget,
             scratch=Path(scratch) if scratch else Path(output),
         )  # fmt: skip
-        prepared = prepare(
-            chosen, device=device, limit_bytes=parsed.device_bytes // 2,
-            on_probe=lambda: tell(progress, "probe", chosen.model_name), cancel=cancel,
-            replayed=book.plans[0][1] if book else None,
-        )  # fmt: skip
+        load_libraries(chosen)
+        watch = Watch(open_meter(device), progress, cancel)
+        watch.meter.start()
+        try:
+            prepared = watch.prepare(chosen, device, parsed, book)
+        finally:
+            watch.meter.stop()
     else:
+        tell(progress, "load", chosen.model_name)
         parsed, prepared = Budget.on(profile, budget), prepare_elsewhere(chosen, profile)
-    prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
+        prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
     work = _Work(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(), device=prepared.network.device,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
+from lowtide.core.heap import heap_gives_back
 from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel
 from lowtide.core.rows import ImageInfo
@@ -21,7 +22,7 @@ from lowtide.memory.estimating.calibration import RunBounds, run_bounds
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.store import CostStore, cache_folder
-from lowtide.models import ModelDescriptor, load, names
+from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.eight_bits import torchao_parts
 from lowtide.models.files import is_onnx
 from lowtide.models.foreign import families
@@ -45,8 +46,10 @@ _ROW_SHARE = 0.03
 class Prepared:
     """A model on its device, with what it costs.
 
-    ``others`` are the same on further devices; ``compiled`` are by the shape that they are for, and
-    ``compiling`` is what was found out of that on this machine.
+    ``beside_bytes`` is what became resident with it on the host and is no weight: kernels that were
+    made while its parts were compared, for one. ``others`` are the same on further devices;
+    ``compiled`` are by the shape that they are for, and ``compiling`` is what was found out of that
+    on this machine.
     """
 
     descriptor: ModelDescriptor
@@ -57,6 +60,7 @@ class Prepared:
     programs: Programs
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
+    beside_bytes: int = 0
     others: tuple[Network, ...] = ()
     compiling: SpeedFacts | None = None
     compiled: dict[tuple[int, ...], Network] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class Prepared:
         easy_bytes = budget.device_bytes // 4
         return Picture(
             info, self.padded(info), codecs, scratch_bytes, row_bytes, easy_bytes, self.tiled,
-            self.streamed,
+            self.streamed, self.beside_bytes,
         )  # fmt: skip
 
 
@@ -128,15 +132,12 @@ def _prepare(
 ) -> Prepared:  # fmt: skip
     if settings.cuda_graphs:
         require_graphs(device)
-    model = load(settings.model_name)
-    if isinstance(model, OnnxModel):
-        model.use(_provider(settings))
-    descriptor = model.descriptor
-    if descriptor.scale < 1:
-        raise ModelError(f"{descriptor.name} makes images smaller (×{descriptor.scale})")
     wanted = settings.precision if replayed is None else replayed.precision
-    precision = resolve_precision(wanted, descriptor, device)
-    network = network_of(model, device, precision)
+    with heap_gives_back():
+        model = _loaded(settings)
+        precision = resolve_precision(wanted, model.descriptor, device)
+        network = network_of(model, device, precision)
+    descriptor = model.descriptor
     if settings.self_ensemble:
         descriptor, network = as_ensemble(descriptor), ensemble_of(network)
     shape = Shape(
@@ -174,6 +175,16 @@ def _prepare(
         run_bounds("streamed", device) if own else RunBounds(),
         compiling=CompileStore(device).get(descriptor.sha256, precision) if own else None,
     )  # fmt: skip
+
+
+def _loaded(settings: UpscaleSettings) -> Model:
+    model = load(settings.model_name)
+    if isinstance(model, OnnxModel):
+        model.use(_provider(settings))
+    facts = model.descriptor
+    if facts.scale < 1:
+        raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")
+    return model
 
 
 def run_by(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import Cancelled
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
 from lowtide.jobs.context import Context
 from lowtide.jobs.devices import resolve_devices
 from lowtide.jobs.images import Images
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.networks import network_on
 from lowtide.jobs.pins import Pins
-from lowtide.jobs.prepare import Prepared, load_libraries, prepare
+from lowtide.jobs.prepare import load_libraries
 from lowtide.jobs.report import UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.watch import Watch, tell
 from lowtide.jobs.workers import Workers, share_of, threads_each
 from lowtide.media import inspect_image
 from lowtide.media.discover import Job, discover
 from lowtide.memory.budget import Budget
-from lowtide.memory.costs import ModelCosts
-from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
+from lowtide.memory.meter import open_meter
 from lowtide.memory.replay import PlanBook
-from lowtide.streaming.bands.programs import load_capture
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -64,7 +62,7 @@ def upscale(
     place = Path(scratch) if scratch else folder or Path(output).parent
     devices = resolve_devices(chosen)
     load_libraries(chosen)
-    watch = _Watch(open_meter(devices[0]), progress, cancel)
+    watch = Watch(open_meter(devices[0]), progress, cancel)
     watch.meter.start()
     try:
         with _open_journal(folder) as journal, threads_each(len(devices)) as threads:
@@ -73,7 +71,7 @@ def upscale(
             least = _least_budget(devices, budget, host_budget, disk_budget, place)
             parsed = pins.budget(budget, least)
             share = share_of(parsed, devices)
-            prepared = watch.prepare(chosen, devices[0], share, pins.costs, book)
+            prepared = watch.prepare(chosen, devices[0], share, book, pins.costs)
             pins.apply(prepared)
             pins.write(parsed, prepared)
             report = UpscaleReport(
@@ -101,42 +99,6 @@ def upscale(
     report.seconds = time.perf_counter() - started
     tell(progress, "done", "")
     return report
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """What looks on while a job is made ready."""
-
-    meter: HostMeter | CudaMeter
-    progress: ProgressCallback | None
-    cancel: Cancel
-
-    def prepare(
-        self, settings: UpscaleSettings, device: str, share: Budget, costs: ModelCosts | None,
-        book: PlanBook | None,
-    ) -> Prepared:  # fmt: skip
-        """The model, and a word about whatever takes seconds, now or at the first image."""
-        model = settings.model_name
-        tell(self.progress, "load", model)
-        prepared = prepare(
-            settings, device=device, costs=costs, limit_bytes=share.device_bytes // 2,
-            on_probe=lambda: self._begin("probe", model, _load_tracing), cancel=self.cancel,
-            replayed=book.plans[0][1] if book else None,
-        )  # fmt: skip
-        prepared.programs.on_capture = lambda: self._begin("capture", model, load_capture)
-        return prepared
-
-    def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
-        """Libraries that most runs do without load late, and are not the run's own memory."""
-        tell(self.progress, phase, model)
-        with self.meter.apart():
-            load()
-
-
-def _load_tracing() -> None:
-    from lowtide.streaming.tracing import load_tracing
-
-    load_tracing()
 
 
 def _run_here(context: Context, results: Results) -> None:
@@ -192,8 +154,3 @@ def _least_budget(
         for device in dict.fromkeys(devices)
     ]  # fmt: skip
     return min(budgets, key=lambda one: one.device_bytes)
-
-
-def tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:
-    if progress is not None:
-        progress(Progress(phase, name))

@@ -127,6 +127,7 @@ def _context(given: dict[str, Any], line: Line) -> Context:
     prepared.compiling = known and SpeedFacts.model_validate(known)
     prepared.tiled = RunBounds.model_validate(given["tiled"])
     prepared.streamed = RunBounds.model_validate(given["streamed"])
+    prepared.beside_bytes = given["beside_bytes"]
     return Context(
         prepared, settings, budget, meter, line.progress, None, Path(given["scratch"]),
         given["images"], book,

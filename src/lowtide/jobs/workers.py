@@ -121,7 +121,7 @@ class Workers:
             ).model_dump(mode="json"),
             "tuned_heap": heap_is_tuned(), "threads": threads, "scratch": str(scratch),
             "tiled": prepared.tiled.model_dump(), "streamed": prepared.streamed.model_dump(),
-            "images": len(results.jobs),
+            "images": len(results.jobs), "beside_bytes": prepared.beside_bytes,
             "compiling": prepared.compiling and prepared.compiling.model_dump(),
         }  # fmt: skip
         self._given = {

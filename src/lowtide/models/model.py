@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lowtide.core.errors import UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
 from lowtide.models.low_precision import LowPrecision, lower
+from lowtide.models.shared_buffers import share_equal_buffers
 
 # Of the image that finds the order of a model's layers.
 _TRIED_SIDE = 64
@@ -29,10 +30,9 @@ class Model:
     def __init__(self, module: nn.Module, descriptor: ModelDescriptor) -> None:
         self.module = module.eval().requires_grad_(False)
         self.descriptor = replace(
-            descriptor,
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
-            weight_bytes=weight_bytes(module),
+            descriptor, parameters=sum(parameter.numel() for parameter in module.parameters())
         )
+        self._settle()
 
     def __repr__(self) -> str:
         facts = self.descriptor
@@ -88,7 +88,7 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
+        self._settle()
         return self
 
     def lower(self, dtype: torch.dtype) -> Self:
@@ -103,8 +103,13 @@ class Model:
             device=self.device,
         )  # fmt: skip
         self.module = lower(self.module, dtype, image).eval()
-        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
+        self._settle()
         return self
+
+    def _settle(self) -> None:
+        """Hold what is equal once, and say what all takes."""
+        share_equal_buffers(self.module)
+        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
         name = str(dtype).removeprefix("torch.")

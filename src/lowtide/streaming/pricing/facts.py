@@ -41,7 +41,8 @@ class Picture:
     bytes of host memory that reading the format takes, and writing it; ``scratch_bytes`` is disk.
     ``row_bytes`` is what the rows held for one row of tiles should stay below where lower tiles
     allow it, and up to ``easy_bytes`` memory need not be saved. ``tiled`` and ``streamed`` are how
-    far runs of each kind were from their predictions.
+    far runs of each kind were from their predictions. ``beside_bytes`` is what the host holds for
+    the model beside its weights.
     """
 
     info: ImageInfo
@@ -52,6 +53,7 @@ class Picture:
     easy_bytes: int | None = None
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
+    beside_bytes: int = 0
 
 
 @dataclass(frozen=True)

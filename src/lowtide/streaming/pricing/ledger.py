@@ -137,6 +137,7 @@ def ledger(
         else:
             yield one
     if costs.device == "cpu":
+        runtime += picture.beside_bytes
         yield row("runtime", "host", runtime, runtime + _RUNTIME_UPPER, "prior")
     else:
         yield row("context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed")

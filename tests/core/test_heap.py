@@ -93,3 +93,22 @@ def test_a_heap_that_is_not_ours_is_left_alone():
         "heap.tune_heap(); heap.use_heap('gives back'); print(before, library.calls > 2)"
     )
     assert run(code) == "0 True"
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc takes blocks from gaps so")
+def test_what_is_freed_while_the_heap_gives_back_leaves_no_gaps():
+    code = (
+        "from contextlib import nullcontext\n"
+        "from lowtide.core.heap import heap_gives_back, trim_heap, tune_heap, use_heap\n"
+        "from lowtide.memory.meter import anonymous_bytes\n"
+        "def filled(size): return bytearray(b'1') * size\n"
+        "tune_heap()\n"
+        "with HOW():\n"
+        "    read = [(filled(2 << 20), filled(60 << 10)) for _ in range(32)]\n"
+        "    kept = [small for large, small in read]; del read\n"
+        "trim_heap(); use_heap('gives back')\n"
+        "start = anonymous_bytes(); pieces = [filled(1 << 20) for _ in range(16)]; del pieces\n"
+        "print(anonymous_bytes() - start > 8 << 20)"
+    )
+    found = [run(code.replace("HOW", how)) for how in ("nullcontext", "heap_gives_back")]
+    assert found == ["True", "False"]

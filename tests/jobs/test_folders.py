@@ -9,6 +9,7 @@ from folders import files_of, statuses
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.watch import Watch
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 
@@ -179,6 +180,26 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
     second = upscale(folder, out, budget="auto")
     made_first, made_later = first.images[0], second.images[1]
     assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
+
+
+def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
+    folder, out, monkeypatch
+):
+    def told(holds_mib, **options):
+        held = iter([0, (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes])
+        monkeypatch.setattr(Watch, "_held", lambda self: next(held))
+        report = upscale(folder, out, model="lowtide-x2", **options)
+        ledger = next(image.plan for image in report.images if image.plan is not None).ledger
+        return next(row.value for row in ledger if row.name == "runtime") >> 20
+
+    (folder / "b.png").write_bytes(b"")
+    assert told(7) == 7
+    (folder / "b.png").write_bytes((folder / "a.png").read_bytes())
+    assert told(30) == 7
+    assert told(30, devices="cpu,cpu", force=True) == 7
+    monkeypatch.undo()
+    (out / JOURNAL_NAME).unlink()
+    assert told(30, devices="cpu,cpu", force=True) == 30
 
 
 def test_the_journal_survives_a_torn_last_line(folder, out):

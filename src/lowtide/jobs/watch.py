@@ -9,13 +9,17 @@ from typing import Any
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, Progress, ProgressCallback
 from lowtide.core.units import MIB
-from lowtide.jobs.prepare import Prepared, prepare
+from lowtide.jobs.prepare import Prepared, prepare, run_by
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.replay import PlanBook
+from lowtide.memory.store import FactStore, cache_folder, code_digest
 from lowtide.streaming.bands.programs import load_capture
+
+# What is held differs by so much from run to run.
+_SAME = 8 * MIB
 
 
 def tell(progress: ProgressCallback | None, phase: Any, name: str) -> None:
@@ -37,23 +41,29 @@ class Watch:
         costs: ModelCosts | None = None,
     ) -> Prepared:  # fmt: skip
         """The model, and a word about whatever takes seconds, now or at the first image."""
-        model = settings.model_name
+        model, probed = settings.model_name, False
+
+        def on_probe() -> None:
+            nonlocal probed
+            probed = True
+            self._begin("probe", model, _load_tracing)
+
         tell(self.progress, "load", model)
         before = self._held()
         prepared = prepare(
             settings, device=device, costs=costs, limit_bytes=budget.device_bytes // 2,
-            on_probe=lambda: self._begin("probe", model, _load_tracing), cancel=self.cancel,
-            replayed=book.plans[0][1] if book else None,
+            on_probe=on_probe, cancel=self.cancel, replayed=book.plans[0][1] if book else None,
         )  # fmt: skip
         if device == "cpu":
-            beside = self._held() - before - prepared.costs.weight_bytes
-            # In whole MiB, since a plan should not hang on pages.
-            prepared.beside_bytes = max(0, -(-beside // MIB) * MIB)
+            held = self._held(collect=probed)
+            beside = max(0, held - before - prepared.costs.weight_bytes)
+            # What a probe leaves is there in this process alone.
+            prepared.beside_bytes = beside if probed else _steady(prepared, settings, beside)
         prepared.programs.on_capture = lambda: self._begin("capture", model, load_capture)
         return prepared
 
-    def _held(self) -> int:
-        trim_heap(collect=True)
+    def _held(self, *, collect: bool = False) -> int:
+        trim_heap(collect=collect)
         return self.meter.now_bytes
 
     def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
@@ -61,6 +71,19 @@ class Watch:
         tell(self.progress, phase, model)
         with self.meter.apart():
             load()
+
+
+def _steady(prepared: Prepared, settings: UpscaleSettings, beside: int) -> int:
+    """``beside``, or what was measured before if it is about the same: a budget that an error named
+    has to be enough the next time."""
+    store = FactStore(f"beside-{code_digest()}", cache_folder())
+    key = f"{run_by(prepared.descriptor, settings.provider)} {prepared.precision}"
+    known = store.get(key)
+    if known is None or beside > known + _SAME:
+        known = beside
+        store.put(key, known)
+        store.save()
+    return known
 
 
 def _load_tracing() -> None:

@@ -178,7 +178,8 @@ class BandPricing:
 
     @property
     def least_seconds(self) -> float:
-        """What no bands beat: every pixel at the best speed that was measured, nothing twice."""
+        """What bands hardly beat: every pixel once, at the best speed that was measured and
+        the usual `_PACE`."""
         speed = min(point.seconds / point.pixels for point in self.costs.points)
         return math.prod(self.picture.padded) * self._images * speed * _PACE
 

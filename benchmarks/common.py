@@ -32,14 +32,12 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Hardware and versions, those of further ``packages`` too; names no particular machine."""
     import torch
 
-    names = processor_lines("model name")
-    cpu = names[0] if names else ""
     memory = None
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": cpu or platform.processor(),
+        "cpu": processor() or platform.processor(),
         "cores": os.cpu_count(),
         "memory_bytes": memory,
         "gpu": gpu,
@@ -49,6 +47,14 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
             name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)
         },
     }
+
+
+def processor() -> str:
+    """The processor's name and, since virtual machines give one name to several generations, the
+    numbers that tell those apart; empty where Linux does not say."""
+    name, *_ = *processor_lines("model name"), ""
+    numbers = processor_lines("cpu family")[:1] + processor_lines("model\t")[:1]
+    return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
 
 
 def processor_lines(key: str) -> list[str]:

@@ -138,10 +138,12 @@ def _hardware(device: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name where Linux tells it: kernels differ between those of one family."""
+    """The processor's name and generation where Linux tells them: kernels differ between those of
+    one family, and virtual machines give one name to several generations."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith("model name")), "")
+    first, _, _ = (info.read_text() if info.exists() else "").partition("\n\n")
+    told = ("model name", "cpu family", "model\t")
+    return "|".join(line for line in first.splitlines() if line.startswith(told))
 
 
 def write_cached(path: Path, text: str) -> None:

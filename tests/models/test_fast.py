@@ -10,6 +10,7 @@ from window_transformers import HOMES, MORE, network
 
 from lowtide.models.fast import adapt as adapting
 from lowtide.models.fast.adapt import adapt
+from lowtide.models.fast.embed import FastEmbed, FastFirst
 from lowtide.models.fast.part import FastPart
 from lowtide.models.fast.swin import FastWindows
 from lowtide.models.fast.tail import Deferred, FastTail
@@ -44,14 +45,33 @@ def test_no_part_runs_as_it_was(both, monkeypatch):
     def never(*_, **__):
         raise AssertionError("the part that was replaced ran")
 
+    # Where pixels of a channel lie together already, a convolution is right, and so are the last
+    # layers of a small image; how they begin is the same in another layout.
+    same = FastPointwise, FastTail, Deferred, FastFirst, FastEmbed
     for part in both[1].modules():
-        # Where pixels of a channel lie together already, a convolution is right, and so are the
-        # last layers of a small image.
-        if isinstance(part, FastPart) and not isinstance(part, (FastPointwise, FastTail, Deferred)):
+        if isinstance(part, FastPart) and not isinstance(part, same):
             monkeypatch.setattr(part.plain, "forward", never)
     for size in ((24, 40), (32, 32)):
         with torch.inference_mode():
             both[1](torch.rand(1, 3, *size))
+
+
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT", "HAT"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_channels_of_a_pixel_stay_side_by_side(family, images):
+    fast = network(family)
+    adapt(fast)
+    seen = []
+
+    def check(_, given, result):
+        seen.extend(one.is_contiguous() for one in (*given, result) if one.dim() == 3)
+
+    for layer in fast.modules():
+        if isinstance(layer, torch.nn.LayerNorm):
+            layer.register_forward_hook(check)
+    with torch.inference_mode():
+        fast(torch.rand(images, 3, 24, 40))
+    assert seen and all(seen)
 
 
 def test_a_batch_is_its_images(both):

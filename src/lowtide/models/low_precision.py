@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowtide.models.fast.embed import FastFirst
 from lowtide.models.fast.narrow import FastNarrow
 from lowtide.models.fast.tail import FastTail
 from lowtide.models.fast.tokens import FastPointwise
@@ -172,7 +173,8 @@ def _find(
 
 def _conv_of(layer: nn.Module) -> nn.Conv2d | None:
     """The convolution that a layer is, or stands for."""
-    plain = layer.plain if isinstance(layer, (FastNarrow, FastPointwise, FastTail)) else layer
+    stand_ins = FastFirst, FastNarrow, FastPointwise, FastTail
+    plain = layer.plain if isinstance(layer, stand_ins) else layer
     return plain if type(plain) is nn.Conv2d else None
 
 

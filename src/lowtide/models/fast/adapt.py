@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lowtide.core.one_trace import once
 from lowtide.models.fast.dense import FastDense
+from lowtide.models.fast.embed import FastEmbed, FastFirst, FastUnembed
 from lowtide.models.fast.masks import ShiftMask
 from lowtide.models.fast.narrow import FastNarrow
 from lowtide.models.fast.part import FastPart
@@ -35,8 +36,8 @@ _TAILED = {
 
 def adapt(network: nn.Module) -> Counter[str]:
     """Replace window attention, the blocks around it, linear layers, convolutions of 1×1 pixels
-    or to few channels and the last layers in ``network``, a model of spandrel's, and count by kind
-    what was.
+    or to few channels, what turns images into tokens and back, and the last layers in ``network``,
+    a model of spandrel's, and count by kind what was.
 
     Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
     of them gives what it gave before on random windows, and masks of shifted windows only if they
@@ -70,6 +71,11 @@ def adapt(network: nn.Module) -> Counter[str]:
         part = part.plain if isinstance(part, FastBlock) else part
         if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
             _mask_in_few_forms(part)
+    if any(isinstance(part, FastUnembed) for part in network.modules()):
+        first: Any = getattr(network, "conv_first", None)
+        if FastFirst.fits(first):
+            network.conv_first = FastFirst(first)
+            found["first"] += 1
     if _name(network) in _TAILED and _in_strips(network):
         found["tail"] += 1
     # Those that a tail has are in it.
@@ -165,6 +171,14 @@ def _rectangles(plain: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _embed(plain: Any) -> dict[str, Any]:
+    return {"x": _random(1, plain.embed_dim, 3, 5)}
+
+
+def _unembed(plain: Any) -> dict[str, Any]:
+    return {"x": _random(1, 15, plain.embed_dim), "x_size": (3, 5)}
+
+
 def _mlp(plain: Any) -> dict[str, Any]:
     return {"x": _random(3, 16, plain.fc1.weight.shape[1])}
 
@@ -179,6 +193,8 @@ def _block(plain: Any) -> dict[str, Any]:
     return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
 
 
+# Families that make tokens of images without a layer between.
+_EMBEDS = ("SwinIR", "DRCT", "HAT", "ATD", "DCTLSA")
 _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "SwinIR WindowAttention": (FastWindows, _swin),
     "DRCT WindowAttention": (FastWindows, _swin),
@@ -188,6 +204,8 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
     **{f"{family} Mlp": (FastMlp, _mlp) for family in ("SwinIR", "DRCT", "HAT", "CRAFT")},
+    **{f"{family} PatchEmbed": (FastEmbed, _embed) for family in _EMBEDS},
+    **{f"{family} PatchUnEmbed": (FastUnembed, _unembed) for family in _EMBEDS},
 }  # fmt: skip
 
 

@@ -24,9 +24,11 @@ class FastFirst(FastPart):
 
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) to as many of other channels."""
-        if _arranges(x):
-            x = x.contiguous(memory_format=torch.channels_last)
-        return self.plain(x)
+        found = self.plain(x)
+        if not _arranges(x):
+            return found
+        tokens = _turned(found.flatten(2).transpose(1, 2))
+        return tokens.unflatten(1, found.shape[2:]).movedim(-1, 1)
 
 
 class FastEmbed(FastPart):

@@ -184,3 +184,15 @@ def test_what_they_take_is_traced(family):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():
         made = fast(mode.from_tensor(torch.rand(1, 3, 24, 40)))
     assert made.shape == (1, 3, 48, 80)
+
+
+@pytest.mark.parametrize(("family", "home"), [("ATD", "atd_arch"), ("DCTLSA", "dctlsa")])
+def test_kin_whose_tokens_are_made_otherwise_are_left_so(family, home):
+    small = {"embed_dim": 36, "depths": (2, 2), "num_heads": (2, 2), "window_size": 8}
+    options = {**small, "category_size": 32, "num_tokens": 16} if family == "ATD" else {}
+    made = importlib.import_module(f"spandrel.architectures.{family}.__arch.{home}")
+    plain = getattr(made, family)(**options).eval()
+    fast, image = copy.deepcopy(plain), torch.rand(1, 3, 24, 40)
+    assert not {f"{family} PatchEmbed", f"{family} PatchUnEmbed", "first"} & set(adapt(fast))
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)

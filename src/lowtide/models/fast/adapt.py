@@ -193,8 +193,8 @@ def _block(plain: Any) -> dict[str, Any]:
     return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
 
 
-# Families that make tokens of images without a layer between.
-_EMBEDS = ("SwinIR", "DRCT", "HAT", "ATD", "DCTLSA")
+# Families whose images and tokens are the same numbers in another order.
+_EMBEDS = ("SwinIR", "DRCT", "HAT")
 _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "SwinIR WindowAttention": (FastWindows, _swin),
     "DRCT WindowAttention": (FastWindows, _swin),

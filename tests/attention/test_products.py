@@ -37,6 +37,48 @@ def test_gelu_comes_with_the_product(monkeypatch, bias, known):
     torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("plus", [True, False])
+@pytest.mark.parametrize("shape, between", [
+    ((5, 1001), 40), ((4099,), 193), ((3, 7), 500), ((), 40), ((2048,), 192), ((0, 4), 40),
+])  # fmt: skip
+def test_two_layers_round_no_more_than_those_of_pytorch(
+    monkeypatch, shape, between, plus, bias, known
+):
+    monkeypatch.setattr(products, "_has_onednn", known and products._has_onednn)
+    torch.manual_seed(0)
+    x, beside = torch.randn(*shape, 24), torch.randn(*shape, 36) if plus else None
+    first, second = (
+        (torch.randn(made, of) * of**-0.5, torch.randn(made) if bias else None)
+        for made, of in ((between, 24), (36, between))
+    )
+
+    def plain(change):
+        layers = ([None if each is None else change(each) for each in of] for of in (first, second))
+        one, two = layers
+        found = F.linear(F.gelu(F.linear(change(x), *one)), *two)
+        return found if beside is None else found + change(beside)
+
+    exact, expected = plain(torch.Tensor.double), plain(torch.clone)
+    found = products.mlp(x, first, second, beside)
+    assert found.shape == exact.shape and found.is_contiguous()
+    apart = [(each - exact).square().mean().sqrt() for each in (found, expected)]
+    assert not x.numel() or apart[0] <= 1.1 * apart[1] + 2e-8
+
+
+def test_two_layers_may_overwrite_what_they_are_given():
+    torch.manual_seed(0)
+    x, beside = torch.randn(5000, 24), torch.randn(5000, 24)
+    first, second = (torch.randn(70, 24), torch.randn(70)), (torch.randn(24, 70), None)
+    expected = products.mlp(x, first, second, beside)
+    for place in (0, 1):
+        given = [x.clone(), beside.clone()]
+        found = products.mlp(given[0], first, second, given[1], out=given[place])
+        assert found is given[place]
+        assert torch.equal(found, expected)
+
+
 # Up to 192 both libraries add in the same order, so that the rounding is the same.
 @pytest.mark.parametrize("channels", [24, 48, 180, 192, 193, 244, 308, 320])
 def test_sums_round_little_more_than_those_of_pytorch(channels):

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+# Weight and bias of a linear layer.
+Layer = tuple[Tensor, Tensor | None]
+
+
+def layer_of(tensors: Sequence[Tensor]) -> Layer:
+    """The layer of a weight, and of a bias behind it or none."""
+    weight, *bias = tensors
+    return weight, bias[0] if bias else None
+
 
 # Bytes of a result that is made at once: it stays in the cache of a processor's core.
 _AT_ONCE = 1 << 20
@@ -16,6 +27,9 @@ _LEAST_TOKENS = 64
 # MKL up to 192; of more it adds the sums of parts, which rounds less. Up to here oneDNN's rounding
 # is at most half as large again, and is not seen in the results of a whole network.
 _ONEDNN_CHANNELS = 320
+# Of two layers: tokens that go through both at once, which stay in a cache without keeping threads
+# waiting, and most channels between them that are summed at once, beyond which sums round more.
+_TOKENS_AT_ONCE, _SUMMED = 2048, 192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -65,6 +79,71 @@ def linear_in_any_order(
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, weight, bias, "add")
     then, how = ("gelu", "none") if gelu else ("none", "")
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], how)
+
+
+def mlp(
+    x: Tensor, first: Layer, second: Layer, plus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """``second(gelu(first(x)))`` of (..., channels), and ``plus``, of the result's shape, added to
+    it: a third less time on a CPU than layer by layer, with no more rounding than PyTorch's own.
+
+    What lies between is made for some tokens and some channels at a time; the second layer's sums
+    go on from those of the channels before. The result is put into ``out``, if that is given: it
+    is in order, and may be ``x`` or ``plus`` itself.
+    """
+    if not (_has_onednn and x.numel() and _is_plain(x, first[0]) and _is_plain(x, second[0])):
+        found = linear(F.gelu(linear(x, *first)), *second)
+        found = found if plus is None else found + plus
+        return found if out is None else out.copy_(found)
+    layers = _in_pieces(first, second)
+    made = len(second[0])
+    found = x.new_empty(*x.shape[:-1], made) if out is None else out
+    results, tokens = found.view(-1, made), x.reshape(-1, x.shape[-1])
+    added = None if plus is None else plus.reshape(results.shape)
+    # Without bytes one part is as good as all: none of them takes more.
+    count = min(len(tokens), _TOKENS_AT_ONCE) if isinstance(x, FakeTensor) else len(tokens)
+    for at in range(0, count, _TOKENS_AT_ONCE):
+        part = slice(at, at + _TOKENS_AT_ONCE)
+        sums = _both_layers(tokens[part], layers, second[1])
+        if added is None:
+            results[part] = sums
+        else:
+            torch.add(sums, added[part], out=results[part])
+    return found
+
+
+def mlp_scratch(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Bytes that `mlp` takes for itself, at most, of weights of these shapes."""
+    held = _SUMMED + 2 * second[0]
+    return 4 * (_TOKENS_AT_ONCE * held + first[0] * (first[1] + second[0]))
+
+
+# Of a first layer some results' weights and bias, and their weights in the second.
+_Pieces = list[tuple[Tensor, Tensor | None, Tensor]]
+
+
+def _in_pieces(first: Layer, second: Layer) -> _Pieces:
+    between = len(first[0])
+    size = -(-between // -(-between // _SUMMED))
+    weights = first[0].contiguous().split(size)
+    biases = [None] * len(weights) if first[1] is None else first[1].split(size)
+    # oneDNN is a thousand times slower with columns of a larger matrix.
+    columns = [one.contiguous() for one in second[0].split(size, 1)]
+    return list(zip(weights, biases, columns, strict=True))
+
+
+def _both_layers(tokens: Tensor, layers: _Pieces, bias: Tensor | None) -> Tensor:
+    run = torch.ops.mkldnn._linear_pointwise
+    sums: Tensor | None = None
+    for weight, shift, columns in layers:
+        between = run(tokens, weight, shift, "gelu", [], "none")
+        # PyTorch knows the shape of one without a sum only.
+        if sums is None or isinstance(tokens, FakeTensor):
+            sums = run(between, columns, bias, "none", [], "")
+        else:
+            sums = run.binary(between, sums, columns, None, "add")
+    assert sums is not None
+    return sums
 
 
 # The operator that PyTorch's own compiler takes for linear layers on the processors below.

@@ -9,6 +9,7 @@ from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.drafts import Drafter
 from lowtide.streaming.bands.foretell import foretell
 from lowtide.streaming.bands.rows import RowOp
+from lowtide.streaming.bands.rules import projected
 from lowtide.streaming.bands.rules.rule import short
 
 SIDE = 4
@@ -84,6 +85,18 @@ def test_it_gives_what_the_model_gives(shift, scale_last, size):
     image = torch.rand(1, 3, *size, dtype=torch.float64)
     check_parity(module, image)
     assert "softmax" not in operators(program_of(module, image))
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+@pytest.mark.parametrize("channels, heads", [(60, 2), (32, 2), (66, 3)])
+@pytest.mark.parametrize("size", [(24, 12), (28, 36), (8, 4)])
+def test_layers_around_it_are_run_with_it(monkeypatch, shift, channels, heads, size):
+    monkeypatch.setattr(projected, "_PART_BYTES", 4 * SIDE**2 * 3 * 64 * 4)  # four windows or five
+    module = Windows(channels, heads, shift=shift)
+    image = torch.rand(1, 3, *size)
+    assert operators(program_of(module, image)).count("linear") == 1
+    assert "matmul" not in operators(program_of(module, image))
+    check_parity(module, image, share=3e-6)
 
 
 def test_small_heads_are_left_as_they_are():

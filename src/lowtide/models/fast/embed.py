@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lowtide.core.layouts import in_order
 from lowtide.models.fast.part import FastPart, recorded
 
 
@@ -27,7 +28,7 @@ class FastFirst(FastPart):
         found = self.plain(x)
         if not _arranges(x):
             return found
-        tokens = _turned(found.flatten(2).transpose(1, 2))
+        tokens = in_order(found.flatten(2).transpose(1, 2))
         return tokens.unflatten(1, found.shape[2:]).movedim(-1, 1)
 
 
@@ -37,7 +38,7 @@ class FastEmbed(FastPart):
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) to (images, pixels, channels)."""
         found = self.plain(x)
-        return _turned(found) if _arranges(x) else found
+        return in_order(found) if _arranges(x) else found
 
 
 class FastUnembed(FastPart):
@@ -49,18 +50,7 @@ class FastUnembed(FastPart):
         """(images, pixels, channels) to (images, channels, height, width)."""
         if not _arranges(x):
             return self.plain(x, x_size)
-        return _turned(x.transpose(1, 2)).unflatten(2, tuple(x_size))
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    """(images, ...) in order. A copy of one image after another, since PyTorch goes block by block
-    through matrices that lie the other way round, and number by number through anything else."""
-    if tensor.is_contiguous():
-        return tensor
-    result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    for one, given in zip(result, tensor, strict=True):
-        one.copy_(given)
-    return result
+        return in_order(x.transpose(1, 2)).unflatten(2, tuple(x_size))
 
 
 def _arranges(x: Tensor) -> bool:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.products import linear_in_any_order
+from lowtide.attention.products import Layer, linear_in_any_order
+from lowtide.attention.wide_heads import wide_heads
 from lowtide.attention.windowed import kernel_width
 from lowtide.models.fast.part import recorded
 from lowtide.models.fast.tokens import FastLinear, added
-
-# Weights and bias of a linear layer.
-Layer = tuple[Tensor, Tensor | None]
 
 
 class Heads:
@@ -55,13 +52,7 @@ def _channels_more(attention: Any, like: Tensor) -> int:
 
 def _wider(attention: Any, more: int) -> tuple[Layer, Layer]:
     """Weights and bias of both layers with these channels."""
-    qkv, proj, heads = attention.qkv, attention.proj, attention.num_heads
-    into = proj.weight.unflatten(1, (heads, -1))
-    bias = None if qkv.bias is None else _padded(qkv.bias, heads, more)
-    return (_padded(qkv.weight, heads, more), bias), (F.pad(into, (0, more)).flatten(1), proj.bias)
-
-
-def _padded(tensor: Tensor, heads: int, more: int) -> Tensor:
-    """(3 · heads · channels of a head, ...) with zeros after each head."""
-    each = tensor.view(3, heads, tensor.shape[0] // (3 * heads), -1)
-    return F.pad(each, (0, 0, 0, more)).view(-1, *tensor.shape[1:])
+    qkv, proj = attention.qkv, attention.proj
+    return wide_heads(
+        (qkv.weight, qkv.bias), (proj.weight, proj.bias), attention.num_heads, more
+    )

@@ -14,8 +14,11 @@ from lowtide.streaming.bands.rules import RULES, Tracked
 from lowtide.streaming.bands.rules.copies import idle_copies
 from lowtide.streaming.bands.rules.doubled import merged
 from lowtide.streaming.bands.rules.laying import plain_sums
+from lowtide.streaming.bands.rules.overlapping import cut_windows
 from lowtide.streaming.bands.rules.pointwise import is_pointwise, pointwise
+from lowtide.streaming.bands.rules.projected import projected_attention
 from lowtide.streaming.bands.rules.rule import Found, short
+from lowtide.streaming.bands.rules.two_layers import two_layers
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,9 @@ def _whole(program: Program, node: Node) -> Whole:
 
 
 def _rule(node: Node, tracked: Tracked) -> Found:
+    for several in (two_layers, projected_attention, cut_windows):
+        if found := several(node, tracked):
+            return found
     if is_pointwise(node):
         return pointwise(node, tracked)
     rule = RULES.get(short(node.target))

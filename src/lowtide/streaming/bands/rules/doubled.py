@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.core.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, put
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short
@@ -152,7 +153,7 @@ def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         first, last = seen(span)
-        piece = pieces[0].contiguous() if after_tokens else pieces[0]
+        piece = in_order(pieces[0]) if after_tokens else pieces[0]
         piece = framed(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
         return _between(piece, whole[0], whole[1] if biased else None)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder, refs
 from lowtide.streaming.bands.rows import Into, Run
-from lowtide.streaming.bands.rules.laying import is_symmetric
+from lowtide.streaming.bands.rules.laying import alongside, is_symmetric
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.spans import Span
 
@@ -100,6 +100,7 @@ def _over(
         fits = changed.numel() * changed.itemsize == changed.untyped_storage().nbytes()
         if plain:
             fits = fits and changed.is_contiguous()
+            rest = [alongside(changed, one) for one in rest] if fits else rest
         elif place:
             fits = fits and changed.stride() == rest[0].stride()
         return target(changed, *rest, **kwargs) if fits else run(span, pieces, whole)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lowtide.core.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder
 from lowtide.streaming.bands.rows import Run
 from lowtide.streaming.bands.rules.rule import short
@@ -57,18 +58,25 @@ def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:
     return False
 
 
-def plainly(node: Node, inputs: Sequence[int], run: Run) -> Run:
-    """``run`` of a symmetric operator, its result in the order of its dimensions."""
+def plainly(node: Node, inputs: Sequence[int]) -> Run:
+    """A symmetric operator, its result in the order of its dimensions."""
     target, wholes = node.target, [one for one in node.refs if one not in inputs]
-    bind = binder((node.args[1], node.args[0]))
-    first = node.args[0].node
+    bind = binder(node.args)
     assert target is not None
 
     def laid(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         values: dict[int, Any] = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
+        one, other = bind(values)
         # It lies as its first operand does.
-        if values[first].is_contiguous():
-            return run(span, pieces, whole)
-        return target(*bind(values)).contiguous()
+        if other.is_contiguous():
+            one, other = other, one
+        return in_order(target(one, alongside(one, other)))
 
     return laid
+
+
+def alongside(tensor: Tensor, other: Tensor) -> Tensor:
+    """``other``, which is to be added to ``tensor``, in the order in which that lies: PyTorch adds
+    up what lies otherwise number by number, three times as long as by a copy of it."""
+    alike = other.shape == tensor.shape and tensor.is_contiguous()
+    return in_order(other) if alike else other

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lowtide.core.layouts import in_order
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
 from lowtide.streaming.bands.rules.in_place import into_given, over_inputs
@@ -70,7 +71,7 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
         step = replace(step, run=_in_order)
     plain = node.index in tracked.plain
     if plain:
-        step = replace(step, run=plainly(node, step.inputs, step.run))
+        step = replace(step, run=plainly(node, step.inputs))
     over = over_inputs(node, step.inputs, step.run, tracked.graph, plain=plain)
     return replace(step, over=over, into=None if plain else into_given(node, step.inputs))
 
@@ -81,7 +82,7 @@ def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> 
 
 def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
     """A copy is made for its order alone: nothing changes what a segment still reads."""
-    return pieces[0].contiguous()
+    return in_order(pieces[0])
 
 
 def by_channel(node: Node, tracked: Tracked) -> RowOp | None:

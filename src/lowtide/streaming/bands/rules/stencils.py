@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowtide.core.layouts import in_order
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
@@ -129,7 +130,7 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     after_tokens = bool(tracked.plain)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        piece = piece.contiguous() if after_tokens else piece
+        piece = in_order(piece) if after_tokens else piece
         return F.conv2d(
             piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
         )

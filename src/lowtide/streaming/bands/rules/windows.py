@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowtide.attention.windowed import LEAST_CHANNELS, Pattern, attend_windows
 from lowtide.streaming.bands.graph import Node, Ref
-from lowtide.streaming.bands.rows import RowOp, same
+from lowtide.streaming.bands.rows import RowOp, Rows, same
 from lowtide.streaming.bands.rules.rule import Tracked, argument, short
 from lowtide.streaming.bands.spans import Span
 
@@ -32,7 +32,44 @@ class _Scores:
     mask: int | None = None
 
 
+@dataclass(frozen=True)
+class WindowAttention:
+    """Queries, keys and values, whose rows are the windows, and what is added to their scores:
+    ``wholes`` are the same for all windows, the last of them a mask if there is one, with the
+    dimension of its windows."""
+
+    rows: Rows
+    inputs: tuple[int, ...]
+    wholes: tuple[int, ...]
+    patterned: dict[int, int]
+    scale: float
+
+    def added(self, whole: Sequence[Any]) -> tuple[Tensor | None, Sequence[Pattern]]:
+        """Of the wholes the sum of biases, and the patterns of the mask."""
+        patterns: Sequence[Pattern] = whole[-1] if self.patterned else ()
+        bias = None
+        for one in whole[:-1] if self.patterned else whole:
+            bias = one if bias is None else bias + one
+        return bias, patterns
+
+
 def attention(node: Node, tracked: Tracked) -> RowOp | None:
+    """`window_attention` as an operator."""
+    found = window_attention(node, tracked)
+    if found is None:
+        return None
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        bias, patterns = found.added(whole)
+        query, key, value = pieces
+        return attend_windows(query, key, value, bias, patterns, found.scale)
+
+    return RowOp(
+        found.rows, found.inputs, found.wholes, same(3), run, patterned=found.patterned
+    )
+
+
+def window_attention(node: Node, tracked: Tracked) -> WindowAttention | None:
     """The product of a softmax and values of (windows, heads, places, channels), as a whole
     attention; None if that is not what it is, or if rows are not the windows."""
     weights, value = node.args[:2]
@@ -53,17 +90,7 @@ def attention(node: Node, tracked: Tracked) -> RowOp | None:
     if scores.mask is not None:
         wholes = *wholes, scores.mask
         patterned[scores.mask] = len(tracked.graph.nodes[scores.mask].like.shape) - 4
-    scale, masked = scores.scale, scores.mask is not None
-
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
-        patterns: Sequence[Pattern] = whole[-1] if masked else ()
-        bias = None
-        for one in whole[:-1] if masked else whole:
-            bias = one if bias is None else bias + one
-        query, key, found = pieces
-        return attend_windows(query, key, found, bias, patterns, scale)
-
-    return RowOp(rows, inputs, wholes, same(len(inputs)), run, patterned=patterned)
+    return WindowAttention(rows, inputs, wholes, patterned, scores.scale)
 
 
 def _scores(tracked: Tracked, weights: Any) -> _Scores | None:

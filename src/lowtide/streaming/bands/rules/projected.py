@@ -1,0 +1,162 @@
+"""Attention of windows with the linear layers before and after it, run as one operator.
+
+Queries, keys and values have three times the numbers of their windows. Here they are there for some
+windows at a time, and their heads come as wide out of the first layer as kernels on a CPU want
+them, which spares copies: channels of zeros add nothing to scores, and meet zeros in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowtide.attention.products import layer_of, linear_in_any_order
+from lowtide.attention.wide_heads import wide_heads
+from lowtide.attention.windowed import Pattern, attend_windows, kernel_width
+from lowtide.streaming.bands.graph import Node, Ref
+from lowtide.streaming.bands.rows import RowOp, Run, same
+from lowtide.streaming.bands.rules.rule import Tracked, short
+from lowtide.streaming.bands.rules.two_layers import is_on_cpu, only
+from lowtide.streaming.bands.rules.windows import WindowAttention, window_attention
+from lowtide.streaming.bands.spans import Span
+
+# Of queries, keys and values that are there at once.
+_PART_BYTES = 16 << 20
+_VIEWS = ("view", "_unsafe_view", "reshape")
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Nodes of what windows go through, and of the weights and biases of both layers."""
+
+    windows: Ref
+    into: tuple[int, ...]
+    out_of: tuple[int, ...]
+    heads: int
+    attention: WindowAttention
+
+
+def projected_attention(node: Node, tracked: Tracked) -> RowOp | None:
+    """The layer after an attention of windows whose queries, keys and values come from one layer
+    alone; None where that is not what it is."""
+    found = _layers(node, tracked) if short(node.target) == "linear" else None
+    if found is None or tracked.like(found.windows) != node.like:
+        return None
+    rows = tracked.of(found.windows)
+    weights = *found.into, *found.out_of
+    wholes = *weights, *found.attention.wholes
+    if rows is None or rows.dim != 0 or len(set(wholes)) < len(wholes):
+        return None
+    windows = found.windows.node
+    part = _PART_BYTES + _PART_BYTES // 3 * 2  # what is attended to, and what comes of it
+    size = sum(tracked.graph.nodes[one].like.bytes for one in weights)
+    return RowOp(
+        rows, (windows,), wholes, same(1), _run(found, over=False),
+        patterned=found.attention.patterned, scratch_bytes=part + 2 * size,
+        over={windows: _run(found, over=True)},
+    )  # fmt: skip
+
+
+def _layers(last: Node, tracked: Tracked) -> _Layers | None:
+    """Follow the second layer back to the first."""
+    node = only(last.args[0], tracked, *_VIEWS)
+    copied = None if node is None else only(node.args[0], tracked, "clone")
+    turned = None if copied is None else only(copied.args[0], tracked, "transpose")
+    product = None if turned is None else only(turned.args[0], tracked, "matmul")
+    if product is None or turned is None or len(product.like.shape) != 4:
+        return None
+    if sorted(dim % 4 for dim in turned.args[1:3]) != [1, 2]:
+        return None
+    attention = window_attention(product, tracked)
+    if attention is None:
+        return None
+    first = _source(attention, product, tracked)
+    if first is None or not (is_on_cpu(first, tracked) and is_on_cpu(last, tracked)):
+        return None
+    windows, heads, places, width = product.like.shape
+    given = tracked.like(first.args[0]).shape
+    if last.like.shape[:2] != given[:2] or given[:2] != (windows, places):
+        return None
+    into, out_of = (tuple(ref.node for ref in layer.args[1:] if ref) for layer in (first, last))
+    if tracked.graph.nodes[out_of[0]].like.shape[1] != heads * width:
+        return None
+    return _Layers(first.args[0], into, out_of, heads, attention)
+
+
+def _source(attention: WindowAttention, product: Node, tracked: Tracked) -> Node | None:
+    """The layer that queries, keys and values are thirds of."""
+    windows, heads, places, width = product.like.shape
+    nodes = tracked.graph.nodes
+    thirds = [nodes[one] for one in attention.inputs]
+    taken = [tracked.users[one.index] == 1 and short(one.target) == "select" for one in thirds]
+    if not all(taken) or [one.args[1:] for one in thirds] != [(0, 0), (0, 1), (0, 2)]:
+        return None
+    ordered = {one.args[0].node for one in thirds}
+    if len(ordered) > 1 or tracked.users[min(ordered)] != 3:
+        return None
+    order = nodes[min(ordered)]
+    if short(order.target) != "permute" or list(order.args[1]) != [2, 0, 3, 1, 4]:
+        return None
+    split = only(order.args[0], tracked, *_VIEWS)
+    if split is None or split.like.shape != (windows, places, 3, heads, width):
+        return None
+    return only(split.args[0], tracked, "linear")
+
+
+def _run(layers: _Layers, *, over: bool) -> Run:
+    """The operator, in the memory of its windows if it has ``over`` and they are all of that."""
+    heads, first = layers.heads, len(layers.into)
+    weights = first + len(layers.out_of)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        windows = pieces[0].contiguous()
+        before, after = layer_of(whole[:first]), layer_of(whole[first:weights])
+        width = after[0].shape[1] // heads
+        before, after = wide_heads(before, after, heads, kernel_width(width) - width)
+        added = layers.attention.added(whole[weights:])
+        fits = windows.nbytes == windows.untyped_storage().nbytes()
+        found = windows if over and fits else torch.empty_like(windows)
+        some = _at_once(len(windows), windows[:1].nbytes * len(before[0]) // windows.shape[2])
+        # Without bytes one part is as good as all: none of them takes more.
+        count = some if isinstance(windows, FakeTensor) else len(windows)
+        for at in range(0, count, some):
+            part = slice(at, at + some)
+            split = linear_in_any_order(windows[part], *before)
+            joined = _attended(split.unflatten(-1, (3, heads, -1)), added, at, layers)
+            found[part] = linear_in_any_order(joined, *after)
+        return found
+
+    return run
+
+
+def _attended(
+    split: Tensor, added: tuple[Tensor | None, Sequence[Pattern]], at: int, layers: _Layers
+) -> Tensor:
+    """(windows, places, 3, heads, channels) to (windows, places, heads · channels), the first of
+    the windows being number ``at``."""
+    bias, patterns = added
+    query, key, value = split.permute(2, 0, 3, 1, 4)
+    inside = _inside(patterns, at, at + len(split))
+    found = attend_windows(query, key, value, bias, inside, layers.attention.scale)
+    return found.transpose(1, 2).flatten(2)
+
+
+def _at_once(count: int, window: int) -> int:
+    """Windows of a part, of which each has so many bytes: parts are nearly alike."""
+    most = max(1, _PART_BYTES // window)
+    return -(-count // -(-count // most))
+
+
+def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
+    """What is left of ``patterns`` between these windows, counted from the first."""
+    found = []
+    for one in patterns:
+        places = [place - first for place in one.places if first <= place < end]
+        if places:
+            found.append(Pattern(places, one.added))
+    return found

@@ -1,0 +1,118 @@
+"""Two linear layers with GELU between them, and a sum behind them, run as one operator.
+
+What lies between has two to four times the channels, and would be written and read again for a
+whole band; here it is made for some tokens at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.products import layer_of, mlp, mlp_scratch
+from lowtide.streaming.bands.graph import Node, Ref
+from lowtide.streaming.bands.rows import RowOp, Rows, Run, same
+from lowtide.streaming.bands.rules.rule import Tracked, argument, short
+from lowtide.streaming.bands.spans import Span
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Two layers over the last dimension of ``given``; nothing else takes what lies between."""
+
+    given: Ref
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+def two_layers(node: Node, tracked: Tracked) -> RowOp | None:
+    """The second of two layers, or a sum of it and of something of its shape; None if a node is
+    neither."""
+    if node.kwargs or len(node.args) < 2:
+        return None
+    if short(node.target) == "linear":
+        found = _layers(node, tracked)
+        return None if found is None else _operator(node, tracked, found, None)
+    if short(node.target) != "add" or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        last = only(one, tracked, "linear")
+        found = None if last is None else _layers(last, tracked)
+        if found is not None and isinstance(other, Ref):
+            return _operator(node, tracked, found, other)
+    return None
+
+
+def _layers(last: Node, tracked: Tracked) -> _Layers | None:
+    between = only(last.args[0], tracked, "gelu")
+    if between is None or argument(between, 1, "approximate", "none") != "none":
+        return None
+    first = only(between.args[0], tracked, "linear")
+    if first is None or not isinstance(first.args[0], Ref):
+        return None
+    if not (is_on_cpu(first, tracked) and is_on_cpu(last, tracked)):
+        return None
+    weights = (tuple(one.node for one in layer.args[1:]) for layer in (first, last))
+    return _Layers(first.args[0], *weights)
+
+
+def is_on_cpu(layer: Node, tracked: Tracked) -> bool:
+    """Whether its weights are the model's and of fp32, for which there is a faster way."""
+    own = [tracked.graph.tensors.get(ref.node) for ref in layer.args[1:] if ref is not None]
+    return not layer.kwargs and all(
+        one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
+    )  # fmt: skip
+
+
+def only(arg: Any, tracked: Tracked, *names: str) -> Node | None:
+    """The node of an argument, if it has one of these names and nothing else takes its result."""
+    if not isinstance(arg, Ref) or tracked.users[arg.node] != 1:
+        return None
+    node = tracked.graph.nodes[arg.node]
+    return node if node.kind == "call" and short(node.target) in names else None
+
+
+def _operator(node: Node, tracked: Tracked, layers: _Layers, plus: Ref | None) -> RowOp | None:
+    rows = tracked.of(layers.given)
+    given = (layers.given,) if plus is None else (layers.given, plus)
+    inputs = tuple(one.node for one in given)
+    wholes = *layers.first, *layers.second
+    if rows is None or rows.dim == len(node.like.shape) - 1:
+        return None
+    if len(set(inputs)) < len(inputs) or len(set(wholes)) < len(wholes):
+        return None
+    grain = rows.grain
+    if plus is not None:
+        beside = tracked.of(plus)
+        alike = tracked.like(plus) == node.like
+        if beside is None or not alike or (beside.dim, beside.size) != (rows.dim, rows.size):
+            return None
+        grain = math.lcm(grain, beside.grain)
+    over = {
+        one.node: _over(place, len(layers.first)) for place, one in enumerate(given)
+        if tracked.like(one) == node.like
+    }  # fmt: skip
+    shapes = (tracked.graph.nodes[one[0]].like.shape for one in (layers.first, layers.second))
+    return RowOp(
+        Rows(rows.dim, rows.size, grain), inputs, wholes, same(len(inputs)),
+        _over(None, len(layers.first)), scratch_bytes=mlp_scratch(*shapes), over=over,
+    )  # fmt: skip
+
+
+def _over(place: int | None, first: int) -> Run:
+    """The operator, whose result is put into the memory of an input if it is all of that."""
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        layers = layer_of(whole[:first]), layer_of(whole[first:])
+        out = None if place is None else pieces[place]
+        if out is not None:
+            fits = out.numel() * out.itemsize == out.untyped_storage().nbytes()
+            out = out if fits and out.is_contiguous() else None
+        return mlp(pieces[0], *layers, plus=(*pieces, None)[1], out=out)
+
+    return run

@@ -15,13 +15,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.streaming.bands.graph import Node, Ref
+from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp
-from lowtide.streaming.bands.rules.rule import Tracked, short
+from lowtide.streaming.bands.rules.rule import Tracked, only, short
 from lowtide.streaming.bands.rules.stencils import pair, unfolded
 from lowtide.streaming.bands.spans import Span
 
-_VIEWS = {"view", "reshape", "_unsafe_view"}
+_VIEWS = "view", "reshape", "_unsafe_view"
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,12 @@ def _parted(order: Sequence[int]) -> list[int]:
 
 
 def _chain(copy: Node, tracked: Tracked) -> _Chain | None:
-    node = _only(copy, tracked)
+    node = only(copy.args[0], tracked, "permute", *_VIEWS)
     if node is not None and short(node.target) in _VIEWS:
-        node = _only(node, tracked)
-    if node is None or short(node.target) != "permute":
-        return None
-    split = _only(node, tracked)
-    columns = None if split is None or short(split.target) not in _VIEWS else _only(split, tracked)
-    if split is None or columns is None or short(columns.target) != "im2col":
+        node = only(node.args[0], tracked, "permute")
+    split = None if node is None else only(node.args[0], tracked, *_VIEWS)
+    columns = None if split is None else only(split.args[0], tracked, "im2col")
+    if node is None or split is None or columns is None:
         return None
     rank = len(split.like.shape)
     return _Chain(columns, split, [dim % rank for dim in node.args[1]])
-
-
-def _only(user: Node, tracked: Tracked) -> Node | None:
-    """What a node is made of first, if it alone is."""
-    given = user.args[0]
-    if not isinstance(given, Ref) or tracked.users[given.node] != 1:
-        return None
-    node = tracked.graph.nodes[given.node]
-    return node if node.kind == "call" else None

@@ -20,8 +20,8 @@ from lowtide.attention.wide_heads import wide_heads
 from lowtide.attention.windowed import Pattern, attend_windows, kernel_width
 from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import RowOp, Run, same
-from lowtide.streaming.bands.rules.rule import Tracked, short
-from lowtide.streaming.bands.rules.two_layers import is_on_cpu, only
+from lowtide.streaming.bands.rules.rule import Tracked, only, short
+from lowtide.streaming.bands.rules.two_layers import is_on_cpu
 from lowtide.streaming.bands.rules.windows import WindowAttention, window_attention
 from lowtide.streaming.bands.spans import Span
 

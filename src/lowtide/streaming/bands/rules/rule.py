@@ -61,6 +61,16 @@ def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
     return node.kwargs.get(name, default)
 
 
+def only(arg: Any, tracked: Tracked, *names: str) -> Node | None:
+    """The operator of an argument, if nothing else takes its result and, where names are given, it
+    has one of these."""
+    if not isinstance(arg, Ref) or tracked.users[arg.node] != 1:
+        return None
+    node = tracked.graph.nodes[arg.node]
+    fits = node.kind == "call" and (not names or short(node.target) in names)
+    return node if fits else None
+
+
 def dims_of(dim: Any, count: int) -> list[int]:
     """One dimension, several, or all of them, counted from the front."""
     if dim is None or dim == []:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lowtide.attention.products import layer_of, mlp, mlp_scratch
 from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import RowOp, Rows, Run, same
-from lowtide.streaming.bands.rules.rule import Tracked, argument, short
+from lowtide.streaming.bands.rules.rule import Tracked, argument, only, short
 from lowtide.streaming.bands.spans import Span
 
 
@@ -67,14 +67,6 @@ def is_on_cpu(layer: Node, tracked: Tracked) -> bool:
     return not layer.kwargs and all(
         one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
     )  # fmt: skip
-
-
-def only(arg: Any, tracked: Tracked, *names: str) -> Node | None:
-    """The node of an argument, if it has one of these names and nothing else takes its result."""
-    if not isinstance(arg, Ref) or tracked.users[arg.node] != 1:
-        return None
-    node = tracked.graph.nodes[arg.node]
-    return node if node.kind == "call" and short(node.target) in names else None
 
 
 def _operator(node: Node, tracked: Tracked, layers: _Layers, plus: Ref | None) -> RowOp | None:

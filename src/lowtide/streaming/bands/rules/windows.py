@@ -17,7 +17,7 @@ from torch import Tensor
 from lowtide.attention.windowed import LEAST_CHANNELS, Pattern, attend_windows
 from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import RowOp, Rows, same
-from lowtide.streaming.bands.rules.rule import Tracked, argument, short
+from lowtide.streaming.bands.rules.rule import Tracked, argument, only, short
 from lowtide.streaming.bands.spans import Span
 
 
@@ -95,7 +95,7 @@ def window_attention(node: Node, tracked: Tracked) -> WindowAttention | None:
 
 def _scores(tracked: Tracked, weights: Any) -> _Scores | None:
     """Follow a softmax back to the product that it is of."""
-    softmax = _only(tracked, weights)
+    softmax = only(weights, tracked)
     if softmax is None or short(softmax.target) not in ("softmax", "_softmax"):
         return None
     shape = softmax.like.shape
@@ -103,7 +103,7 @@ def _scores(tracked: Tracked, weights: Any) -> _Scores | None:
         return None
     addends: list[int] = []
     mask: int | None = None
-    node = _only(tracked, softmax.args[0])
+    node = only(softmax.args[0], tracked)
     while node is not None and short(node.target) in ("add", "view"):
         first, *rest = node.args
         # Windows may be a dimension of images and one of windows: of one image, or it has no rows.
@@ -120,7 +120,7 @@ def _scores(tracked: Tracked, weights: Any) -> _Scores | None:
                 mask = rest[0].node
             else:
                 return None
-        node = _only(tracked, first)
+        node = only(first, tracked)
     found = None if node is None else _product(tracked, node)
     if found is not None:
         found.addends, found.mask = addends, mask
@@ -132,17 +132,17 @@ def _product(tracked: Tracked, node: Node) -> _Scores | None:
     scale = 1.0
     if short(node.target) in ("mul", "div") and _number(node) is not None:
         scale = _number(node) or 0.0
-        inside = _only(tracked, node.args[0])
+        inside = only(node.args[0], tracked)
         if inside is None:
             return None
         node = inside
     if short(node.target) != "matmul":
         return None
     query, turned = node.args
-    key = _only(tracked, turned)
+    key = only(turned, tracked)
     if key is None or not _is_turned(key):
         return None
-    scaled = _only(tracked, query)
+    scaled = only(query, tracked)
     if scaled is not None and short(scaled.target) in ("mul", "div"):
         factor = _number(scaled)
         if factor is not None:
@@ -162,11 +162,3 @@ def _is_turned(node: Node) -> bool:
     if short(node.target) == "transpose":
         return sorted(dim % 4 for dim in node.args[1:3]) == [2, 3]
     return short(node.target) == "permute" and [dim % 4 for dim in node.args[1]] == [0, 1, 3, 2]
-
-
-def _only(tracked: Tracked, arg: Any) -> Node | None:
-    """The node of an argument, if nothing else takes its result."""
-    if not isinstance(arg, Ref) or tracked.users[arg.node] != 1:
-        return None
-    node = tracked.graph.nodes[arg.node]
-    return node if node.kind == "call" else None

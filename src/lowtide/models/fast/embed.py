@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 from lowtide.models.fast.part import FastPart, recorded
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, put
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short

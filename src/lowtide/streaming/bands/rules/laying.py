@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder
 from lowtide.streaming.bands.rows import Run
 from lowtide.streaming.bands.rules.rule import short

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp, Rows
 from lowtide.streaming.bands.rules.in_place import into_given, over_inputs

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.core.layouts import in_order
+from lowtide.attention.layouts import in_order
 
 MADE = {
     "tokens": lambda: torch.randn(1, 7, 45).transpose(1, 2),

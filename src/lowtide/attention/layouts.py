@@ -1,4 +1,4 @@
-"""Copies of tensors into the order of their dimensions."""
+"""Pixels become tokens and back: copies of tensors into the order of their dimensions."""
 
 from __future__ import annotations
 

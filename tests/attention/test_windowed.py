@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lowtide.attention import windowed
-from lowtide.attention.windowed import Pattern, attend_windows
+from lowtide.attention.windowed import Pattern, attend_windows, inside
 from lowtide.memory.measuring.live import live_peak_bytes
 
 
@@ -127,3 +127,10 @@ def test_few_windows_are_made_wider_at_once():
         taken = live_peak_bytes(lambda: attend_windows(query, key, value, None, (), 0.2))
     # Beside the result: of what is wider, and what comes of it.
     assert taken < value.nbytes + 1.6 * windowed._WIDER_BYTES
+
+
+def test_patterns_of_some_windows_are_counted_from_the_first_of_them():
+    patterns = [Pattern(range(5), None), Pattern([9, 6, 5], None), Pattern([7, 8], None)]
+    assert [list(one.places) for one in inside(patterns, 4, 7)] == [[0], [2, 1]]
+    assert inside(patterns, 4, 7)[0].places == range(1)  # which need not be copied together
+    assert inside(patterns, 10, 12) == []

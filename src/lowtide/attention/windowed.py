@@ -35,6 +35,20 @@ class Pattern:
     added: Tensor | None
 
 
+def inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
+    """What is left of ``patterns`` between these windows, counted from the first."""
+    found = []
+    for one in patterns:
+        places = one.places
+        if isinstance(places, range):
+            left = range(max(places[0], first) - first, min(places[-1] + 1, end) - first)
+        else:
+            left = [place - first for place in places if first <= place < end]
+        if left:
+            found.append(Pattern(left, one.added))
+    return found
+
+
 def kernel_width(width: int) -> int:
     """The channels that a head of ``width`` is computed with on a CPU, the others zeros."""
     for multiple in _MULTIPLES:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.windowed import Pattern, attend_windows
+from lowtide.attention.windowed import Pattern, attend_windows, inside
 from lowtide.models.fast.heads import Heads
 from lowtide.models.fast.masks import ShiftMask, WindowOrder
 from lowtide.models.fast.part import FastPart, recorded
@@ -118,8 +118,8 @@ class FastBlock(FastPart):
             kept = last if first == total - some else None
             given = pixels.index_select(0, chosen) if kept is None else kept
             windows = plain.norm1(given).view(some, places, -1)
-            inside = _inside(patterns, first, first + some)
-            seen = plain.attn.attend(windows, heads, bias, inside, given.view_as(windows))
+            here = inside(patterns, first, first + some)
+            seen = plain.attn.attend(windows, heads, bias, here, given.view_as(windows))
             seen = seen.view_as(given)
             yield chosen, given, end(plain.norm2(seen), seen)
 
@@ -152,16 +152,6 @@ def _is_wide(rows: Tensor) -> bool:
     """Whether (rows, channels) are of whole 16 bytes each, which begin at such."""
     sides = rows.shape[1], rows.stride(0), rows.storage_offset()
     return rows.stride(1) == 1 and all(side * rows.element_size() % 16 == 0 for side in sides)
-
-
-def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
-    """What is left of ``patterns`` between these windows, counted from the first."""
-    found = []
-    for one in patterns:
-        low, high = max(one.places[0], first), min(one.places[-1] + 1, end)
-        if low < high:
-            found.append(Pattern(range(low - first, high - first), one.added))
-    return found
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder, refs
 from lowtide.streaming.bands.rows import Into, Run
 from lowtide.streaming.bands.rules.laying import alongside, is_symmetric
-from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.rules.rule import is_all_of_its_memory, short
 from lowtide.streaming.bands.spans import Span
 
 # Operators with a kernel that writes where it is told; those of others make a copy more, and
@@ -97,7 +97,7 @@ def _over(
     def over(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
         changed, *rest = bind(values)
-        fits = changed.numel() * changed.itemsize == changed.untyped_storage().nbytes()
+        fits = is_all_of_its_memory(changed)
         if plain:
             fits = fits and changed.is_contiguous()
             rest = [alongside(changed, one) for one in rest] if fits else rest

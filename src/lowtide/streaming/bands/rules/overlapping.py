@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp
 from lowtide.streaming.bands.rules.rule import Tracked, only, short
-from lowtide.streaming.bands.rules.stencils import pair, unfolded
+from lowtide.streaming.bands.rules.stencils import pair, unfolded, with_ends
 from lowtide.streaming.bands.spans import Span
 
 _VIEWS = "view", "reshape", "_unsafe_view"
@@ -57,8 +56,7 @@ def cut_windows(node: Node, tracked: Tracked) -> RowOp | None:
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
         first = span[0] // across * stride[0] - pad[0]
         last = (span[1] // across - 1) * stride[0] - pad[0] + size[0]
-        frame = [pad[1], pad[1], max(0, -first), max(0, last - height.size)]
-        piece = F.pad(pieces[0], frame) if any(frame) else pieces[0]
+        piece = with_ends(pieces[0], (first, last), height.size, pad[1])
         cut = piece.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1])
         # (image, channels, rows of windows, windows, down, across) to the split and its order
         seen = cut.permute(0, 1, 4, 5, 2, 3).unflatten(1, split[1:-3]).permute(order)

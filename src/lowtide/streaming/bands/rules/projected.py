@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.products import layer_of, linear_in_any_order
 from lowtide.attention.wide_heads import wide_heads
-from lowtide.attention.windowed import Pattern, attend_windows, kernel_width
+from lowtide.attention.windowed import Pattern, attend_windows, inside, kernel_width
 from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import RowOp, Run, same
-from lowtide.streaming.bands.rules.rule import Tracked, only, short
-from lowtide.streaming.bands.rules.two_layers import is_on_cpu
+from lowtide.streaming.bands.rules.rule import Tracked, is_all_of_its_memory, only, short
+from lowtide.streaming.bands.rules.two_layers import is_on_cpu, weights_of
 from lowtide.streaming.bands.rules.windows import WindowAttention, window_attention
 from lowtide.streaming.bands.spans import Span
 
@@ -82,7 +82,7 @@ def _layers(last: Node, tracked: Tracked) -> _Layers | None:
     given = tracked.like(first.args[0]).shape
     if last.like.shape[:2] != given[:2] or given[:2] != (windows, places):
         return None
-    into, out_of = (tuple(ref.node for ref in layer.args[1:] if ref) for layer in (first, last))
+    into, out_of = weights_of(first), weights_of(last)
     if tracked.graph.nodes[out_of[0]].like.shape[1] != heads * width:
         return None
     return _Layers(first.args[0], into, out_of, heads, attention)
@@ -119,8 +119,7 @@ def _run(layers: _Layers, *, over: bool) -> Run:
         width = after[0].shape[1] // heads
         before, after = wide_heads(before, after, heads, kernel_width(width) - width)
         added = layers.attention.added(whole[weights:])
-        fits = windows.nbytes == windows.untyped_storage().nbytes()
-        found = windows if over and fits else torch.empty_like(windows)
+        found = windows if over and is_all_of_its_memory(windows) else torch.empty_like(windows)
         some = _at_once(len(windows), windows[:1].nbytes * len(before[0]) // windows.shape[2])
         # Without bytes one part is as good as all: none of them takes more.
         count = some if isinstance(windows, FakeTensor) else len(windows)
@@ -141,8 +140,8 @@ def _attended(
     the windows being number ``at``."""
     bias, patterns = added
     query, key, value = split.permute(2, 0, 3, 1, 4)
-    inside = _inside(patterns, at, at + len(split))
-    found = attend_windows(query, key, value, bias, inside, layers.attention.scale)
+    here = inside(patterns, at, at + len(split))
+    found = attend_windows(query, key, value, bias, here, layers.attention.scale)
     return found.transpose(1, 2).flatten(2)
 
 
@@ -150,13 +149,3 @@ def _at_once(count: int, window: int) -> int:
     """Windows of a part, of which each has so many bytes: parts are nearly alike."""
     most = max(1, _PART_BYTES // window)
     return -(-count // -(-count // most))
-
-
-def _inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
-    """What is left of ``patterns`` between these windows, counted from the first."""
-    found = []
-    for one in patterns:
-        places = [place - first for place in one.places if first <= place < end]
-        if places:
-            found.append(Pattern(places, one.added))
-    return found

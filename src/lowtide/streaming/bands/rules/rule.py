@@ -71,6 +71,11 @@ def only(arg: Any, tracked: Tracked, *names: str) -> Node | None:
     return node if fits else None
 
 
+def is_all_of_its_memory(tensor: Tensor) -> bool:
+    """Whether nothing else lies in the memory that it is a view of."""
+    return tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
 def dims_of(dim: Any, count: int) -> list[int]:
     """One dimension, several, or all of them, counted from the front."""
     if dim is None or dim == []:

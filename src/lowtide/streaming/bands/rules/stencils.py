@@ -98,6 +98,12 @@ def framed(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tenso
     return joined(pieces, dim, like=rows)
 
 
+def with_ends(rows: Tensor, seen: Span, size: int, sides: int) -> Tensor:
+    """Rows ``seen`` of an image that has ``size``: zeros beyond its ends and at both sides."""
+    frame = [sides, sides, max(0, -seen[0]), max(0, seen[1] - size)]
+    return F.pad(rows, frame) if any(frame) else rows
+
+
 def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     """Convolution over images with zeros beyond them.
 
@@ -164,9 +170,7 @@ def unfolded(node: Node, tracked: Tracked) -> RowOp | None:
         return ([(max(0, first), min(rows.size, last))],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        first, last = windows(span)
-        frame = [pad[1], pad[1], max(0, -first), max(0, last - rows.size)]
-        piece = F.pad(pieces[0], frame) if any(frame) else pieces[0]
+        piece = with_ends(pieces[0], windows(span), rows.size, pad[1])
         return F.unfold(piece, size, dilation, 0, stride)
 
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)

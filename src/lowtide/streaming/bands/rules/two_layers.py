@@ -17,7 +17,7 @@ from torch import Tensor
 from lowtide.attention.products import layer_of, mlp, mlp_scratch
 from lowtide.streaming.bands.graph import Node, Ref
 from lowtide.streaming.bands.rows import RowOp, Rows, Run, same
-from lowtide.streaming.bands.rules.rule import Tracked, argument, only, short
+from lowtide.streaming.bands.rules.rule import Tracked, argument, is_all_of_its_memory, only, short
 from lowtide.streaming.bands.spans import Span
 
 
@@ -57,13 +57,17 @@ def _layers(last: Node, tracked: Tracked) -> _Layers | None:
         return None
     if not (is_on_cpu(first, tracked) and is_on_cpu(last, tracked)):
         return None
-    weights = (tuple(one.node for one in layer.args[1:]) for layer in (first, last))
-    return _Layers(first.args[0], *weights)
+    return _Layers(first.args[0], weights_of(first), weights_of(last))
+
+
+def weights_of(layer: Node) -> tuple[int, ...]:
+    """The nodes of its weight, and of its bias if it has one."""
+    return tuple(ref.node for ref in layer.args[1:] if ref is not None)
 
 
 def is_on_cpu(layer: Node, tracked: Tracked) -> bool:
     """Whether its weights are the model's and of fp32, for which there is a faster way."""
-    own = [tracked.graph.tensors.get(ref.node) for ref in layer.args[1:] if ref is not None]
+    own = [tracked.graph.tensors.get(one) for one in weights_of(layer)]
     return not layer.kwargs and all(
         one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
     )  # fmt: skip
@@ -103,8 +107,7 @@ def _over(place: int | None, first: int) -> Run:
         layers = layer_of(whole[:first]), layer_of(whole[first:])
         out = None if place is None else pieces[place]
         if out is not None:
-            fits = out.numel() * out.itemsize == out.untyped_storage().nbytes()
-            out = out if fits and out.is_contiguous() else None
+            out = out if is_all_of_its_memory(out) and out.is_contiguous() else None
         return mlp(pieces[0], *layers, plus=(*pieces, None)[1], out=out)
 
     return run

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lowtide.core.processor import processor
+
 RESULTS = Path(__file__).parent / "results"
 # A C heap that keeps what was freed, for times of a process that runs the same again and again:
 # of any size, since a block above the first threshold is fetched from the system page by page each
@@ -37,7 +39,7 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": processor() or platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "memory_bytes": memory,
         "gpu": gpu,
@@ -47,21 +49,6 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
             name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)
         },
     }
-
-
-def processor() -> str:
-    """The processor's name and, since virtual machines give one name to several generations, the
-    numbers that tell those apart; empty where Linux does not say."""
-    name, *_ = *processor_lines("model name"), ""
-    numbers = processor_lines("cpu family")[:1] + processor_lines("model\t")[:1]
-    return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
-
-
-def processor_lines(key: str) -> list[str]:
-    """What Linux says of each processor under ``key``; nothing on other systems."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return [line.split(":", 1)[1].strip() for line in lines if line.startswith(key)]
 
 
 def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:

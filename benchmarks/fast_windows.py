@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import HEAP_KEEPS, ResultFile, in_turns, processor_lines, ratio_of, row_parser
+from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
 from streaming_runs import apart
 from torch import Tensor, nn
 
+from lowtide.core.processor import told
 from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.models.eight_bits import quantize
 from lowtide.models.fast.adapt import adapt
@@ -49,7 +50,7 @@ def ways(name: str) -> tuple[str, ...]:
 @functools.cache
 def has_bf16() -> bool:
     """Whether the processor, by its flags, has instructions for bf16 (x86 or Arm)."""
-    flags = " ".join(processor_lines("flags") + processor_lines("Features")).split()
+    flags = " ".join(told("flags") + told("Features")).split()
     return "avx512_bf16" in flags or "bf16" in flags
 
 

@@ -35,6 +35,22 @@ def no_past_runs(private_cache):
         path.unlink()
 
 
+@pytest.fixture
+def on_amd(monkeypatch):
+    """A processor for which oneDNN's attention is taken, whatever this one is."""
+    from lowtide.attention.backends import onednn
+    from lowtide.attention.call import LocalDevice
+    from lowtide.attention.functional import resolved
+
+    if onednn.OneDnn().missing(LocalDevice()) is not None:
+        pytest.skip("PyTorch is built without oneDNN for x86")
+    monkeypatch.setattr(onednn, "is_amd", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    resolved.cache_clear()
+    yield
+    resolved.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def photo():
     """The example photograph, (400, 600, 3) uint8."""

@@ -35,7 +35,7 @@ def objects_of(module, step):
     return count_objects(trace, len(trace.ops) - 1), trace
 
 
-needs_onednn = pytest.mark.skipif(not products._has_onednn, reason="no oneDNN here")
+needs_onednn = pytest.mark.skipif(not products.has_onednn, reason="no oneDNN here")
 
 
 @needs_onednn

@@ -51,7 +51,7 @@ def test_keys_differ_by_what_changes_costs(monkeypatch):
             store.key("ab", "cpu", "bf16")}  # fmt: skip
     monkeypatch.setattr(heap, "_tuned", not heap._tuned)
     keys.add(store.key("ab", "cpu", "fp32"))
-    monkeypatch.setattr("lowtide.memory.store._processor", lambda: "another processor")
+    monkeypatch.setattr("lowtide.memory.store.processor", lambda: "another processor")
     keys.add(store.key("ab", "cpu", "fp32"))
     assert len(keys) == 5
 

@@ -70,7 +70,7 @@ def linear_in_any_order(
 
     PyTorch's own where oneDNN is not known to be faster than what that takes.
     """
-    if not (_has_onednn and x.numel() and _is_plain(x, weight)):
+    if not (has_onednn and x.numel() and _is_plain(x, weight)):
         found = F.linear(x, weight, bias)
         found = F.gelu(found) if gelu else found
         return found if plus is None else found + plus
@@ -91,7 +91,7 @@ def mlp(
     go on from those of the channels before. The result is put into ``out``, if that is given: it
     is in order, and may be ``x`` or ``plus`` itself.
     """
-    if not (_has_onednn and x.numel() and _is_plain(x, first[0]) and _is_plain(x, second[0])):
+    if not (has_onednn and x.numel() and _is_plain(x, first[0]) and _is_plain(x, second[0])):
         found = linear(F.gelu(linear(x, *first)), *second)
         found = found if plus is None else found + plus
         return found if out is None else out.copy_(found)
@@ -151,7 +151,7 @@ ONEDNN_LINEAR = (
     torch.ops.mkldnn._linear_pointwise.default
     if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
 )  # fmt: skip
-_has_onednn = (
+has_onednn = (
     platform.machine() in ("x86_64", "AMD64")
     and torch.backends.mkldnn.is_available()
     and ONEDNN_LINEAR is not None

@@ -131,6 +131,8 @@ def _problem(
     if unasked and device.kind not in backend.verified:
         where = "a GPU" if device.kind == "cuda" else "the CPU"
         return Verdict(backend.name, False, f"unverified on {where}; taken when asked for by name")
+    if unasked and (reason := backend.slower(device, part)) is not None:
+        return Verdict(backend.name, False, reason)
     if trial and (reason := failed_trial(backend, device, call)) is not None:
         return Verdict(backend.name, False, f"not used: {reason}")
     return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
+from lowtide.core.processor import processor
 from lowtide.memory.costs import ModelCosts
 
 
@@ -131,19 +132,10 @@ class CostStore:
 
 def _hardware(device: str) -> str:
     if device == "cpu":
-        return _processor() or platform.processor() or platform.machine()
+        return processor() or platform.machine()
     import torch
 
     return torch.cuda.get_device_name(device)
-
-
-def _processor() -> str:
-    """The processor's name and generation where Linux tells them: kernels differ between those of
-    one family, and virtual machines give one name to several generations."""
-    info = Path("/proc/cpuinfo")
-    first, _, _ = (info.read_text() if info.exists() else "").partition("\n\n")
-    told = ("model name", "cpu family", "model\t")
-    return "|".join(line for line in first.splitlines() if line.startswith(told))
 
 
 def write_cached(path: Path, text: str) -> None:

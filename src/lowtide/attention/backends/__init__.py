@@ -6,6 +6,7 @@ from lowtide.attention.backends.backend import Backend, Missing
 from lowtide.attention.backends.chunked import Chunked
 from lowtide.attention.backends.flash2 import Flash2
 from lowtide.attention.backends.flex import Flex
+from lowtide.attention.backends.onednn import OneDnn
 from lowtide.attention.backends.reference import Reference
 from lowtide.attention.backends.sage import Sage
 from lowtide.attention.backends.sdpa import Sdpa
@@ -13,8 +14,8 @@ from lowtide.attention.backends.sdpa import Sdpa
 __all__ = ["BACKENDS", "Backend", "Missing", "get"]
 
 _ALL: tuple[Backend, ...] = (
-    Sdpa("flash"), Sdpa("cudnn"), Sdpa("efficient"), Flash2(), Sage(), Flex(), Chunked(),
-    Sdpa("math"), Reference(),
+    OneDnn(), Sdpa("flash"), Sdpa("cudnn"), Sdpa("efficient"), Flash2(), Sage(), Flex(),
+    Chunked(), Sdpa("math"), Reference(),
 )  # fmt: skip
 BACKENDS = {backend.name: backend for backend in _ALL}
 

@@ -40,6 +40,10 @@ class Backend(ABC):
     def refusal(self, device: Device, call: AttentionCall) -> str | None:
         """The first thing about ``call`` that it cannot compute; None if it can do all."""
 
+    def slower(self, device: Device, call: AttentionCall) -> str | None:
+        """Why it is not taken unasked though it could be; None where nothing speaks against it."""
+        return
+
     @abstractmethod
     def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
         """Bytes held at the peak of the forward pass beyond inputs and result, about."""

@@ -1,0 +1,28 @@
+"""What Linux tells of this machine's processors."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+
+def processor() -> str:
+    """The name and, since virtual machines give one name to several generations, the numbers that
+    tell those apart; empty where it is not known."""
+    name, *_ = *told("model name"), platform.processor()
+    numbers = told("cpu family")[:1] + told("model\t")[:1]
+    return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
+
+
+@cache
+def is_amd() -> bool:
+    """Whether AMD made it; Windows names the maker too."""
+    return "AuthenticAMD" in (*told("vendor_id")[:1], platform.processor().split(", ")[-1])
+
+
+def told(key: str) -> list[str]:
+    """What is said of each processor under ``key``; nothing on other systems."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith(key)]

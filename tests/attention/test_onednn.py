@@ -1,0 +1,110 @@
+"""Attention by oneDNN's products: for processors whose own kernel has slow ones."""
+
+import pytest
+import torch
+
+from lowtide.attention.backends import onednn
+from lowtide.attention.call import AttentionSpec, LocalDevice, describe_call
+from lowtide.attention.functional import attention, explain
+from lowtide.attention.resolution import resolve
+from lowtide.attention.spatial import LocalWindowAttention
+from lowtide.core.errors import UsageError
+from lowtide.memory.measuring.live import live_peak_bytes
+
+BACKEND, HERE = onednn.OneDnn(), LocalDevice()
+pytestmark = pytest.mark.skipif(
+    BACKEND.missing(HERE) is not None, reason="PyTorch is built without oneDNN for x86"
+)
+
+
+def tensors(batch, heads, queries, keys, width, value_width=None):
+    torch.manual_seed(0)
+    shapes = (queries, width), (keys, width), (keys, value_width or width)
+    return tuple(torch.randn(batch, heads, *shape) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 1, 1), (2, 3, 7, 5, 3), (3, 2, 65, 83, 33, 17), (1, 2, 577, 1023, 32),
+     (1, 1, 300, 5000, 40)],
+)  # fmt: skip
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_parity_with_exact_attention(sizes, scale):
+    query, key, value = tensors(*sizes)
+    spec = AttentionSpec(scale=scale)
+    wanted = attention(query.double(), key.double(), value.double(), None, spec)
+    found = attention(query, key, value, None, spec, backend="onednn")
+    plain = attention(query, key, value, None, spec, backend="sdpa-math")
+    usual = (plain.double() - wanted).square().mean().sqrt()
+    floor = torch.finfo(torch.float32).eps * wanted.abs().max()
+    assert (found.double() - wanted).square().mean().sqrt() <= 3 * max(usual, floor)
+
+
+def test_views_of_one_tensor_are_taken_as_they_are():
+    together = torch.randn(2, 90, 3, 4, 16)  # (batch, tokens, three, heads, width)
+    query, key, value = together.permute(2, 0, 3, 1, 4)
+    before = together.clone()
+    found = attention(query, key, value, backend="onednn")
+    torch.testing.assert_close(found, attention(query, key, value, backend="reference"))
+    assert torch.equal(together, before)
+    assert found.transpose(1, 2).is_contiguous()  # so that heads are joined without a copy
+
+
+def test_numbers_that_are_not_finite_stay_to_be_seen():
+    query, key, value = tensors(1, 1, 6, 40, 8)
+    query[0, 0, 2] = torch.nan
+    result = attention(query, key, value, backend="onednn")
+    assert result[0, 0, 2].isnan().all()
+    assert result[0, 0, [0, 1, 3, 4, 5]].isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 576, 1024, 32), (2, 1, 300, 9000, 16), (5, 4, 64, 70, 8)])
+def test_what_it_holds(sizes):
+    query, key, value = tensors(*sizes)
+    call = describe_call((query, key, value), None, AttentionSpec())
+    with torch.no_grad():
+        peak = live_peak_bytes(lambda: BACKEND.run(query, key, value, None, AttentionSpec()))
+    held = peak - query.nbytes  # the result has the query's shape
+    told = BACKEND.workspace_bytes(HERE, call)
+    assert 0.5 * told <= held <= 1.05 * told + 4096
+
+
+def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):
+    query, key, value = tensors(1, 2, 576, 1024, 32)
+    assert explain(query, key, value).startswith("→ onednn ")
+    few = explain(query[:, :, :64], key, value)
+    assert few.startswith("→ sdpa-flash ")
+    assert "for so few tokens PyTorch's own kernel is as fast" in few
+    assert explain(query, key, value, torch.zeros(576, 1024)).startswith("→ sdpa-flash ")
+    assert explain(query.double(), key.double(), value.double()).startswith("→ sdpa-flash ")
+
+
+def test_other_processors_keep_pytorchs_own(monkeypatch):
+    monkeypatch.setattr(onednn, "is_amd", lambda: False)
+    call = describe_call(tensors(1, 2, 576, 1024, 32), None, AttentionSpec())
+    said = {one.backend: one.reason for one in resolve(call).verdicts}
+    assert said["onednn"] == "PyTorch's own kernel is as fast on this processor"
+    assert resolve(call, backend="onednn").backend == "onednn"  # where it is asked for
+
+
+def test_what_it_cannot_do_is_refused_by_name():
+    query, key, value = tensors(1, 2, 40, 40, 8)
+    for spec, reason in (
+        (AttentionSpec(causal=True), "there is a mask"),
+        (AttentionSpec(dropout=0.1), "there is dropout"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            attention(query, key, value, None, spec, backend="onednn")
+    with pytest.raises(UsageError, match="gradients are recorded"):
+        attention(query.requires_grad_(), key, value, backend="onednn")
+
+
+@pytest.mark.parametrize("form", ["halo", "blended"])
+def test_windows_of_an_image(on_amd, form):
+    module = LocalWindowAttention(64, form=form).eval()
+    plain = LocalWindowAttention(64, form=form, backend="sdpa-flash").eval()
+    plain.load_state_dict(module.state_dict())
+    image = torch.randn(1, 64, 61, 75)
+    with torch.no_grad():
+        torch.testing.assert_close(module(image), plain(image), rtol=1e-5, atol=1e-6)
+        assert torch.equal(module.forward_rows(image, 0, 61, 61), module(image))

@@ -59,6 +59,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
+def takes_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` leaves a product of these to oneDNN."""
+    return has_onednn and weight.shape[1] <= _ONEDNN_CHANNELS and _is_plain(x, weight)
+
+
 def linear_in_any_order(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False,
     plus: Tensor | None = None,

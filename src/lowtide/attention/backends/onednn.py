@@ -13,7 +13,7 @@ from lowtide.attention.products import has_onednn, linear_in_any_order
 from lowtide.core.processor import is_amd
 
 # Scores of one head from which it pays: with fewer, starting three operators takes too long.
-_LEAST_SCORES = 1 << 18
+_LEAST_SCORES = 3 << 16
 
 
 class OneDnn(Backend):

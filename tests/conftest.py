@@ -47,7 +47,10 @@ def on_amd(monkeypatch):
     monkeypatch.setattr(onednn, "is_amd", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     resolved.cache_clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     resolved.cache_clear()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from lowtide.attention.backends import onednn
 from lowtide.attention.call import AttentionSpec, LocalDevice, describe_call
-from lowtide.attention.functional import attention, explain
+from lowtide.attention.functional import attention, explain, resolved
 from lowtide.attention.resolution import resolve
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
@@ -77,6 +77,15 @@ def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):
     assert "for so few tokens PyTorch's own kernel is as fast" in few
     assert explain(query, key, value, torch.zeros(576, 1024)).startswith("→ sdpa-flash ")
     assert explain(query.double(), key.double(), value.double()).startswith("→ sdpa-flash ")
+
+
+def test_many_threads_would_wait_for_each_other(on_amd):
+    query, key, value = tensors(1, 2, 576, 1024, 32)
+    call = describe_call((query, key, value), None, AttentionSpec())
+    assert resolved(call, LocalDevice(), None, None).backend == "onednn"
+    torch.set_num_threads(16)
+    assert resolved(call, LocalDevice(), None, None).backend == "sdpa-flash"
+    assert explain(*tensors(1, 1, 4096, 4096, 8)).startswith("→ onednn ")
 
 
 def test_other_processors_keep_pytorchs_own(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, product
 from typing import Literal, Protocol
 
@@ -24,12 +24,20 @@ class Device(Protocol):
         ...
 
 
+def _threads() -> int:
+    """Of PyTorch's here. PyTorch's compiler cannot ask, and what it compiles takes no backend that
+    depends on it."""
+    return 0 if torch.compiler.is_compiling() else torch.get_num_threads()
+
+
 @dataclass(frozen=True)
 class LocalDevice:
-    """A device of this machine."""
+    """A device of this machine; ``threads`` share the work of its processor, and with it which
+    backend is best."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
     capability: tuple[int, int] = (0, 0)
+    threads: int = field(default_factory=_threads)
 
     @staticmethod
     def of(device: torch.device) -> LocalDevice:

@@ -12,8 +12,9 @@ from lowtide.attention.call import AttentionCall, AttentionSpec, Device
 from lowtide.attention.products import has_onednn, linear_in_any_order
 from lowtide.core.processor import is_amd
 
-# Scores of one head from which it pays: with fewer, starting three operators takes too long.
-_LEAST_SCORES = 3 << 16
+# Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
+# for each other too often. PyTorch's kernel shares out heads.
+_LEAST_SCORES = 3 << 15
 
 
 class OneDnn(Backend):
@@ -50,7 +51,8 @@ class OneDnn(Backend):
         """Where PyTorch's own kernel has good products, or there is little to compute."""
         if not (is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"):
             return "PyTorch's own kernel is as fast on this processor"
-        few = call.query_tokens * call.key_tokens < _LEAST_SCORES
+        least = _LEAST_SCORES * torch.get_num_threads()
+        few = call.query_tokens * call.key_tokens < least
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
     def workspace_bytes(self, device: Device, call: AttentionCall) -> int:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from spatial_reference import local_attention
 
+from lowtide.attention import products
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import LocalDevice
 from lowtide.attention.spatial import LocalWindowAttention, Windows
+from lowtide.attention.spatial import image as image_module
 from lowtide.attention.spatial.fading import fading
 from lowtide.attention.spatial.windows import along
 from lowtide.core.errors import UsageError
@@ -243,3 +245,26 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 def test_images_that_do_not_fit_are_refused(image, said):
     with pytest.raises(UsageError, match=said):
         LocalWindowAttention(8)(image)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
+    taken = []
+
+    def asked(x, weight):
+        taken.append(known and products.takes_onednn(x, weight))
+        return taken[-1]
+
+    monkeypatch.setattr(image_module, "takes_onednn", asked)
+    torch.manual_seed(0)
+    module = LocalWindowAttention(16, heads=2, bias=bias).eval()
+    image = torch.randn(1, 16, 41, 37)
+    low, high = module.rows_needed(5, 31, 41, 37)
+    with torch.no_grad():
+        whole = module(image)
+        some = module.forward_rows(image[:, :, low:high], 5, 31, 41)
+        exact = module.double()(image.double())
+    assert set(taken) == {known and products.has_onednn, False}  # fp64 is PyTorch's own
+    assert (whole - exact).abs().max() < 2e-6
+    assert torch.equal(some, whole[:, :, 5:31])

@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` leaves a product of these to oneDNN."""
-    return has_onednn and weight.shape[1] <= _ONEDNN_CHANNELS and _is_plain(x, weight)
+    return weight.shape[1] <= _ONEDNN_CHANNELS and _can_onednn(x, weight)
 
 
 def linear_in_any_order(
@@ -75,7 +75,7 @@ def linear_in_any_order(
 
     PyTorch's own where oneDNN is not known to be faster than what that takes.
     """
-    if not (has_onednn and x.numel() and _is_plain(x, weight)):
+    if not _can_onednn(x, weight):
         found = F.linear(x, weight, bias)
         found = F.gelu(found) if gelu else found
         return found if plus is None else found + plus
@@ -96,7 +96,7 @@ def mlp(
     go on from those of the channels before. The result is put into ``out``, if that is given: it
     is in order, and may be ``x`` or ``plus`` itself.
     """
-    if not (has_onednn and x.numel() and _is_plain(x, first[0]) and _is_plain(x, second[0])):
+    if not _can_onednn(x, first[0], second[0]):
         found = linear(F.gelu(linear(x, *first)), *second)
         found = found if plus is None else found + plus
         return found if out is None else out.copy_(found)
@@ -161,6 +161,10 @@ has_onednn = (
     and torch.backends.mkldnn.is_available()
     and ONEDNN_LINEAR is not None
 )
+
+
+def _can_onednn(x: Tensor, *weights: Tensor) -> bool:
+    return has_onednn and x.numel() > 0 and all(_is_plain(x, weight) for weight in weights)
 
 
 def _is_plain(x: Tensor, weight: Tensor) -> bool:

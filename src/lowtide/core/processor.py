@@ -15,7 +15,6 @@ def processor() -> str:
     return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
 
 
-@cache
 def is_amd() -> bool:
     """Whether AMD made it; Windows names the maker too."""
     return "AuthenticAMD" in (*told("vendor_id")[:1], platform.processor().split(", ")[-1])
@@ -23,6 +22,11 @@ def is_amd() -> bool:
 
 def told(key: str) -> list[str]:
     """What is said of each processor under ``key``; nothing on other systems."""
+    return [line.split(":", 1)[1].strip() for line in _lines() if line.startswith(key)]
+
+
+@cache
+def _lines() -> list[str]:
+    """Read once: where there are hundreds of processors, they take milliseconds to tell."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return [line.split(":", 1)[1].strip() for line in lines if line.startswith(key)]
+    return info.read_text().splitlines() if info.exists() else []

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lowtide.attention import products
-from lowtide.attention.backends import Backend, get
+from lowtide.attention.backends import get
 from lowtide.attention.backends.onednn import OneDnn
 from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.attention.functional import resolved
@@ -119,16 +119,6 @@ def attended(node: Node, tracked: Tracked) -> RowOp | None:
         return mapped(node, tracked, query, slices=slices)
     if mask is not None:
         return None
-    inputs = tuple(arg.node for arg in node.args[:3])
-    if (faster := _by_onednn(node, tracked)) is not None:
-        backend, spec, scratch = faster
-
-        def run_faster(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-            return backend.run(pieces[0], whole[0], whole[1], None, spec)
-
-        return RowOp(
-            query, inputs[:1], inputs[1:], same(1), run_faster, scratch=0.5, scratch_bytes=scratch
-        )
     target, extra = node.target, node.kwargs
     assert target is not None
     rest = node.args[3:]
@@ -136,12 +126,14 @@ def attended(node: Node, tracked: Tracked) -> RowOp | None:
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         return target(pieces[0], whole[0], whole[1], *rest, **extra)
 
-    return RowOp(query, inputs[:1], inputs[1:], same(1), run)
+    inputs = tuple(arg.node for arg in node.args[:3])
+    step = RowOp(query, inputs[:1], inputs[1:], same(1), run)
+    return _by_onednn(node, tracked, step) or step
 
 
-def _by_onednn(node: Node, tracked: Tracked) -> tuple[Backend, AttentionSpec, int] | None:
-    """The backend of that name, if it is the one for this attention, and what it takes whatever
-    the band: the same for all bands, which would round differently otherwise."""
+def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
+    """``step`` by the backend of that name, if it is the one for this attention: the same for all
+    bands, which would round differently otherwise."""
     query, key, value = (tracked.like(arg) for arg in node.args[:3])
     elsewhere = any(one.device.type != "cpu" for one in tracked.graph.tensors.values())
     if len(query.shape) != 4 or elsewhere:
@@ -154,9 +146,14 @@ def _by_onednn(node: Node, tracked: Tracked) -> tuple[Backend, AttentionSpec, in
     backend = get(resolved(call, LocalDevice(), None, None).backend)
     if not isinstance(backend, OneDnn):
         return None
-    copies = 0 if heads == 1 else backend.copied_bytes(call)
     spec = AttentionSpec(node.kwargs.get("scale"))
-    return backend, spec, backend.scores_bytes(call) + copies
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        return backend.run(pieces[0], whole[0], whole[1], None, spec)
+
+    copies = 0 if heads == 1 else backend.copied_bytes(call)
+    scratch = backend.scores_bytes(call) + copies
+    return replace(step, run=run, scratch=0.5, scratch_bytes=scratch)
 
 
 RULES: dict[str, Rule] = {

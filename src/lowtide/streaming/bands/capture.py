@@ -13,6 +13,7 @@ from lowtide.core.errors import ModelError
 from lowtide.core.one_trace import one_trace
 from lowtide.streaming.bands.blocks import AnyBlock, Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
+from lowtide.streaming.bands.rules.rule import short
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 
@@ -110,7 +111,7 @@ def _graph(module: nn.Module, exported: Any, blocks: Sequence[AnyBlock]) -> Grap
                 tensors[place] = exported.constants[name]
         else:
             place = _call(nodes, node, places, blocks)
-        places[node] = _same(nodes, place, known)
+        places[node] = _same(nodes, _unchanged(nodes, place), known)
     return Graph(nodes, inputs, output, tensors)
 
 
@@ -119,6 +120,22 @@ def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
     like = Like(tuple(int(side) for side in value.shape), value.dtype)
     nodes.append(Node(len(nodes), node.name, kind, like, **more))
     return len(nodes) - 1
+
+
+def _unchanged(nodes: list[Node], place: int) -> int:
+    """What a node takes, if it gives back just that: models divide by scales, of which most are
+    one, and fetch and write whole maps for it."""
+    node = nodes[place]
+    if short(node.target) not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+        return place
+    given, scale = node.args
+    if isinstance(scale, Ref) or not isinstance(given, Ref) or scale != 1:
+        return place
+    before = nodes[given.node]
+    if before.kind != "call" or before.like != node.like:
+        return place
+    nodes.pop()
+    return before.index
 
 
 def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:

@@ -56,13 +56,13 @@ class OneDnn(Backend):
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
     def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
-        """A batch's queries, keys and values, and the scores of some queries of one head."""
+        """One image's queries, a head's keys and values, and the scores of some of its queries."""
         queries = 4 * call.heads * call.query_tokens * call.head_dim
         return queries + self.copied_bytes(call) + self.scores_bytes(call)
 
     def copied_bytes(self, call: AttentionCall) -> int:
-        """One image's keys and values, unless those of each head lie together already."""
-        return 4 * call.heads * call.key_tokens * (call.head_dim + call.value_dim)
+        """A head's keys and values, unless they lie together already."""
+        return 4 * call.key_tokens * (call.head_dim + call.value_dim)
 
     def scores_bytes(self, call: AttentionCall) -> int:
         """Scores that are there at once, and what comes of them."""
@@ -81,14 +81,15 @@ class OneDnn(Backend):
             batch = heads = 1
         for image in range(batch):
             torch.mul(query[image], scale_of(query, spec), out=asked)
-            seen, given = key[image].contiguous(), value[image].contiguous()
             for head in range(heads):
+                seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
                 for first in range(0, queries, rows):
                     part = slice(first, first + rows)
-                    scores = linear_in_any_order(asked[head, part], seen[head])
+                    scores = linear_in_any_order(asked[head, part], seen)
                     torch.softmax(scores, -1, out=scores)
-                    result[image, head, part] = linear_in_any_order(scores, given[head].t())
+                    result[image, head, part] = linear_in_any_order(scores, given)
                     del scores  # or there would be those of two parts
+                del seen, given
         return result
 
 

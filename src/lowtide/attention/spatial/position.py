@@ -18,10 +18,10 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Turns:
-    """What turns the channels of a strip's pixels, as complex numbers for each pair of them:
+    """What turns the channels of a strip's pixels, as complex numbers for each pair of a head's:
     ``down`` (rows, pairs) and ``right`` (columns, pairs), whose product it is. The two hold next to
-    nothing, and a pixel's channels lie side by side in them, those of all heads. ``whole`` is the
-    same as `Position.rotate` takes it, made once where that is what turns them."""
+    nothing. ``whole`` is the same as `Position.rotate` takes it, made once where that is what turns
+    them."""
 
     down: Tensor
     right: Tensor
@@ -71,16 +71,24 @@ class Position(nn.Module):
         """Query or key, (..., rows, columns, heads, dim), turned by its pixels' positions."""
         return tensor
 
-    def strip_turns(
-        self, rows: Tensor, columns: Tensor, heads: int, dtype: torch.dtype
-    ) -> Turns | None:
-        """What `by_column` needs to know of a strip with these positions; see `turns`."""
+    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Turns | None:
+        """What `by_head` needs to know of a strip with these positions; see `turns`."""
         return None
 
-    def by_column(self, tensor: Tensor, turns: Turns | None) -> Tensor:
-        """`rotate` of (batch, rows, columns, heads, dim), laid out as (batch, columns, rows,
-        heads, dim)."""
-        return tensor.transpose(1, 2).contiguous()
+    def by_head(self, tensor: Tensor, turns: Turns | None) -> Tensor:
+        """`rotate` of (batch, rows, columns, heads, dim), laid out as (batch, heads, columns,
+        rows, dim)."""
+        return by_head(tensor)
+
+
+def by_head(tensor: Tensor) -> Tensor:
+    """(batch, heads, columns, rows, dim), in order, of (batch, rows, columns, heads, dim)."""
+    return in_head_order(tensor).contiguous()
+
+
+def in_head_order(tensor: Tensor) -> Tensor:
+    """The same as a view."""
+    return tensor.permute(0, 3, 2, 1, 4)
 
 
 class TableBias(Position):

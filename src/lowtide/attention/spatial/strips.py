@@ -1,8 +1,9 @@
 """Local attention one row of windows at a time: what is held grows with the width alone.
 
 Windows at the image's border are narrower instead of masked, so that no kernel needs a mask, and
-equal windows of a row run at once. A row of windows is held column by column: the pixels of a
-window then lie side by side, and overlapping windows are views, of which no copy is made.
+equal windows of a row run at once. A row of windows is held head by head and column by column: a
+head's pixels of a window then lie side by side, and overlapping windows are views, of which no copy
+is made.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.spatial.fading import faded, fading, sources_of
-from lowtide.attention.spatial.position import Position, Shape, Turns
+from lowtide.attention.spatial.position import Position, Shape, Turns, by_head
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, mirrored, runs
 
 # What is read of the image's rows from first to last: queries, (batch, rows, width, heads, dim), or
@@ -95,13 +96,13 @@ class LocalAttention:
         # Laid out anew before the queries are made, so that fewer are held at once.
         key, value = self._bordered(load, row).unbind(3)
         turns = self._turns_of(row, key)
-        key = self._position.by_column(key, turns)
-        value = value.transpose(1, 2).contiguous()
+        key = self._position.by_head(key, turns)
+        value = by_head(value)
         if turns is not None:  # queries lie within the keys
             above = row.first_query - row.first_key
             turns = turns.part(above, row.queries, self._pad[0], self._width)
         query = load("query", row.first_query, _last_query(row))
-        query = self._position.by_column(query, turns)
+        query = self._position.by_head(query, turns)
         if torch.is_grad_enabled():
             parts = [self._run(query, key, value, row, run) for run in self._runs]
             return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
@@ -109,7 +110,8 @@ class LocalAttention:
             return self._run(query, key, value, row, self._runs[0])
         # Row by row, as the image is, so that what is made of it needs no other copy.
         make = query.new_empty if self._windows.form == "halo" else query.new_zeros
-        strip = make(len(query), row.queries, query.shape[1], *query.shape[3:]).transpose(1, 2)
+        batch, heads, width, rows, dim = query.shape
+        strip = make(batch, rows, width, heads, dim).transpose(1, 2)
         for place, run in enumerate(self._runs):
             self._add(strip, self._run(query, key, value, row, run), place)
         return strip
@@ -121,7 +123,7 @@ class LocalAttention:
             most = max(one.keys for one in self._rows)
             columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
             rows = torch.arange(most, device=key.device)
-            self._turns = self._position.strip_turns(rows, columns, key.shape[3], key.dtype)
+            self._turns = self._position.strip_turns(rows, columns, key.dtype)
         return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
 
     def _bordered(self, load: Load, row: Window) -> Tensor:
@@ -234,13 +236,13 @@ class LocalAttention:
 
 
 def _cut(tensor: Tensor, first: int, width: int, run: Run) -> Tensor:
-    """Windows of (batch, width, rows, heads, dim) as (batch · count, heads, tokens, dim); of a
+    """Windows of (batch, heads, width, rows, dim) as (batch · count, heads, tokens, dim); of a
     single image without a copy."""
     if run.count == 1:
-        return tensor.narrow(1, first, width).flatten(1, 2).transpose(1, 2)
+        return tensor.narrow(2, first, width).flatten(2, 3)
     reach = (run.count - 1) * run.apart + width
-    pieces = tensor.narrow(1, first, reach).unfold(1, width, run.apart).movedim(-1, 2)
-    return pieces.flatten(2, 3).flatten(0, 1).transpose(1, 2)
+    pieces = tensor.narrow(2, first, reach).unfold(2, width, run.apart).movedim((2, -1), (1, 3))
+    return pieces.flatten(3, 4).flatten(0, 1)
 
 
 def _shape(one: Window) -> Shape:

@@ -108,6 +108,8 @@ def work(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:
 def _plan(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     import lowtide
 
+    _load(row, options)
+
     def planned(budget: int) -> Any:
         target, given = folder / "out.png", {**row.options, **options}
         return lowtide.plan(picture, target, budget=budget, **given).images[0]
@@ -128,15 +130,10 @@ def _run(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> d
     from memory_worker import Pages
 
     import lowtide
-    from lowtide.core.heap import trim_heap
-    from lowtide.streaming.bands.programs import load_capture
 
     book = folder / "plan.json"
     budget = PlanBook.read(book).plans[0][1].upper_bytes
-    lowtide.load(options["model"])  # imports what loading it needs
-    if row.options["strategy"] == "streamed":
-        load_capture()
-    trim_heap(collect=True)
+    _load(row, options)
     with Pages() as pages:
         report = lowtide.upscale(
             picture, folder / "out.png", force=True, plan_file=book, budget=budget, **options
@@ -147,6 +144,18 @@ def _run(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> d
         "measured_bytes": pages.measured_bytes, "reported_bytes": image.memory.peak_bytes,
         "cpu_seconds": round(image.cpu_seconds, 2),
     }  # fmt: skip
+
+
+def _load(row: RunRow, options: dict[str, Any]) -> None:
+    """Import what loading and running this model needs, which is no part of what is compared."""
+    import lowtide
+    from lowtide.core.heap import trim_heap
+    from lowtide.streaming.bands.programs import load_capture
+
+    lowtide.load(options["model"])
+    if row.options["strategy"] == "streamed":
+        load_capture()
+    trim_heap(collect=True)
 
 
 def _said(plan: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def plan(
         watch = Watch(open_meter(device), progress, cancel)
         watch.meter.start()
         try:
-            prepared = watch.prepare(chosen, device, parsed, book)
+            prepared = watch.prepare(chosen, device, parsed, book, runs=False)
         finally:
             watch.meter.stop()
     else:

@@ -38,14 +38,18 @@ class Watch:
 
     def prepare(
         self, settings: UpscaleSettings, device: str, budget: Budget, book: PlanBook | None,
-        costs: ModelCosts | None = None,
+        costs: ModelCosts | None = None, *, runs: bool = True,
     ) -> Prepared:  # fmt: skip
-        """The model, and a word about whatever takes seconds, now or at the first image."""
-        model, probed = settings.model_name, False
+        """The model, and a word about whatever takes seconds, now or at the first image.
+
+        ``runs`` tells whether this process runs the job too, and so has what a probe leaves.
+        """
+        model = settings.model_name
+        before_probe: int | None = None
 
         def on_probe() -> None:
-            nonlocal probed
-            probed = True
+            nonlocal before_probe
+            before_probe = self._held()
             self._begin("probe", model, _load_tracing)
 
         tell(self.progress, "load", model)
@@ -55,10 +59,11 @@ class Watch:
             on_probe=on_probe, cancel=self.cancel, replayed=book.plans[0][1] if book else None,
         )  # fmt: skip
         if device == "cpu":
-            held = self._held(collect=probed)
+            left = before_probe is not None and runs
+            held = self._held(collect=left) if before_probe is None or left else before_probe
             beside = max(0, held - before - prepared.costs.weight_bytes)
             # What a probe leaves is there in this process alone.
-            prepared.beside_bytes = beside if probed else _steady(prepared, settings, beside)
+            prepared.beside_bytes = beside if left else _steady(prepared, settings, beside)
         prepared.programs.on_capture = lambda: self._begin("capture", model, load_capture)
         return prepared
 

@@ -117,10 +117,10 @@ def mlp(
     return found
 
 
-def mlp_scratch(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def mlp_scratch(tokens: int, first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Bytes that `mlp` takes for itself, at most, of weights of these shapes."""
     held = _SUMMED + 2 * second[0]
-    return 4 * (_TOKENS_AT_ONCE * held + first[0] * (first[1] + second[0]))
+    return 4 * (min(tokens, _TOKENS_AT_ONCE) * held + first[0] * (first[1] + second[0]))
 
 
 # Of a first layer some results' weights and bias, and their weights in the second.

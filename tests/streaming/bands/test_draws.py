@@ -74,6 +74,21 @@ def test_a_few_draws(name):
     check_draws(name, 0, drawn_size(name, random.Random(name)), 2)
 
 
+@pytest.mark.parametrize("name", ["SwinIR", "HAT", "decoder"])
+def test_the_least_budget_that_an_error_names_is_enough(name):
+    """Of few pixels too, of which operators take less for themselves than of many."""
+    module, channels = made(name)
+    program = track(capture(module, torch.randn(1, channels, 24, 20)))
+
+    def told(layout):
+        return tell(program, layout, held=True).bytes
+
+    with pytest.raises(BudgetError) as error:
+        choose(program, 1024, told)
+    least = error.value.smallest
+    assert choose(program, least, told).bytes <= least
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, *AUTOENCODERS])
 def test_a_thousand_draws(name):

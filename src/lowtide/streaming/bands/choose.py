@@ -47,7 +47,13 @@ def choose(
             told.append((draft.bytes, layout.bytes))
             off.append(layout.bytes / draft.bytes)
         drafts = passed
-    size = _least(told, drafts, tell)
+    smallest = _untold(told, drafts)
+    if smallest is not None:
+        layout = replace(smallest, bytes=tell(smallest))
+        if limit_bytes is None or layout.bytes <= limit_bytes:
+            return layout
+        told.append((smallest.bytes, layout.bytes))
+    size = min(size for _, size in told)
     raise BudgetError(
         f"bands of this model take {format_bytes(size)} at least,"
         f" {format_bytes(limit_bytes or 0)} allowed",
@@ -55,13 +61,9 @@ def choose(
     )
 
 
-def _least(
-    told: Sequence[tuple[int, int]], drafts: Sequence[Layout], tell: Callable[[Layout], int]
-) -> int:
-    """The least bytes of those that were told (as drafted, and exactly) and of the smallest draft;
-    not of each, since low bands take seconds to tell."""
-    sizes = [size for _, size in told]
+def _untold(told: Sequence[tuple[int, int]], drafts: Sequence[Layout]) -> Layout | None:
+    """The smallest draft, unless a smaller one was told (as drafted, and exactly); not each, since
+    low bands take seconds to tell."""
     smallest = min(drafts, key=lambda one: one.bytes, default=None)
-    if smallest and smallest.bytes < min((drafted for drafted, _ in told), default=math.inf):
-        sizes.append(tell(smallest))
-    return min(sizes)
+    least = min((drafted for drafted, _ in told), default=math.inf)
+    return smallest if smallest is not None and smallest.bytes < least else None

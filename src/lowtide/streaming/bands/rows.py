@@ -32,6 +32,10 @@ Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
 Into = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
 
 
+def _nothing(_: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class RowOp:
     """One operator on a band.
@@ -40,11 +44,11 @@ class RowOp:
     a span of the result's; ``run`` makes the span's rows of those and the whole tensors. Of the
     wholes in ``sliced`` only the span is given, along the dimension named there, of those in
     ``patterned`` the patterns of the span (of fixed results only). ``scratch`` is what the operator
-    takes while it runs, as a share of its inputs and result, and ``scratch_bytes`` whatever the
-    band; ``framed`` says that bands at the image's ends are copied with a frame. ``cheap``
-    operators take less time than their results take to be kept; a ``view`` has the memory of its
-    first input. ``over`` has by input a form of ``run`` that may put the result into that input's
-    memory, ``into`` is a form that puts it into memory that it is given.
+    takes while it runs, as a share of its inputs and result, ``scratch_of`` for so many rows, and
+    ``scratch_bytes`` whatever the band; ``framed`` says that bands at the image's ends are copied
+    with a frame. ``cheap`` operators take less time than their results take to be kept; a ``view``
+    has the memory of its first input. ``over`` has by input a form of ``run`` that may put the
+    result into that input's memory, ``into`` is a form that puts it into memory that it is given.
     """
 
     rows: Rows
@@ -57,14 +61,17 @@ class RowOp:
     sliced: Mapping[int, int] = field(default_factory=dict)
     patterned: Mapping[int, int] = field(default_factory=dict)
     scratch: float = 0.0
+    scratch_of: Callable[[int], int] = _nothing
     scratch_bytes: int = 0
     framed: bool = False
     over: Mapping[int, Run] = field(default_factory=dict)
     into: Into | None = None
 
-    def beside(self, given: int, result: int) -> int:
-        """Bytes that it takes while it runs, roughly, of so many given and for such a result."""
-        return int(self.scratch * (given + result)) + self.scratch_bytes
+    def beside(self, rows: int, given: int, result: int) -> int:
+        """Bytes that it takes while it makes so many rows, roughly, of so many given and for such
+        a result."""
+        share = int(self.scratch * (given + result))
+        return share + self.scratch_of(rows) + self.scratch_bytes
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class Sweep:
         """Bytes of a step's result, and roughly what it needs meanwhile."""
         result = (span[1] - span[0]) * self._program.row_bytes(index)
         given = sum(piece.nbytes for piece in pieces)
-        return result + step.beside(given, result)
+        return result + step.beside(span[1] - span[0], given, result)
 
     def _made(self, band: Band) -> int:
         """Bytes that a band computes or reduces: what its share of the work is taken to be."""

@@ -92,7 +92,7 @@ class _Scale:
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
         self.copied += copied
-        taken = result + copied + step.beside(given, result)
+        taken = result + copied + step.beside(span[1] - span[0], given, result)
         self.most = max(self.most, self._now + taken)
 
     def _add(self, index: int, more: int, *, new: bool = True) -> None:

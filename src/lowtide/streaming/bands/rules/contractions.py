@@ -151,9 +151,13 @@ def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         return backend.run(pieces[0], whole[0], whole[1], None, spec)
 
+    tokens = queries // step.rows.size
+
+    def scores(rows: int) -> int:
+        return backend.scores_bytes(replace(call, query_tokens=rows * tokens))
+
     copies = 0 if heads == 1 else backend.copied_bytes(call)
-    scratch = backend.scores_bytes(call) + copies
-    return replace(step, run=run, scratch=0.5, scratch_bytes=scratch)
+    return replace(step, run=run, scratch=0.5, scratch_of=scores, scratch_bytes=copies)
 
 
 RULES: dict[str, Rule] = {

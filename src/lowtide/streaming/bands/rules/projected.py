@@ -53,11 +53,17 @@ def projected_attention(node: Node, tracked: Tracked) -> RowOp | None:
     if rows is None or rows.dim != 0 or len(set(wholes)) < len(wholes):
         return None
     windows = found.windows.node
-    part = _PART_BYTES + _PART_BYTES // 3 * 2  # what is attended to, and what comes of it
     size = sum(tracked.graph.nodes[one].like.bytes for one in weights)
+    # Queries, keys and values of one of its rows.
+    split = 3 * node.like.bytes // rows.size
+
+    def scratch(count: int) -> int:
+        part = min(count * split, _PART_BYTES)
+        return part + part // 3 * 2  # what is attended to, and what comes of it
+
     return RowOp(
         rows, (windows,), wholes, same(1), _run(found, over=False),
-        patterned=found.attention.patterned, scratch_bytes=part + 2 * size,
+        patterned=found.attention.patterned, scratch_of=scratch, scratch_bytes=2 * size,
         over={windows: _run(found, over=True)},
     )  # fmt: skip
 

@@ -93,10 +93,14 @@ def _operator(node: Node, tracked: Tracked, layers: _Layers, plus: Ref | None) -
         one.node: _over(place, len(layers.first)) for place, one in enumerate(given)
         if tracked.like(one) == node.like
     }  # fmt: skip
-    shapes = (tracked.graph.nodes[one[0]].like.shape for one in (layers.first, layers.second))
+    first, second = (
+        tracked.graph.nodes[one[0]].like.shape for one in (layers.first, layers.second)
+    )
+    tokens = node.like.count // second[0] // rows.size
     return RowOp(
         Rows(rows.dim, rows.size, grain), inputs, wholes, same(len(inputs)),
-        _over(None, len(layers.first)), scratch_bytes=mlp_scratch(*shapes), over=over,
+        _over(None, len(layers.first)), over=over,
+        scratch_of=lambda count: mlp_scratch(count * tokens, first, second),
     )  # fmt: skip
 
 

@@ -9,6 +9,12 @@ import lowtide
 from lowtide.memory.store import CostStore
 
 
+def told_by(program, source, folder):
+    """The words that a process of its own prints."""
+    command = [sys.executable, "-c", program, str(source), str(folder / "out.png")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     source, tmp_path, monkeypatch, model
 ):
@@ -19,9 +25,7 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
         " image = lowtide.upscale(source, target, budget='64MiB').images[0];"
         " print(image.status, image.accuracy.execution)"
     )
-    command = [sys.executable, "-c", first, str(source), str(tmp_path / "out.png")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["done", "exact"]
+    assert told_by(first, source, tmp_path) == ["done", "exact"]
     # What a limit cut short is measured again with more room.
     store = CostStore()
     assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
@@ -34,13 +38,9 @@ def test_a_first_plan_does_not_count_what_its_probe_leaves(source, tmp_path, mon
         " plan = lowtide.plan(source, target, budget='1GiB').images[0].plan;"
         " print(plan.predicted_bytes, {row.name: row.value for row in plan.ledger}['runtime'])"
     )
-    command = [sys.executable, "-c", tell, str(source), str(tmp_path / "out.png")]
-    told = [
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(2)
-    ]
+    first, second = (told_by(tell, source, tmp_path) for _ in range(2))
     # The second one found all costs, and so is what a run in another process will take.
-    assert told[0] == told[1]
+    assert first == second
 
 
 def test_weights_in_both_precisions_are_counted(source, tmp_path, monkeypatch, model):

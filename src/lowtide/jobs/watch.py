@@ -59,10 +59,10 @@ class Watch:
             on_probe=on_probe, cancel=self.cancel, replayed=book.plans[0][1] if book else None,
         )  # fmt: skip
         if device == "cpu":
-            left = before_probe is not None and runs
-            held = self._held(collect=left) if before_probe is None or left else before_probe
-            beside = max(0, held - before - prepared.costs.weight_bytes)
             # What a probe leaves is there in this process alone.
+            left = runs and before_probe is not None
+            held = before_probe if before_probe and not runs else self._held(collect=left)
+            beside = max(0, held - before - prepared.costs.weight_bytes)
             prepared.beside_bytes = beside if left else _steady(prepared, settings, beside)
         prepared.programs.on_capture = lambda: self._begin("capture", model, load_capture)
         return prepared

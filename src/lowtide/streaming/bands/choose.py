@@ -50,7 +50,7 @@ def choose(
     smallest = _untold(told, drafts)
     if smallest is not None:
         layout = replace(smallest, bytes=tell(smallest))
-        if limit_bytes is None or layout.bytes <= limit_bytes:
+        if layout.bytes <= (limit_bytes or 0):  # without a limit the first was taken
             return layout
         told.append((smallest.bytes, layout.bytes))
     size = min(size for _, size in told)

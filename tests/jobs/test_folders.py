@@ -1,5 +1,6 @@
 """Folders: mirrored, resumed, locked; one bad image spoils nothing."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -188,7 +189,8 @@ def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
 
     def told(holds_mib, **options):
-        held = iter([0, (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes])
+        loaded = (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes
+        held = itertools.chain([0], itertools.repeat(loaded))
         monkeypatch.setattr(Watch, "_held", lambda self, **how: next(held))
         report = upscale(folder, out, model="lowtide-x2", **options)
         ledger = next(image.plan for image in report.images if image.plan is not None).ledger

@@ -52,4 +52,32 @@ def denoiser(rows: Rows) -> str:
     ])  # fmt: skip
 
 
-SHAPES = {"attention_modules": modules, "attention_denoiser": denoiser}
+def on_gpu(rows: Rows) -> str:
+    """A table for each size and number of heads."""
+    timed = [row for row in rows if "wall_s" in row]
+    parts = []
+    for side, heads, dim in sorted({(row["side"], row["heads"], row["head_dim"]) for row in timed}):
+        shape = {"side": side, "heads": heads, "head_dim": dim}
+        found = {
+            (row["way"], row["what"]): row for row in timed if shape.items() <= row.items()
+        }
+        ways = dict.fromkeys(way for way, _ in found)
+        head = [f"{side}² pixels, {heads} × {dim} channels", "forward, ms (range)",
+                "of the roofline", "with backward, ms (range)", "from fp32"]  # fmt: skip
+        parts.append(table(head, [
+            [way, _ms(found[way, "forward"]), f"{found[way, 'forward']['share_of_roofline']:.0%}",
+             _ms(found[way, "with backward"]) if (way, "with backward") in found else "–",
+             f"{found[way, 'forward']['largest_difference']:.1e}"]
+            for way in ways
+        ]))  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _ms(row: dict[str, float]) -> str:
+    middle, least, most = (1000 * row[name] for name in ("wall_s", "wall_min_s", "wall_max_s"))
+    return f"{middle:.2f} ({least:.2f} to {most:.2f})"
+
+
+SHAPES = {
+    "attention_modules": modules, "attention_denoiser": denoiser, "attention_gpu": on_gpu,
+}  # fmt: skip

@@ -16,9 +16,9 @@ import torch
 from spatial_reference import local_attention
 
 from lowtide.attention.call import LocalDevice
-from lowtide.attention.halo.attend import halo_attention, missing, refusal
+from lowtide.attention.halo.attend import halo_attention, is_preferred, missing, refusal
 from lowtide.attention.halo.compiled import TYPES
-from lowtide.attention.halo.tiles import SHARED_MEMORY, Tiles, padded_dim, tiles_for
+from lowtide.attention.halo.tiles import SHARED_MEMORY, Tile, Tiles, padded_dim, tiles_for
 from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial.position import Position, TableBias
 from lowtide.core.errors import UsageError
@@ -63,9 +63,9 @@ def reference(windows, whole, table):
 
 
 
-def check_parity(seed, dtype=torch.float32, tolerance=2e-6):
+def check_parity(seed, dtype=torch.float32, tolerance=2e-6, tiles=None):
     windows, whole, table, learns = drawn(seed)
-    found = halo_attention(*whole.to(dtype).chunk(3, -1), windows, table)
+    found = halo_attention(*whole.to(dtype).chunk(3, -1), windows, table, tiles=tiles)
     exact_table = None if table is None else table.double().cpu()
     exact = reference(windows, whole.double().cpu(), exact_table)
     assert found.dtype == dtype
@@ -85,6 +85,13 @@ def test_equals_its_definition(seed):
     check_parity(seed)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 8, 12, 16, 17])
+def test_equals_its_definition_where_tiles_are_loaded_as_such(seed):
+    """As Hopper's copy engine does."""
+    tile = Tile(64, 64, tiled=True)
+    check_parity(seed, tiles=Tiles(tile, tile, tile, tile))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8, 72))
 def test_equals_its_definition_at_drawn_sizes(seed):
@@ -102,15 +109,15 @@ def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     assert refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
 
 
-@pytest.mark.parametrize(("query", "key"), [((8, 16), (4, 8)), ((4, 4), (8, 16))])
-def test_tiles_that_do_not_divide_the_window(query, key):
+@pytest.mark.parametrize("tile", [Tile(64, 16, 2), Tile(16, 64, 3)], ids=str)
+def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
     windows = Windows(16, 6, phase=(3, 7))  # steps of 10
     table = torch.randn(1, 2 * windows.farthest + 1, 2 * windows.farthest + 1, device=DEVICE)
     leaves = torch.randn(1, 13, 11, 1, 24, device=DEVICE).requires_grad_(), table.requires_grad_()
     weights = torch.randn(1, 13, 11, 1, 8, device=DEVICE)
     results = []
-    for tiles in (Tiles(query, key), None):
+    for tiles in (Tiles(tile, tile, tile, tile), None):
         found = halo_attention(*leaves[0].chunk(3, -1), windows, leaves[1], tiles=tiles)
         results.append((found, *torch.autograd.grad(found, leaves, weights)))
     for one, other in zip(*results, strict=True):
@@ -175,15 +182,23 @@ def test_says_what_it_needs(monkeypatch):
         module(image)
 
 
+def test_taken_unasked_only_where_it_was_measured():
+    card, types = LocalDevice("cuda", (9, 0)), (torch.bfloat16, torch.float16, torch.float32)
+    assert [is_preferred(card, dtype) for dtype in types] == [True, True, False]
+    for other in (LocalDevice("cuda", (8, 9)), LocalDevice("cuda", (10, 0)), LocalDevice()):
+        assert not is_preferred(other, torch.bfloat16)
+
+
 def test_tiles_follow_the_shared_memory():
     kinds = itertools.product(SHARED_MEMORY.values(), TYPES.values(), (16, 32, 53, 64, 128))
     for limit, dtype, dim in kinds:
         tiles = tiles_for(Windows(), dim, dtype, limit)
-        assert min(tiles.queries, tiles.keys) >= 16
+        for tile in (tiles.forward, tiles.query, tiles.key, tiles.bias):
+            assert min(tile.queries, tile.keys) >= 16
     small, large = (
         tiles_for(Windows(), 128, torch.float32, SHARED_MEMORY[card]) for card in ((8, 6), (9, 0))
     )
-    assert small.keys < large.keys
+    assert small.forward.keys < large.forward.keys
     assert [padded_dim(dim) for dim in (1, 16, 17, 53, 64, 128)] == [16, 16, 32, 64, 64, 128]
 
 
@@ -235,4 +250,8 @@ def test_large_images_on_a_gpu(dtype):
         plain = (module.to(dtype)(image.to(dtype)) - exact).abs().max()
         module.kernel = "triton"
         found = (module(image.to(dtype)) - exact).abs().max()
+        module.kernel = "auto"
+        assert ("triton" in module.explain(image.to(dtype)).splitlines()[0]) == is_preferred(
+            LocalDevice.of(image.device), dtype
+        )
     assert found <= 2 * plain + 1e-5

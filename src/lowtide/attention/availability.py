@@ -8,6 +8,7 @@ import torch
 
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.call import LocalDevice
+from lowtide.attention.halo.attend import is_preferred
 from lowtide.attention.halo.attend import missing as halo_missing
 
 _HALO = "triton-halo"
@@ -41,6 +42,8 @@ def availability() -> list[Availability]:
     if missing is not None:
         found.append(Availability(_HALO, False, missing.reason, missing.fix))
     else:
-        about = "one Triton kernel for windows over images; unverified, kernel='triton' asks for it"
+        about = "one Triton kernel for windows over images"
+        if not is_preferred(device, torch.bfloat16):
+            about += "; unverified here, kernel='triton' asks for it"
         found.append(Availability(_HALO, True, about))
     return found

@@ -7,19 +7,22 @@ from typing import Any
 import torch
 
 from lowtide.attention.halo.attend import constants
-from lowtide.attention.halo.tiles import SHARED_MEMORY, Tiles, tiles_for
+from lowtide.attention.halo.tiles import SHARED_MEMORY, Tile, blocks, tiles_for
 from lowtide.attention.spatial.windows import Windows
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-KERNELS = "forward", "backward_query", "backward_key", "backward_bias"
+# Each with its tile's name among `Tiles`.
+KERNELS = {
+    "forward": "forward", "backward_query": "query", "backward_key": "key", "backward_bias": "bias",
+}  # fmt: skip
 # Pointers to fp32 whatever the type of the tensors.
-_EXACT = {"sums", "changes", "to_bias", "table"}
+_EXACT = {"sums", "to_bias", "table"}
 _POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _EXACT
 
 
 def compile_kernel(
     name: str, capability: tuple[int, int], dtype: str, windows: Windows, head_dim: int,
-    *, bias: bool = True, tiles: Tiles | None = None,
+    *, bias: bool = True, inside: bool = True, tile: Tile | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Compile one kernel for a card; what it takes and what it may, in bytes of shared memory.
 
@@ -31,12 +34,18 @@ def compile_kernel(
     from lowtide.attention.halo import kernels
 
     kernel = getattr(kernels, name)
-    tiles = tiles or tiles_for(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
-    known = {**constants(windows, tiles, head_dim, TYPES[dtype]), "HAS_BIAS": bias}
-    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
+    tiles = tiles_for(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
+    cut = tile or getattr(tiles, KERNELS[name])
+    square = name == "backward_key"
+    known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
+    block = blocks(windows, cut, head_dim, square=square) if cut.tiled else None
+    known |= {"HAS_BIAS": bias, "INSIDE": inside, "TILED": block is not None}
+    described = () if block is None else ("q", "given") if square else ("k", "v")
+    options = {key: known.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
     fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
     signature = {
-        argument: "constexpr" if argument in fixed else _type(argument, dtype)
+        argument: "constexpr" if argument in fixed
+        else f"tensordesc<{dtype}{block}>" if argument in described else _type(argument, dtype)
         for argument in kernel.arg_names
     }
     source = triton.compiler.ASTSource(kernel, signature, fixed)

@@ -1,7 +1,7 @@
 """The backward pass: a program gathers what its own tile needs, of whatever windows see it."""
 # Triton's language has no types, and its functions are not what they look like to a checker.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
-# pyright: reportOptionalOperand=false
+# pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -9,71 +9,115 @@ import triton
 import triton.language as tl
 
 from lowtide.attention.halo.kernels.parts import (
+    LOG2E,
     SHIFT,
+    ZERO,
+    bias_tile,
     first_key,
     key_tile,
+    load_all,
+    load_block,
     load_pixels,
-    own_queries,
+    one_of,
+    own_window,
+    pixels,
     query_tile,
-    score_tile,
     store_pixels,
+    tiles_inside,
+    within_image,
 )
 
 
 @triton.jit
 def backward_query(
-    q, k, v, out, sums, table, given, changes, to_q, height, width, heads, phase_y, phase_x, scale,
+    q, k, v, out, sums, table, given, to_q, height, width, heads, phase_y, phase_x, scale,
+    windows_y, windows_x, top, bottom, left, right,
     q_batch, q_row, q_column, q_head, k_batch, k_row, k_column, k_head,
     v_batch, v_row, v_column, v_head, o_batch, o_row, o_column, o_head,
     g_batch, g_row, g_column, g_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    KEY_H: tl.constexpr, KEY_W: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    HELD: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
+    TILED: tl.constexpr, INSIDE: tl.constexpr,
 ):
-    """Gradients of the queries, laid out as the result, and Σ gradient · result of each query.
+    """Gradients of the queries, laid out as the result, and Σ gradient · result of each query as
+    the second of its ``sums``.
 
     Grid: that of `forward`.
     """
-    batch, head, start_y, start_x, y, x, there = own_queries(
-        height, width, heads, phase_y, phase_x, STEP, TILE_H, TILE_W
+    programs: tl.constexpr = (STEP * STEP + HELD * QUERIES - 1) // (HELD * QUERIES)
+    batch, head, part, start_y, start_x, first_y, first_x = own_window(
+        height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
+        STEP, MARGIN, SIZE, BOUNDARY, programs, INSIDE,
     )
-    query = load_pixels(
-        q + batch * q_batch + head * q_head, y, x, there, q_row, q_column, HEAD, WIDE
-    )
-    change = load_pixels(
-        given + batch * g_batch + head * g_head, y, x, there, g_row, g_column, HEAD, WIDE
-    )
-    result = load_pixels(
-        out + batch * o_batch + head * o_head, y, x, there, o_row, o_column, HEAD, WIDE
-    )
-    share = tl.sum(change.to(tl.float32) * result.to(tl.float32), 1)
-    plane = (batch * heads + head) * height.to(tl.int64) * width + y.to(tl.int64) * width + x
-    tl.store(changes + plane, share, mask=there)
-    logs = tl.load(sums + plane, mask=there, other=0.0)
-    k += batch * k_batch + head * k_head
-    v += batch * v_batch + head * v_head
-    first_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
-    first_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
-    gathered = tl.zeros([TILE_H * TILE_W, WIDE], tl.float32)
-    key_tiles: tl.constexpr = ((SIZE + KEY_H - 1) // KEY_H) * ((SIZE + KEY_W - 1) // KEY_W)
-    for step in range(key_tiles):
-        key_y, key_x, row, column, seen, read = key_tile(
-            step, first_y, first_x, height, width, SIZE, KEY_H, KEY_W, BOUNDARY
-        )
-        key = load_pixels(k, row, column, read, k_row, k_column, HEAD, WIDE)
-        value = load_pixels(v, row, column, read, v_row, v_column, HEAD, WIDE)
-        scores = score_tile(
-            query, key, table, head, y, x, key_y, key_x, seen, scale, HAS_BIAS, FARTHEST, PRECISION
-        )
-        weights = tl.exp2(scores - logs[:, None])
-        of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
-        of_scores = weights * (of_weights - share[:, None])
-        gathered += tl.dot(of_scores.to(key.dtype), key, input_precision=PRECISION)
-    store_pixels(
-        to_q + batch * o_batch + head * o_head, (gathered * scale).to(to_q.dtype.element_ty),
-        y, x, there, o_row, o_column, HEAD, WIDE,
-    )
+    if not INSIDE and start_y + part * HELD * QUERIES // STEP >= height:
+        return  # all of its queries are below the image
+    wide_batch = batch.to(tl.int64)
+    q += wide_batch * q_batch + head * q_head
+    if not TILED:
+        k += wide_batch * k_batch + head * k_head
+        v += wide_batch * v_batch + head * v_head
+    out += wide_batch * o_batch + head * o_head
+    to_q += wide_batch * o_batch + head * o_head
+    given += wide_batch * g_batch + head * g_head
+    sums += 2 * (wide_batch * heads + head) * height * width
+    # Tiles of whole rows of the window: where the next one lies is one addition.
+    rows: tl.constexpr = KEYS // SIZE
+    queries = ()
+    gathered = ()
+    for held in tl.static_range(HELD):
+        y, x, there = query_tile(part * HELD + held, start_y, start_x, height, width, STEP, QUERIES)
+        query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+        change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
+        result = load_pixels(out, y, x, there, o_row, o_column, HEAD, WIDE)
+        share = tl.sum(change.to(tl.float32) * result.to(tl.float32), 1)
+        at = 2 * (y.to(tl.int64) * width + x)
+        tl.store(sums + at + 1, share, mask=there)
+        logs = tl.load(sums + at, mask=there, other=0.0)
+        queries = queries + ((query, change, share, logs, y, x, there),)
+        gathered = gathered + (tl.zeros([QUERIES, WIDE], tl.float32),)
+    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
+    if not TILED:
+        keys = pixels(k, row, column, k_row, k_column, WIDE)
+        values = pixels(v, row, column, v_row, v_column, WIDE)
+    first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
+    for step in range(first, last):
+        if TILED:
+            key_y, key_x, seen = row + step * rows, column, row == row
+            key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+            value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+            if not INSIDE and BOUNDARY != ZERO:
+                seen = within_image(key_y, key_x, height, width)
+        elif INSIDE and KEYS % SIZE == 0:
+            key_y, key_x, seen = row + step * rows, column, row == row
+            key = load_all(keys, HEAD, WIDE)
+            value = load_all(values, HEAD, WIDE)
+            keys += rows * k_row
+            values += rows * v_row
+        else:
+            key_y, key_x, at_y, at_x, seen, read = key_tile(
+                step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
+            )
+            key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
+            value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+        later = ()
+        for held in tl.static_range(HELD):
+            query, change, share, logs, y, x, there = queries[held]
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
+            if HAS_BIAS:
+                apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+                scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+            weights = tl.exp2(scores - logs[:, None])
+            if not INSIDE:
+                weights = tl.where(seen[None, :], weights, 0.0)
+            of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
+            of_scores = (weights * (of_weights - share[:, None])).to(key.dtype)
+            later = later + (tl.dot(of_scores, key, gathered[held], input_precision=PRECISION),)
+        gathered = later
+    for held in tl.static_range(HELD):
+        query, change, share, logs, y, x, there = queries[held]
+        result = (gathered[held] * scale).to(to_q.dtype.element_ty)
+        store_pixels(to_q, result, y, x, there, o_row, o_column, HEAD, WIDE)
 
 
 @triton.jit
@@ -85,80 +129,112 @@ def _windows_seeing(
     # Windows that are moved inside see pixels beyond their margin.
     more: tl.constexpr = (STEP + MARGIN) // STEP + 1 if BOUNDARY == SHIFT else 0
     # Not below 0, where division rounds towards 0.
-    first = tl.maximum(low + phase - MARGIN, 0) // STEP - more
+    first = tl.maximum(tl.maximum(low, 0) + phase - MARGIN, 0) // STEP - more
     last = (tl.minimum(low + TILE, length) - 1 + phase + MARGIN) // STEP + more
     return tl.maximum(first, 0), tl.minimum(last, count - 1) + 1
 
 
 @triton.jit
 def backward_key(
-    q, k, v, sums, table, given, changes, to_k, to_v, height, width, heads, phase_y, phase_x, scale,
-    windows_y, windows_x,
+    q, k, v, sums, table, given, to_k, to_v, height, width, heads, phase_y, phase_x, scale,
+    windows_y, windows_x, tiles_y, tiles_x, top, bottom, left, right,
     q_batch, q_row, q_column, q_head, k_batch, k_row, k_column, k_head,
     v_batch, v_row, v_column, v_head, o_batch, o_row, o_column, o_head,
     g_batch, g_row, g_column, g_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    KEY_H: tl.constexpr, KEY_W: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SIDE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
+    TILED: tl.constexpr, INSIDE: tl.constexpr,
 ):
     """Gradients of keys and values, laid out as the result; not for keys seen by reflection.
 
-    Grid: tiles of the image across, tiles down, batch × heads.
+    A program has SIDE × SIDE keys, and scores as (keys, queries), as its products want them. The
+    grid of such tiles begins where that of windows does, so that where windows begin and end at
+    multiples of SIDE, each sees all of a tile or nothing of it. Those from row ``top`` to
+    ``bottom`` and from column ``left`` to ``right`` then need no masks, and all the others have a
+    launch of their own.
+
+    Grid: tiles, batch × heads.
     """
-    tiles: tl.constexpr = ((STEP + TILE_H - 1) // TILE_H) * ((STEP + TILE_W - 1) // TILE_W)
-    head, batch = tl.program_id(2) % heads, (tl.program_id(2) // heads).to(tl.int64)
-    low_y, low_x = tl.program_id(1) * KEY_H, tl.program_id(0) * KEY_W
-    place = tl.arange(0, KEY_H * KEY_W)
-    key_y, key_x = low_y + place // KEY_W, low_x + place % KEY_W
-    read = (key_y < height) & (key_x < width)
-    k += batch * k_batch + head * k_head
-    v += batch * v_batch + head * v_head
-    q += batch * q_batch + head * q_head
-    given += batch * g_batch + head * g_head
-    plane = (batch * heads + head) * height.to(tl.int64) * width
-    key = load_pixels(k, key_y, key_x, read, k_row, k_column, HEAD, WIDE)
-    value = load_pixels(v, key_y, key_x, read, v_row, v_column, HEAD, WIDE)
-    of_key = tl.zeros([KEY_H * KEY_W, WIDE], tl.float32)
-    of_value = tl.zeros([KEY_H * KEY_W, WIDE], tl.float32)
+    down, across = one_of(
+        tl.program_id(0), tiles_x, tiles_y, top, bottom, left, right, INSIDE
+    )
+    # The first tile may begin before the image.
+    low_y = down * SIDE - (phase_y + MARGIN) % SIDE
+    low_x = across * SIDE - (phase_x + MARGIN) % SIDE
+    head, batch = tl.program_id(1) % heads, tl.program_id(1) // heads
+    wide_batch = batch.to(tl.int64)
+    k += wide_batch * k_batch + head * k_head
+    v += wide_batch * v_batch + head * v_head
+    if not TILED:
+        q += wide_batch * q_batch + head * q_head
+        given += wide_batch * g_batch + head * g_head
+    to_k += wide_batch * o_batch + head * o_head
+    to_v += wide_batch * o_batch + head * o_head
+    sums += 2 * (wide_batch * heads + head) * height * width
     first_down, last_down = _windows_seeing(
-        low_y, windows_y, height, phase_y, KEY_H, STEP, MARGIN, BOUNDARY
+        low_y, windows_y, height, phase_y, SIDE, STEP, MARGIN, BOUNDARY
     )
     first_right, last_right = _windows_seeing(
-        low_x, windows_x, width, phase_x, KEY_W, STEP, MARGIN, BOUNDARY
+        low_x, windows_x, width, phase_x, SIDE, STEP, MARGIN, BOUNDARY
     )
-    for down in range(first_down, last_down):
-        start_y = down * STEP - phase_y
-        from_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
-        for right in range(first_right, last_right):
-            start_x = right * STEP - phase_x
+    # Tiles of queries are rectangles too: where the next one lies is one addition.
+    wide: tl.constexpr = (STEP + COLUMNS - 1) // COLUMNS
+    tiles: tl.constexpr = ((STEP + ROWS - 1) // ROWS) * wide
+    place = tl.arange(0, SIDE * SIDE)
+    key_y, key_x = low_y + place // SIDE, low_x + place % SIDE
+    read = within_image(key_y, key_x, height, width)
+    key = load_pixels(k, key_y, key_x, read, k_row, k_column, HEAD, WIDE)
+    value = load_pixels(v, key_y, key_x, read, v_row, v_column, HEAD, WIDE)
+    of_key = tl.zeros([SIDE * SIDE, WIDE], tl.float32)
+    of_value = tl.zeros([SIDE * SIDE, WIDE], tl.float32)
+    windows_right = last_right - first_right
+    offset = tl.arange(0, ROWS * COLUMNS)
+    offset_y, offset_x = offset // COLUMNS, offset % COLUMNS
+    if not TILED:
+        queries = pixels(q, offset_y, offset_x, q_row, q_column, WIDE)
+        givens = pixels(given, offset_y, offset_x, g_row, g_column, WIDE)
+    # Both numbers of a query in one load: Triton copies them as often as there are threads else.
+    pairs = sums + 2 * (offset_y * width + offset_x)[:, None] + tl.arange(0, 2)[None, :]
+    for step in range((last_down - first_down) * windows_right * tiles):
+        window, tile = step // tiles, step % tiles
+        start_y = (first_down + window // windows_right) * STEP - phase_y
+        start_x = (first_right + window % windows_right) * STEP - phase_x
+        corner_y, corner_x = start_y + tile // wide * ROWS, start_x + tile % wide * COLUMNS
+        y, x = corner_y + offset_y, corner_x + offset_x
+        there = (y < start_y + STEP) & (x < start_x + STEP) & within_image(y, x, height, width)
+        far_y, far_x = corner_y.to(tl.int64), corner_x.to(tl.int64)
+        if TILED:
+            query = load_block(q, batch, corner_y, corner_x, head, ROWS, COLUMNS, WIDE)
+            change = load_block(given, batch, corner_y, corner_x, head, ROWS, COLUMNS, WIDE)
+        elif INSIDE:
+            query = load_all(queries + (far_y * q_row + far_x * q_column), HEAD, WIDE)
+            change = load_all(givens + (far_y * g_row + far_x * g_column), HEAD, WIDE)
+        else:
+            query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+            change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
+        both_of = pairs + 2 * (far_y * width + far_x)
+        if INSIDE:
+            both = tl.load(both_of)
+        else:
+            both = tl.load(both_of, mask=there[:, None], other=0.0)
+        logs, share = tl.split(both)
+        scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * LOG2E)
+        if HAS_BIAS:
+            apart_y, apart_x = key_y[:, None] - y[None, :], key_x[:, None] - x[None, :]
+            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+        weights = tl.exp2(scores - logs[None, :])
+        if not INSIDE:
+            from_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
             from_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
             seen = (key_y >= from_y) & (key_y < from_y + SIZE) & read
             seen = seen & (key_x >= from_x) & (key_x < from_x + SIZE)
-            for tile in range(tiles):
-                y, x, there = query_tile(
-                    tile, start_y, start_x, height, width, STEP, TILE_H, TILE_W
-                )
-                query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-                change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
-                at = plane + y.to(tl.int64) * width + x
-                logs = tl.load(sums + at, mask=there, other=0.0)
-                share = tl.load(changes + at, mask=there, other=0.0)
-                scores = score_tile(
-                    query, key, table, head, y, x, key_y, key_x, seen, scale, HAS_BIAS, FARTHEST,
-                    PRECISION,
-                )
-                weights = tl.where(there[:, None], tl.exp2(scores - logs[:, None]), 0.0)
-                of_value += tl.dot(
-                    tl.trans(weights).to(change.dtype), change, input_precision=PRECISION
-                )
-                of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
-                of_scores = weights * (of_weights - share[:, None])
-                of_key += tl.dot(
-                    tl.trans(of_scores).to(query.dtype), query, input_precision=PRECISION
-                )
-    to_k += batch * o_batch + head * o_head
-    to_v += batch * o_batch + head * o_head
+            weights = tl.where(seen[:, None] & there[None, :], weights, 0.0)
+        of_value = tl.dot(weights.to(change.dtype), change, of_value, input_precision=PRECISION)
+        of_weights = tl.dot(value, tl.trans(change), input_precision=PRECISION)
+        of_scores = (weights * (of_weights - share[None, :])).to(query.dtype)
+        of_key = tl.dot(of_scores, query, of_key, input_precision=PRECISION)
     of_key = (of_key * scale).to(to_k.dtype.element_ty)
     of_value = of_value.to(to_v.dtype.element_ty)
     store_pixels(to_k, of_key, key_y, key_x, read, o_row, o_column, HEAD, WIDE)
@@ -167,13 +243,13 @@ def backward_key(
 
 @triton.jit
 def backward_bias(
-    q, k, v, sums, table, given, changes, to_bias, height, width, heads, phase_y, phase_x, scale,
+    q, k, v, sums, table, given, to_bias, height, width, heads, phase_y, phase_x, scale,
     batches, windows_y, windows_x,
     q_batch, q_row, q_column, q_head, k_batch, k_row, k_column, k_head,
     v_batch, v_row, v_column, v_head, g_batch, g_row, g_column, g_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    KEY_H: tl.constexpr, KEY_W: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """The sum over all windows of the gradients of their scores: (heads, tiles · queries of a tile,
     key tiles · keys of a tile). For windows that all have one shape.
@@ -181,38 +257,38 @@ def backward_bias(
     Grid: tiles of keys, tiles of queries, heads.
     """
     tile, head = tl.program_id(1), tl.program_id(2)
-    gathered = tl.zeros([TILE_H * TILE_W, KEY_H * KEY_W], tl.float32)
+    gathered = tl.zeros([QUERIES, KEYS], tl.float32)
     for place in range(batches):
         batch = tl.full([], place, tl.int64)
-        plane = (batch * heads + head) * height.to(tl.int64) * width
+        plane = 2 * (batch * heads + head) * height * width
+        at_q = q + batch * q_batch + head * q_head
+        at_k = k + batch * k_batch + head * k_head
+        at_v = v + batch * v_batch + head * v_head
+        at_g = given + batch * g_batch + head * g_head
         for window in range(windows_y * windows_x):
             start_y = (window // windows_x) * STEP - phase_y
             start_x = (window % windows_x) * STEP - phase_x
-            y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, TILE_H, TILE_W)
+            y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
             key_y, key_x, row, column, seen, read = key_tile(
-                tl.program_id(0), start_y - MARGIN, start_x - MARGIN, height, width, SIZE, KEY_H,
-                KEY_W, BOUNDARY,
+                tl.program_id(0), start_y - MARGIN, start_x - MARGIN, height, width, SIZE, KEYS,
+                BOUNDARY,
             )
-            at_q = q + batch * q_batch + head * q_head
-            at_k = k + batch * k_batch + head * k_head
-            at_v = v + batch * v_batch + head * v_head
-            at_g = given + batch * g_batch + head * g_head
             query = load_pixels(at_q, y, x, there, q_row, q_column, HEAD, WIDE)
             change = load_pixels(at_g, y, x, there, g_row, g_column, HEAD, WIDE)
             key = load_pixels(at_k, row, column, read, k_row, k_column, HEAD, WIDE)
             value = load_pixels(at_v, row, column, read, v_row, v_column, HEAD, WIDE)
-            at = plane + y.to(tl.int64) * width + x
-            logs = tl.load(sums + at, mask=there, other=0.0)
-            share = tl.load(changes + at, mask=there, other=0.0)
-            scores = score_tile(
-                query, key, table, head, y, x, key_y, key_x, seen, scale, True, FARTHEST, PRECISION
-            )
-            weights = tl.where(there[:, None], tl.exp2(scores - logs[:, None]), 0.0)
+            at = sums + plane + 2 * (y.to(tl.int64) * width + x)
+            logs = tl.load(at, mask=there, other=0.0)
+            share = tl.load(at + 1, mask=there, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
+            apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+            weights = tl.exp2(scores - logs[:, None])
+            weights = tl.where(seen[None, :] & there[:, None], weights, 0.0)
             of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
             gathered += weights * (of_weights - share[:, None])
-    queries, keys = TILE_H * TILE_W, KEY_H * KEY_W
-    rows = tile * queries + tl.arange(0, TILE_H * TILE_W)
-    columns = tl.program_id(0) * keys + tl.arange(0, KEY_H * KEY_W)
-    wide = tl.num_programs(0) * keys
-    to_bias += head.to(tl.int64) * tl.num_programs(1) * queries * wide
+    rows = tile * QUERIES + tl.arange(0, QUERIES)
+    columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    wide = tl.num_programs(0) * KEYS
+    to_bias += head.to(tl.int64) * tl.num_programs(1) * QUERIES * wide
     tl.store(to_bias + rows[:, None].to(tl.int64) * wide + columns[None, :], gathered)

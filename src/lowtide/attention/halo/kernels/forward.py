@@ -1,7 +1,7 @@
-"""The forward pass: a program for a tile of one window's queries."""
+"""The forward pass: a program for some tiles of one window's queries."""
 # Triton's language has no types, and its functions are not what they look like to a checker.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
-# pyright: reportOptionalOperand=false
+# pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -9,64 +9,144 @@ import triton
 import triton.language as tl
 
 from lowtide.attention.halo.kernels.parts import (
-    first_key,
+    LOG2E,
+    ZERO,
+    bias_tile,
     key_tile,
+    load_all,
+    load_block,
     load_pixels,
-    own_queries,
-    score_tile,
+    own_window,
+    pixels,
+    query_tile,
     store_pixels,
+    tiles_inside,
+    within_image,
 )
 
 
 @triton.jit
 def forward(
     q, k, v, out, sums, table, height, width, heads, phase_y, phase_x, scale,
+    windows_y, windows_x, top, bottom, left, right,
     q_batch, q_row, q_column, q_head, k_batch, k_row, k_column, k_head,
     v_batch, v_row, v_column, v_head, o_batch, o_row, o_column, o_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    KEY_H: tl.constexpr, KEY_W: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    HELD: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
+    TILED: tl.constexpr, INSIDE: tl.constexpr,
 ):
-    """Results, and for each query the logarithm of its sum: (batch, heads, height, width).
+    """Results, and for each query the logarithm of its sum: (batch, heads, height, width, 2), of
+    which the second number is for the backward pass to fill.
 
-    Grid: windows across × tiles of a window, windows down, batch × heads.
+    A program holds HELD tiles of queries, so that a key is loaded once for all of them. Windows of
+    which every key is in the image need no masks: those from row ``top`` to ``bottom`` and from
+    column ``left`` to ``right`` of the grid of windows. All the others have a launch of their own.
+
+    Grid: windows × programs of a window, batch × heads.
     """
-    batch, head, start_y, start_x, y, x, there = own_queries(
-        height, width, heads, phase_y, phase_x, STEP, TILE_H, TILE_W
+    programs: tl.constexpr = (STEP * STEP + HELD * QUERIES - 1) // (HELD * QUERIES)
+    batch, head, part, start_y, start_x, first_y, first_x = own_window(
+        height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
+        STEP, MARGIN, SIZE, BOUNDARY, programs, INSIDE,
     )
-    query = load_pixels(
-        q + batch * q_batch + head * q_head, y, x, there, q_row, q_column, HEAD, WIDE
-    )
-    k += batch * k_batch + head * k_head
-    v += batch * v_batch + head * v_head
-    first_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
-    first_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
-    most = tl.full([TILE_H * TILE_W], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_H * TILE_W], tl.float32)
-    gathered = tl.zeros([TILE_H * TILE_W, WIDE], tl.float32)
-    key_tiles: tl.constexpr = ((SIZE + KEY_H - 1) // KEY_H) * ((SIZE + KEY_W - 1) // KEY_W)
-    for step in range(key_tiles):
-        key_y, key_x, row, column, seen, read = key_tile(
-            step, first_y, first_x, height, width, SIZE, KEY_H, KEY_W, BOUNDARY
-        )
-        key = load_pixels(k, row, column, read, k_row, k_column, HEAD, WIDE)
-        value = load_pixels(v, row, column, read, v_row, v_column, HEAD, WIDE)
-        scores = score_tile(
-            query, key, table, head, y, x, key_y, key_x, seen, scale, HAS_BIAS, FARTHEST, PRECISION
-        )
-        new = tl.maximum(most, tl.max(scores, 1))
+    if not INSIDE and start_y + part * HELD * QUERIES // STEP >= height:
+        return  # all of its queries are below the image
+    wide_batch = batch.to(tl.int64)
+    q += wide_batch * q_batch + head * q_head
+    if not TILED:
+        k += wide_batch * k_batch + head * k_head
+        v += wide_batch * v_batch + head * v_head
+    out += wide_batch * o_batch + head * o_head
+    sums += 2 * (wide_batch * heads + head) * height * width
+    # Tiles of whole rows of the window: where the next one lies is one addition.
+    rows: tl.constexpr = KEYS // SIZE
+    queries = ()
+    states = ()
+    for held in tl.static_range(HELD):
+        y, x, there = query_tile(part * HELD + held, start_y, start_x, height, width, STEP, QUERIES)
+        query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+        queries = queries + ((query, y, x, there),)
+        states = states + (_nothing(QUERIES, WIDE),)
+    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
+    if not TILED:
+        keys = pixels(k, row, column, k_row, k_column, WIDE)
+        values = pixels(v, row, column, v_row, v_column, WIDE)
+    first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
+    for step in range(first, last):
+        if TILED:
+            key_y, key_x, seen = row + step * rows, column, row == row
+            key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+            value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+            if not INSIDE and BOUNDARY != ZERO:
+                seen = within_image(key_y, key_x, height, width)
+        elif INSIDE and KEYS % SIZE == 0:
+            key_y, key_x, seen = row + step * rows, column, row == row
+            key = load_all(keys, HEAD, WIDE)
+            value = load_all(values, HEAD, WIDE)
+            keys += rows * k_row
+            values += rows * v_row
+        else:
+            key_y, key_x, at_y, at_x, seen, read = key_tile(
+                step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
+            )
+            key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
+            value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+        later = ()
+        for held in tl.static_range(HELD):
+            query, y, x, there = queries[held]
+            most, total, gathered = states[held]
+            later = later + (_taken(
+                query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total,
+                gathered, HAS_BIAS, FARTHEST, PRECISION, INSIDE,
+            ),)
+        states = later
+    for held in tl.static_range(HELD):
+        query, y, x, there = queries[held]
+        most, total, gathered = states[held]
+        _write(out, sums, y, x, there, most, total, gathered, width, o_row, o_column, HEAD, WIDE)
+
+
+@triton.jit
+def _nothing(QUERIES: tl.constexpr, WIDE: tl.constexpr):
+    """The largest score, the sum of weights and the weighted sum before any key was seen."""
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    return most, tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
+
+
+@triton.jit
+def _taken(
+    query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total, gathered,
+    HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr, INSIDE: tl.constexpr,
+):
+    """The same three with a tile of keys more: softmax as it goes, in powers of two."""
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    unit = scale * LOG2E
+    if HAS_BIAS:
+        apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+        scores = scores * unit + bias_tile(table, head, apart_y, apart_x, FARTHEST)
+        unit = 1.0
+    if not INSIDE:
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+    new = tl.maximum(most, tl.max(scores, 1) * unit)
+    anchor = new
+    if not INSIDE:
         anchor = tl.where(new == float("-inf"), 0.0, new)  # of queries that saw nothing yet
-        weights = tl.exp2(scores - anchor[:, None])
-        shrink = tl.exp2(most - anchor)
-        total = total * shrink + tl.sum(weights, 1)
-        gathered = gathered * shrink[:, None]
-        gathered += tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        most = new
+    weights = tl.exp2(scores * unit - anchor[:, None])
+    shrink = tl.exp2(most - anchor)
+    total = total * shrink + tl.sum(weights, 1)
+    gathered = gathered * shrink[:, None]
+    gathered = tl.dot(weights.to(value.dtype), value, gathered, input_precision=PRECISION)
+    return new, total, gathered
+
+
+@triton.jit
+def _write(
+    out, sums, y, x, there, most, total, gathered, width, o_row, o_column, HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     divisor = tl.where(total == 0, 1.0, total)
     result = (gathered / divisor[:, None]).to(out.dtype.element_ty)
-    store_pixels(
-        out + batch * o_batch + head * o_head, result, y, x, there, o_row, o_column, HEAD, WIDE
-    )
-    plane = (batch * heads + head) * height.to(tl.int64) * width
-    tl.store(sums + plane + y.to(tl.int64) * width + x, most + tl.log2(divisor), mask=there)
+    store_pixels(out, result, y, x, there, o_row, o_column, HEAD, WIDE)
+    at = 2 * (y.to(tl.int64) * width + x)
+    tl.store(sums + at, most + tl.log2(divisor), mask=there)

@@ -1,7 +1,7 @@
-"""What the kernels are made of: a tile's pixels, their values, and its scores."""
+"""What the kernels are made of: pixels of a window, their values, and scores."""
 # Triton's language has no types, and its functions are not what they look like to a checker.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
-# pyright: reportOptionalOperand=false
+# pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 # Boundary rules as numbers; `zero` and `reflect` see keys beyond the image.
 MASK, SHIFT, ZERO, REFLECT = (tl.constexpr(number) for number in range(4))
-_LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -32,51 +32,61 @@ def first_key(start, length, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY:
 
 
 @triton.jit
-def query_tile(
-    tile, start_y, start_x, height, width, STEP: tl.constexpr, TILE_H: tl.constexpr,
-    TILE_W: tl.constexpr,
-):
-    """Rows and columns of a tile of a window's queries, and which of them are there."""
-    across: tl.constexpr = (STEP + TILE_W - 1) // TILE_W
-    place = tl.arange(0, TILE_H * TILE_W)
-    down = (tile // across) * TILE_H + place // TILE_W
-    right = (tile % across) * TILE_W + place % TILE_W
-    y, x = start_y + down, start_x + right
-    there = (down < STEP) & (right < STEP) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    return y, x, there
+def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
+    """Row and column of the ``number``-th of ``tall`` × ``wide`` places: of those in a rectangle,
+    or of those round it."""
+    if INSIDE:
+        return top + number // (right - left), left + number % (right - left)
+    whole = (tall - (bottom - top)) * wide  # in the rows above and below
+    beside = tl.maximum(wide - (right - left), 1)
+    row, column = number // wide, number % wide
+    row = tl.where(row < top, row, row - top + bottom)
+    middle = number - whole
+    other = middle % beside
+    other = tl.where(other < left, other, other - left + right)
+    within = number >= whole
+    return tl.where(within, top + middle // beside, row), tl.where(within, other, column)
 
 
 @triton.jit
-def own_queries(
-    height, width, heads, phase_y, phase_x, STEP: tl.constexpr, TILE_H: tl.constexpr,
-    TILE_W: tl.constexpr,
+def own_window(
+    height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
+    STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
+    PROGRAMS: tl.constexpr, INSIDE: tl.constexpr,
 ):
-    """A program's batch and head, where its window's queries begin, and its tile of them.
+    """A program's batch, head and part, and where its window's queries and keys begin.
 
-    Grid: windows across × tiles of a window, windows down, batch × heads.
+    Grid: windows × programs of a window, batch × heads.
     """
-    tiles: tl.constexpr = ((STEP + TILE_H - 1) // TILE_H) * ((STEP + TILE_W - 1) // TILE_W)
-    tile, head = tl.program_id(0) % tiles, tl.program_id(2) % heads
-    batch = (tl.program_id(2) // heads).to(tl.int64)
-    start_y = tl.program_id(1) * STEP - phase_y
-    start_x = (tl.program_id(0) // tiles) * STEP - phase_x
-    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, TILE_H, TILE_W)
-    return batch, head, start_y, start_x, y, x, there
+    part, head = tl.program_id(0) % PROGRAMS, tl.program_id(1) % heads
+    batch = tl.program_id(1) // heads
+    down, across = one_of(
+        tl.program_id(0) // PROGRAMS, windows_x, windows_y, top, bottom, left, right, INSIDE
+    )
+    start_y, start_x = down * STEP - phase_y, across * STEP - phase_x
+    first_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
+    first_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
+    return batch, head, part, start_y, start_x, first_y, first_x
+
+
+@triton.jit
+def query_tile(tile, start_y, start_x, height, width, STEP: tl.constexpr, QUERIES: tl.constexpr):
+    """Rows and columns of a tile of a window's queries, and which of them are there."""
+    place = tile * QUERIES + tl.arange(0, QUERIES)
+    y, x = start_y + place // STEP, start_x + place % STEP
+    return y, x, (place < STEP * STEP) & within_image(y, x, height, width)
 
 
 @triton.jit
 def key_tile(
-    tile, first_y, first_x, height, width, SIZE: tl.constexpr, KEY_H: tl.constexpr,
-    KEY_W: tl.constexpr, BOUNDARY: tl.constexpr,
+    tile, first_y, first_x, height, width, SIZE: tl.constexpr, KEYS: tl.constexpr,
+    BOUNDARY: tl.constexpr,
 ):
     """Positions of a tile of a window's keys, their pixels, which are seen, which are read."""
-    across: tl.constexpr = (SIZE + KEY_W - 1) // KEY_W
-    place = tl.arange(0, KEY_H * KEY_W)
-    down = (tile // across) * KEY_H + place // KEY_W
-    right = (tile % across) * KEY_W + place % KEY_W
-    y, x = first_y + down, first_x + right
-    within = (down < SIZE) & (right < SIZE)
-    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    place = tile * KEYS + tl.arange(0, KEYS)
+    y, x = first_y + place // SIZE, first_x + place % SIZE
+    within = place < SIZE * SIZE
+    inside = within_image(y, x, height, width)
     if BOUNDARY == REFLECT:
         return y, x, _mirrored(y, height), _mirrored(x, width), within, within
     if BOUNDARY == ZERO:
@@ -85,42 +95,76 @@ def key_tile(
 
 
 @triton.jit
+def tiles_inside(
+    first_y, height, SIZE: tl.constexpr, KEYS: tl.constexpr, BOUNDARY: tl.constexpr,
+    INSIDE: tl.constexpr,
+):
+    """The first tile of a window's keys with a row that may be seen, and the one after the last."""
+    tiles: tl.constexpr = (SIZE * SIZE + KEYS - 1) // KEYS
+    if INSIDE or BOUNDARY == ZERO or BOUNDARY == REFLECT:
+        return 0, tiles
+    first = tl.maximum(-first_y, 0) * SIZE // KEYS
+    return first, tl.minimum((height - first_y) * SIZE + KEYS - 1, tiles * KEYS) // KEYS
+
+
+@triton.jit
+def pixels(base, y, x, row, column, WIDE: tl.constexpr):
+    """Pointers to (pixels, WIDE) of a tensor."""
+    offsets = y.to(tl.int64) * row + x.to(tl.int64) * column
+    return base + offsets[:, None] + tl.arange(0, WIDE)[None, :]
+
+
+@triton.jit
+def _wanted(there, HEAD: tl.constexpr, WIDE: tl.constexpr):
+    return there[:, None] & (tl.arange(0, WIDE) < HEAD)[None, :]
+
+
+@triton.jit
 def load_pixels(base, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
     """(pixels, WIDE) of a tensor; what is not there is zero."""
-    dim = tl.arange(0, WIDE)
-    offsets = y.to(tl.int64) * row + x.to(tl.int64) * column
-    wanted = there[:, None] & (dim < HEAD)[None, :]
-    return tl.load(base + offsets[:, None] + dim[None, :], mask=wanted, other=0.0)
+    return load_there(pixels(base, y, x, row, column, WIDE), there, HEAD, WIDE)
+
+
+@triton.jit
+def load_all(pointers, HEAD: tl.constexpr, WIDE: tl.constexpr):
+    """(pixels, WIDE) that are all there."""
+    if HEAD == WIDE:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(tl.arange(0, WIDE) < HEAD)[None, :], other=0.0)
+
+
+@triton.jit
+def load_there(pointers, there, HEAD: tl.constexpr, WIDE: tl.constexpr):
+    """(pixels, WIDE) by their pointers; what is not there is zero."""
+    return tl.load(pointers, mask=_wanted(there, HEAD, WIDE), other=0.0)
+
+
+@triton.jit
+def load_block(
+    tensor, batch, y, x, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):
+    """(ROWS · COLUMNS, WIDE) by a tensor's descriptor; what is not there is zero."""
+    return tl.reshape(tensor.load([batch, y, x, head, 0]), (ROWS * COLUMNS, WIDE))
+
+
+@triton.jit
+def within_image(y, x, height, width):
+    """Which pixels are in the image."""
+    return (y >= 0) & (y < height) & (x >= 0) & (x < width)
 
 
 @triton.jit
 def store_pixels(base, values, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    dim = tl.arange(0, WIDE)
-    offsets = y.to(tl.int64) * row + x.to(tl.int64) * column
-    wanted = there[:, None] & (dim < HEAD)[None, :]
-    tl.store(base + offsets[:, None] + dim[None, :], values, mask=wanted)
+    wanted = _wanted(there, HEAD, WIDE)
+    tl.store(pixels(base, y, x, row, column, WIDE), values, mask=wanted)
 
 
 @triton.jit
-def _bias(table, head, query_y, query_x, key_y, key_x, FARTHEST: tl.constexpr):
-    """A score's bias by distance, from a table of one head that stays in the cache."""
+def bias_tile(table, head, down, right, FARTHEST: tl.constexpr):
+    """Biases by distance from query to key, in powers of two, from a head's table that stays in
+    the cache."""
     side: tl.constexpr = 2 * FARTHEST + 1
-    down = key_y[None, :] - query_y[:, None] + FARTHEST
-    right = key_x[None, :] - query_x[:, None] + FARTHEST
     # Pixels that are not there, and are dropped, may be farther than any table knows.
-    down = tl.minimum(tl.maximum(down, 0), side - 1)
-    right = tl.minimum(tl.maximum(right, 0), side - 1)
-    return tl.load(table + head * side * side + down * side + right).to(tl.float32)
-
-
-@triton.jit
-def score_tile(
-    q, k, table, head, query_y, query_x, key_y, key_x, seen, scale, HAS_BIAS: tl.constexpr,
-    FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
-):
-    """Scores of a tile in powers of two; what is not seen is minus infinity."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E)
-    if HAS_BIAS:
-        bias = _bias(table, head, query_y, query_x, key_y, key_x, FARTHEST)
-        scores += bias * _LOG2E
-    return tl.where(seen[None, :], scores, float("-inf"))
+    down = tl.minimum(tl.maximum(down + FARTHEST, 0), side - 1)
+    right = tl.minimum(tl.maximum(right + FARTHEST, 0), side - 1)
+    return tl.load(table + head * side * side + down * side + right).to(tl.float32) * LOG2E

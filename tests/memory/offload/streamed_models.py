@@ -84,7 +84,8 @@ class Convolutions(nn.Sequential):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x):
-        x = x[:, :, None, None] * torch.linspace(0, 1, 12, dtype=x.dtype).view(1, 1, 3, 4)
+        rising = torch.linspace(0, 1, 12, dtype=x.dtype, device=x.device)
+        x = x[:, :, None, None] * rising.view(1, 1, 3, 4)
         return super().forward(x)
 
 

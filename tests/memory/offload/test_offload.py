@@ -60,6 +60,22 @@ def test_recurrent_layers_let_the_buffers_go():
         assert all(a is b for a, b in zip(layer._flat_weights, kept, strict=True))
 
 
+def test_recurrent_layers_keep_their_weights_in_the_buffers(monkeypatch):
+    """On CUDA they would move them into memory of their own when they find others in place."""
+
+    def flatten(layer):
+        with torch.no_grad():
+            for weight in layer._flat_weights:
+                weight.set_(weight.clone())
+
+    model, expected = build(Recurrent), run(build(Recurrent))
+    monkeypatch.setattr(torch.nn.RNNBase, "flatten_parameters", flatten)
+    with stream_weights(model, plan_all(model)):
+        assert same(run(model, 3), expected)
+    assert not any("flatten_parameters" in vars(layer) for layer in model.layers)
+    assert same(run(model), expected)
+
+
 def test_a_plan_that_streams_nothing_changes_nothing():
     model = build(Stack)
     with stream_weights(model, plan_offload(model, 1 << 30)) as stream:
@@ -100,11 +116,20 @@ class WatchedLane(HostLane):
 @pytest.mark.parametrize("kind", [Stack, Again, Mixed])
 def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
     """What CUDA streams from, and what its events stand for, on the CPU."""
-    model, expected = build(kind), run(build(kind))
+    model, expected, lane = build(kind), run(build(kind)), WatchedLane()
+    turns = turns_by(lane, model, in_flight)
+    assert same(run(model, 3), expected)
+    turns.close()
+    assert not lane.used
+    assert same(run(model), expected)
+
+
+def turns_by(lane, model, in_flight):
+    """Blocks of ``model`` that come from host memory by ``lane``, begun."""
     found = {place.name: place for place in places(model)}
     layouts = [Layout(block, [found[name] for name in block.tensors])
                for block in plan_all(model).streamed]  # fmt: skip
-    source, lane = HostSource(PinnedMemory()), WatchedLane()
+    source = HostSource(PinnedMemory())
     for layout in layouts:
         source.take(layout, lambda memory, layout=layout: [
             view.copy_(place.tensor.detach())
@@ -112,10 +137,21 @@ def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
         ])  # fmt: skip
     turns = BlockTurns(model, layouts, source, lane, in_flight)
     turns.open()
-    assert same(run(model, 3), expected)
-    turns.close()
-    assert not lane.used
+    return turns
+
+
+class HastyLane(HostLane):
+    """Overwrites a slot as soon as it may, which on CUDA the next block's copy does."""
+
+    def after(self, slot):
+        slot.buffer.data.fill_(255)  # by another name: only the block's own changes are counted
+
+
+def test_what_a_block_returns_of_its_weights_is_copied_before_the_slot_goes():
+    model, expected = build(Mixed), run(build(Mixed))
+    turns = turns_by(HastyLane(), model, 2)
     assert same(run(model), expected)
+    turns.close()
 
 
 @pytest.mark.parametrize("kind", [Stack, Again])

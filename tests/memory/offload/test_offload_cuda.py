@@ -22,6 +22,8 @@ def on_gpu(test):
 
 
 @on_gpu
+# cuDNN wants the weights of a recurrent layer in one piece, and copies those of a buffer there.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 @pytest.mark.parametrize("source", ["disk", "host"])
 @pytest.mark.parametrize("kind", ZOO)
 def test_cuda_gives_the_bytes_of_the_resident_model(kind, source):

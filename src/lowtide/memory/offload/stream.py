@@ -94,6 +94,8 @@ def stream_weights(
     Memory: ``plan.peak_bytes`` on the device. On the host of a CUDA device, as many buffers again
     with "disk", and the streamed weights with "host". What a block returns may be its weights,
     in any container that PyTorch's pytree knows; it must not leave views of them elsewhere.
+    Recurrent layers that are streamed to CUDA copy their weights once more at each call, of which
+    PyTorch warns: cuDNN wants them in an order of its own.
     Raises `UsageError` for a plan of another model or a source without sense, `ModelError` for
     weights that cannot be written, and `OutputError` if there is no room for them.
     """

@@ -41,6 +41,7 @@ class BlockTurns:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="lowtide-weights")
         self._absent: list[list[AbsentWeight]] = []
         self._hooks: list[Any] = []
+        self._recurrent: list[nn.Module] = []
         self._running: Counter[int] = Counter()
         self._order = _Order(len(layouts))
         self._turn = self.loads = self.misses = self.loaded_bytes = 0
@@ -54,6 +55,7 @@ class BlockTurns:
                 for place, view in zip(layout.places, self._slots[0].tensors[index], strict=True)
             ])  # fmt: skip
             self._take_out(index)
+            self._keep_in_place(layout)
             owners = {id(place.owner) for place in layout.places}
             for path in layout.block.modules:
                 # Its parts as well: a model may call them without calling the block.
@@ -64,6 +66,14 @@ class BlockTurns:
         self._hooks.append(
             self._model.register_forward_pre_hook(lambda *_: self._running.clear(), prepend=True)
         )
+
+    def _keep_in_place(self, layout: Layout) -> None:
+        """Recurrent layers on CUDA give their weights memory of their own, in cuDNN's order, when
+        they find others in place: what is loaded into the slot would no longer reach them."""
+        for place in layout.places:
+            if isinstance(place.owner, nn.RNNBase) and place.owner not in self._recurrent:
+                self._recurrent.append(place.owner)
+                place.owner.flatten_parameters = _stay  # pyright: ignore[reportAttributeAccessIssue]
 
     def _hook(self, part: nn.Module, index: int) -> None:
         before = functools.partial(self._before, index)
@@ -86,7 +96,11 @@ class BlockTurns:
         slot = self._slot_of(index)
         if self._running[index] or slot is None or not slot.installed:
             return None
-        self._lane.after(slot)
+        try:
+            kept = _without_views(output, slot.buffer)
+        finally:
+            # Only now: copies of what lies in the slot are issued after the block, and read it too.
+            self._lane.after(slot)
         if slot.buffer._version != slot.version:
             self._empty(slot)
             raise ModelError(
@@ -94,7 +108,7 @@ class BlockTurns:
                 " buffers, which streaming would lose",
                 hint="plan_offload(..., resident=[...]) with the names of what changes",
             )
-        return _without_views(output, slot.buffer)
+        return kept
 
     def _bring(self, index: int) -> None:
         """Have the block's weights in its modules, and the next block's on their way."""
@@ -171,10 +185,17 @@ class BlockTurns:
             hook.remove()
         self._loader.shutdown(cancel_futures=True)
         self._lane.close()
+        for module in self._recurrent:
+            del module.flatten_parameters
+        self._recurrent.clear()
         for layout in self._layouts:
             for place in layout.places:
                 put(place, place.tensor)
         self._slots.clear()
+
+
+def _stay() -> None:
+    """In the place of a recurrent layer's `flatten_parameters`."""
 
 
 def _weights(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:

@@ -86,6 +86,15 @@ def test_a_card_that_is_not_here_has_a_context_and_an_allocator() -> None:
     assert told.device == "rtx3060-12gb"
 
 
+def test_products_keep_a_workspace_in_each_thread_that_makes_them() -> None:
+    """Autograd runs backward passes on a card in a thread of its own."""
+    tokens = (torch.empty(4, 64, device="meta"),)
+    layers, size = nn.Linear(64, 64), 32 * MIB
+    for step, count in ((InferenceStep(tokens), 1), (TrainingStep(tokens), 2)):
+        rows = {row.name: row for row in say(layers, step, "h200").ledger}
+        assert count * size <= rows["scratch"].value < count * size + MIB
+
+
 def test_attention_is_that_of_the_device() -> None:
     image = (torch.empty(1, 8, 64, 64, device="meta"),)
     fused = say(Attending(), InferenceStep(image), "rtx4090", dtype=torch.bfloat16)

@@ -54,6 +54,24 @@ def test_math_holds_the_scores():
     assert forward > 250 * bytes_of(AMPERE, SHAPE, BF16)[1]
 
 
+def test_math_multiplies_gradient_and_softmax_on_a_card():
+    """A bound of what one call holds; each of several, one from the other, has its own."""
+    with sdpa_kernel(SDPBackend.MATH):
+        bare, full = (
+            bytes_of(HOPPER, SHAPE, BF16, grad=True, scratch=scratch)[3]
+            for scratch in (False, True)
+        )  # fmt: skip
+        assert full - bare == near(4 * SCORES)
+        with FakeTensorMode(), Live() as live, attention_as_on(HOPPER):
+            query, key, value = qkv(SHAPE, FP32, grad=True)
+            for _ in range(3):
+                value = F.scaled_dot_product_attention(query, key, value)
+            live.peak, made = live.now, len(live.ops)
+            value.sum().backward()
+    held = [op for op in live.ops[made:] if op == "new_empty.default"]
+    assert len(held) == 3
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_math_is_predicted_as_the_profiler_measures_it(dtype, masked):
@@ -253,7 +271,11 @@ def test_the_table_is_what_the_card_takes_and_holds(card, case, grad):
     tensors = [torch.rand(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3)]
     mask = None if rows is None else torch.zeros(rows, device="cuda", dtype=dtype)
     chosen = SDPBackend(torch._fused_sdp_choice(*tensors, mask, 0.0, False))
-    F.scaled_dot_product_attention(*tensors, mask)  # handles and plans are made once
+    # Handles, plans and workspaces are made once, those of autograd's own thread as well.
+    out = F.scaled_dot_product_attention(*tensors, mask)
+    if grad:
+        torch.autograd.grad(out, tensors, torch.empty_like(out))
+    del out
     torch.cuda.synchronize()
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -22,7 +22,9 @@ _PRODUCTS = frozenset({
 _CONVOLUTIONS = frozenset({
     torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
 })  # fmt: skip
-_BLAS = -1  # the handle of the workspace that matrix products keep
+# Workspaces that stay with a thread once it has multiplied matrices: the step's own, and that of
+# autograd, which runs backward passes on CUDA in a thread of its own. (A convolution's has -2.)
+_BLAS = {False: -1, True: -3}
 
 
 def price_on_cuda(trace: Trace, profile: DeviceProfile, calibration: Calibration) -> Priced:
@@ -31,7 +33,8 @@ def price_on_cuda(trace: Trace, profile: DeviceProfile, calibration: Calibration
     where = trace.peak_op()
     rows = traced_rows(trace, None)
     live = sum(row.value for row in rows)
-    blas = profile.workspaces.blas_bytes if _multiplies(trace) else (0, 0)
+    threads = len(_multiplying(trace))
+    blas = [threads * size for size in profile.workspaces.blas_bytes]
     scratch, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
     rows.append(_row("scratch", max(scratch, blas[0]), max(most, blas[1]), "prior"))
     held = sum(row.value for row in rows), sum(row.upper for row in rows)
@@ -68,14 +71,13 @@ def _events(trace: Trace, profile: DeviceProfile, upper: bool) -> Iterator[tuple
     for storage, size in trace.held.items():
         if size:
             yield storage, size
-    done, multiplied = 0, False
+    done, first = 0, _multiplying(trace)
     for event in (*trace.events, None):
         until = len(trace.ops) if event is None else event.op
-        for op in trace.ops[done:until]:
+        for index, op in enumerate(trace.ops[done:until], done):
             function = op.call[0] if op.call else None
-            if function in _PRODUCTS and not multiplied:
-                multiplied = True
-                yield _BLAS, profile.workspaces.blas_bytes[upper]
+            if (backward := first.get(index)) is not None:
+                yield _BLAS[backward], profile.workspaces.blas_bytes[upper]
             if function in _CONVOLUTIONS and (size := _workspace(op, profile, upper)):
                 yield -2, size
                 yield -2, -size
@@ -95,5 +97,10 @@ def _is_channels_last(facts: Any) -> bool:
     return len(facts.stride) == 4 and facts.stride[1] == 1 and facts.shape[1] > 1
 
 
-def _multiplies(trace: Trace) -> bool:
-    return any(op.call is not None and op.call[0] in _PRODUCTS for op in trace.ops)
+def _multiplying(trace: Trace) -> dict[int, bool]:
+    """The first product of each thread that makes any, and whether that thread is autograd's."""
+    first: dict[bool, int] = {}
+    for index, op in enumerate(trace.ops):
+        if op.call is not None and op.call[0] in _PRODUCTS:
+            first.setdefault(trace.phase(index) == "backward", index)
+    return {index: backward for backward, index in first.items()}

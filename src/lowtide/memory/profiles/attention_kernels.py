@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from lowtide.attention.call import AttentionCall
 from lowtide.attention.sdpa_rules import AttentionPath
@@ -102,7 +103,27 @@ def _math(
         *tensors, mask, call.dropout, call.is_causal, None, scale=scale, enable_gqa=grouped
     )[0]
     del hold
+    if with_scratch and (softmax := _softmax_of(out, *tensors, mask)) is not None:
+        # Its backward pass multiplies the gradient by the result first, into memory of its own:
+        # softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu.
+        _hold_during(softmax, lambda gradient: gradient.numel() * gradient.element_size())
     return out
+
+
+def _softmax_of(out: Tensor, *given: Tensor | None) -> Node | None:
+    """The backward pass of the softmax that made ``out`` of what was ``given``, if there is one."""
+    # What was given may come from attention as well.
+    seen = {tensor.grad_fn for tensor in given if tensor is not None}
+    ahead = [out.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        if "SoftmaxBackward" in node.name():
+            return node
+        seen.add(node)
+        ahead += [following for following, _ in node.next_functions]
+    return None
 
 
 def _has_no_data(tensor: Tensor) -> bool:
@@ -155,15 +176,23 @@ def _scratch_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
     node = out.grad_fn
     if node is None:
         return
-    held: list[Tensor] = []
     result_copies = copies[1:].count(True)
+
+    def price(gradient: Tensor) -> int:
+        copied = gradient.numel() * gradient.element_size()
+        moved = bool(copies) and not gradient.transpose(1, 2).is_contiguous()
+        return size + (moved + result_copies) * copied
+
+    _hold_during(node, price)
+
+
+def _hold_during(node: Node, price: Callable[[Tensor], int]) -> None:
+    """Hold what ``price`` makes of the incoming gradient, in bytes, while ``node`` runs."""
+    held: list[Tensor] = []
 
     def begin(gradients: tuple[Any, ...]) -> None:
         gradient = gradients[0]
-        copied = gradient.numel() * gradient.element_size()
-        moved = bool(copies) and not gradient.transpose(1, 2).is_contiguous()
-        total = size + (moved + result_copies) * copied
-        held.append(gradient.new_empty(total, dtype=torch.uint8))
+        held.append(gradient.new_empty(price(gradient), dtype=torch.uint8))
 
     def end(inputs: Any, outputs: Any) -> None:
         held.clear()

@@ -28,10 +28,10 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(image, "trim_heap", meter.trim)
+        monkeypatch.setattr(image, "give_back", lambda device: meter.trim())
         context = SimpleNamespace(meter=meter, budget=SimpleNamespace(device_bytes=budget))
         plan = SimpleNamespace(
-            strategy=strategy, predicted_bytes=100 * MIB, upper_bytes=200 * MIB
+            strategy=strategy, device="cpu", predicted_bytes=100 * MIB, upper_bytes=200 * MIB
         )
         return meter, _Holding(context, plan, waiting)
 

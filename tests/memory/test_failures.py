@@ -1,7 +1,9 @@
 """Which failures mean that memory ran out."""
 
 import pytest
+import torch
 
+from lowtide.memory import failures
 from lowtide.memory.failures import is_out_of_memory
 
 
@@ -17,3 +19,13 @@ from lowtide.memory.failures import is_out_of_memory
 )
 def test_messages_of_the_libraries(text, verdict):
     assert is_out_of_memory(RuntimeError(text)) == verdict
+
+
+def test_a_card_gives_back_what_its_allocator_keeps_too(monkeypatch):
+    given = []
+    monkeypatch.setattr(failures, "trim_heap", lambda collect: given.append(("heap", collect)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("card"))
+    failures.give_back("cpu")
+    assert given == [("heap", False)]
+    failures.give_back("cuda:0", collect=True)
+    assert given[1:] == [("heap", True), "card"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lowtide.core.heap import trim_heap
 from lowtide.jobs.report import Accuracy, ErrorFigure, reported_db
 from lowtide.media import open_image
+from lowtide.memory.failures import give_back
 from lowtide.memory.meter import Usage
 from lowtide.memory.plan import Plan
 from lowtide.models.low_precision import LowPrecision
@@ -30,12 +30,12 @@ def measured_accuracy(
     if plan.accuracy == "exact" and context.prepared.network.exact_forward is None:
         return _accuracy(context, plan, source, limit_bytes), None
     # Other sizes are run now than before, which would not fit the gaps in the heap.
-    trim_heap(collect=True)
+    give_back(plan.device, collect=True)
     context.lap()
     context.land_all()
     accuracy = _accuracy(context, plan, source, limit_bytes)
     measuring = context.lap()
-    trim_heap(collect=True)
+    give_back(plan.device, collect=True)
     context.lap()
     return accuracy, measuring
 

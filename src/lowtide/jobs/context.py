@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.planning import Task
 from lowtide.jobs.prepare import Prepared, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
+from lowtide.memory.failures import give_back
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan
@@ -52,12 +52,13 @@ class Context:
     def begin(self, plan: Plan) -> None:
         """Another image begins: what is used from here counts for those in flight too.
 
-        What the last one left in the heap is given back, unless this one's blocks are of the
-        same sizes: to fetch them again would take longer than a light network's operators.
+        What the last one, or a probe, left in the heap and on the card is given back, unless this
+        one's blocks are of the same sizes: to fetch them again would take longer than a light
+        network's operators.
         """
         shape = plan.model_dump(include=_SIZES)
         if shape != self._shape:
-            trim_heap()
+            give_back(plan.device)
         self._shape = shape
         self.lap()
         for image in self.flying:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from lowtide.core.errors import NotFiniteError, OutOfMemoryError
-from lowtide.core.heap import trim_heap, use_heap
+from lowtide.core.heap import use_heap
 from lowtide.core.progress import Progress
 from lowtide.jobs.accuracy import measured_accuracy
 from lowtide.jobs.compiling import network_for
@@ -16,6 +16,7 @@ from lowtide.jobs.planning import Task, plan_image
 from lowtide.jobs.report import ImageReport
 from lowtide.jobs.workers import threads_each
 from lowtide.media import WriteBehind, open_image, open_sink
+from lowtide.memory.failures import give_back
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.streaming.executor import Outcome, run
@@ -129,6 +130,7 @@ class _Holding:
 
     def __init__(self, context: Context, plan: Plan, waiting: int) -> None:
         self._meter, self._budget = context.meter, context.budget.device_bytes
+        self._device = plan.device
         banded = plan.strategy == "streamed"
         self._expected = waiting + (plan.predicted_bytes if banded else plan.upper_bytes)
         self._limit = self._expected
@@ -139,7 +141,7 @@ class _Holding:
         new = int(coming * _NEW)
         held = self._meter.now_bytes + new
         if held > self._limit:
-            trim_heap()
+            give_back(self._device)
             held = self._meter.now_bytes + new
             # Where that much lives, to trim each time would only take time.
             self._limit = max(self._expected, held + self._expected // _MORE)

@@ -1,4 +1,4 @@
-"""Recognizing that memory ran out, and letting go of what the failure holds."""
+"""Recognizing that memory ran out, and letting go of what a failure or an allocator holds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,13 @@ def release(error: BaseException, device: str) -> None:
         # Both: a cause from elsewhere does not undo what was being handled.
         links += [link.__cause__, link.__context__]
     # What the heap keeps may be just what other allocators (oneDNN's, numpy's) were missing.
-    trim_heap(collect=True)
+    give_back(device, collect=True)
+
+
+def give_back(device: str, *, collect: bool = False) -> None:
+    """Return what allocators keep of freed memory: the C heap, and that of a card which ``device``
+    is; with ``collect``, Python's garbage first."""
+    trim_heap(collect=collect)
     if device != "cpu":
         import torch
 

@@ -194,6 +194,7 @@ def cuda_peaks(device: str) -> HighWaterMark:
     """The allocator's marks on a device such as ``"cuda:0"``: (allocated, reserved) bytes."""
     import torch
 
+    torch.cuda.init()  # the allocator has no marks before
     index = torch.device(device).index
     return _marks_of(torch.cuda.current_device() if index is None else index)
 

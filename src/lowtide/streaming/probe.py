@@ -12,9 +12,8 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.reach import Reach
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.memory.meter import (
-    cuda_context_bytes,
-)
+from lowtide.memory.failures import give_back
+from lowtide.memory.meter import cuda_context_bytes
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.reach import REACH_SIDES, measure_reach
 from lowtide.streaming.step import Forward, Network
@@ -88,7 +87,7 @@ def _points(
             if not fits(side):
                 return points, False
         points.append(point_of(network, side))
-        trim_heap(collect=True)
+        give_back(network.device, collect=True)
     if len(points) < 2:
         # A model of one size only: a second point half as large makes the line go through 0.
         only = points[0]

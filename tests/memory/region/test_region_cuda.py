@@ -20,6 +20,7 @@ class SimulatedCuda:
             monkeypatch.setattr(torch.cuda, f"max_{name}", lambda _, i=index: self.most[i])
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: self.reset())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
         total = 8192 * MIB
         monkeypatch.setattr(
             torch.cuda, "mem_get_info", lambda _: (total - self.now[1] - 300 * MIB, total)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
@@ -158,7 +157,10 @@ def normalize(
     # In the order in memory that PyTorch's norm leaves: convolutions of the other one round
     # differently, up to eight times as much.
     band = band.contiguous()
-    return F.batch_norm(band, none, one, scale.to(exact), shift.to(exact), False, 0.0, 0.0)
+    # Not by `F.batch_norm`, which refuses an epsilon of 0 in some versions of PyTorch.
+    fast = torch.backends.cudnn.enabled
+    scale, shift = scale.to(exact), shift.to(exact)
+    return torch.batch_norm(band, scale, shift, none, one, False, 0.0, 0.0, fast)
 
 
 RULES: dict[str, Rule] = {"group_norm": normed, "instance_norm": normed}

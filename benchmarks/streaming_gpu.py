@@ -1,20 +1,26 @@
 """Models streamed in bands beside the same models run whole, on a GPU.
 
-    python benchmarks/streaming_gpu.py [--sides 1024 2048 4096] [--card 12GiB] [--fresh]
+    python benchmarks/streaming_gpu.py [--sides 1024 2048 4096] [--only TEXT] [--fresh]
 
-A row for each model, side, precision and way. Clock time between events, in turns; bytes are the
+A row for each model, side, precision and way. All cases are planned at once, in processes of their
+own, and then have the card one after another. Clock time between events, in turns; bytes are the
 most that PyTorch's allocator handed out, weights included. Errors are against a run in fp64 where
 that fits, and the streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32``
-with it. Pages are kept on the host, the hardest place. Beside them: which share of the time of
-copies a kernel ran, from a profile; and the largest side that a card of ``--card`` takes, whole and
-streamed, with the allocator held to that.
+with it. The budget is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for
+which they go to the host: which share of the time of copies a kernel ran then is told by a profile.
+And which side a card of ``--card`` takes, whole and streamed, with the allocator held to that.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import time
+import traceback
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,14 +30,19 @@ from torch import Tensor
 
 from lowtide.core.units import GIB, parse_bytes
 from lowtide.memory.failures import is_out_of_memory
+from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
 
-# The first at every side, the others at the smallest.
-MODELS = ("VAE decode", "VAE encode", "SwinIR", "Compact")
+# At every side; and the others at one.
+MODEL = "VAE decode"
+OTHERS = {"VAE encode": 1024, "Compact": 1024, "SwinIR": 512}
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-# Of what the whole run takes; beyond that, of the card.
-SHARE = 0.4
+# Of what the whole run takes, by where pages are kept; beyond that, of the card.
+SHARES = {"auto": 0.6, "host": 0.4}
+# How far a case is; 0 before.
+PLANNED, MEASURED, DONE = 1, 2, 3
 Interval = tuple[float, float]
+Found = dict[str, dict[str, Any]]
 
 
 @contextmanager
@@ -49,9 +60,10 @@ def tensor_cores(wanted: bool) -> Iterator[None]:
 class Case:
     """One model and one input on the card."""
 
-    def __init__(self, name: str, side: int, precision: str) -> None:
-        self.name, self.side, self.precision = name, side, precision
+    def __init__(self, name: str, side: int, precision: str, pages: Wanted) -> None:
+        self.name, self.side, self.precision, self.pages = name, side, precision, pages
         self.dtype = PRECISIONS[precision]
+        self.double = made(name) if pages == "auto" else None
         self.model = made(name).to("cuda", self.dtype)
         self.image = given(name, side, side).to("cuda", self.dtype)
 
@@ -60,21 +72,23 @@ class Case:
         with torch.inference_mode(), tensor_cores(self.precision == "tf32"):
             return self.model(self.image)
 
-    def streamed(self, budget: int) -> Callable[[], Tensor]:
-        """A run by bands within a budget; planned already."""
-        module = Streamed(self.model, budget=budget, pages="host")
+    def streamed(self, budget: int) -> tuple[Callable[[], Tensor], str]:
+        """A run by bands within a budget, planned already, and how it goes."""
+        module = Streamed(self.model, budget=budget, pages=self.pages)
         with tensor_cores(self.precision == "tf32"):
-            module.prepare(self.image)
+            title = module.prepare(self.image).title
 
         def run() -> Tensor:
             with torch.inference_mode(), tensor_cores(self.precision == "tf32"):
                 return module(self.image)
 
-        return run
+        return run, title
 
     def exact(self) -> Tensor | None:
-        """The result in fp64, or None where that does not fit."""
-        model, image = made(self.name).to("cuda", torch.float64), self.image.double()
+        """The result in fp64, or None where that does not fit, or is known by another case."""
+        if self.double is None:
+            return None
+        model, image = self.double.to("cuda", torch.float64), self.image.double()
         with torch.inference_mode():
             return fitting(lambda: model(image))
 
@@ -90,13 +104,13 @@ def fitting(run: Callable[[], Tensor]) -> Tensor | None:
     return None
 
 
-def peak_of(run: Callable[[], Any]) -> int:
-    """The most that the allocator handed out during a run."""
+def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int]:
+    """What `fitting` returns, and the most that the allocator handed out meanwhile."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    run()
+    result = fitting(run)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    return result, torch.cuda.max_memory_allocated()
 
 
 def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -112,26 +126,35 @@ def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[f
     return taken
 
 
-def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float | None:
-    """Which share of the time of ``copies`` some kernel ran; None without copies."""
+def together(intervals: Sequence[Interval]) -> list[list[float]]:
+    """Those that touch as one."""
     busy: list[list[float]] = []
-    for first, last in sorted(kernels):
+    for first, last in sorted(intervals):
         if busy and first <= busy[-1][1]:
             busy[-1][1] = max(busy[-1][1], last)
         else:
             busy.append([first, last])
-    total = sum(last - first for first, last in copies)
-    both = sum(
-        max(0.0, min(last, end) - max(first, start))
-        for first, last in copies for start, end in busy
-    )  # fmt: skip
+    return busy
+
+
+def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float | None:
+    """Which share of the time of ``copies`` some kernel ran; None without copies."""
+    busy = together(kernels)
+    ends = [last for _, last in busy]
+    total = both = 0.0
+    for first, last in copies:
+        total += last - first
+        for begin, end in busy[bisect(ends, first):]:
+            if begin >= last:
+                break
+            both += min(last, end) - max(first, begin)
     return both / total if total else None
 
 
 def profiled(run: Callable[[], Any]) -> dict[str, Any]:
-    """Copies between card and host during a run, and how much of them was hidden."""
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    """Copies between card and host during a run, and how much of them was hidden; and how long
+    the card was busy."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
     copies: list[Interval] = []
@@ -143,43 +166,51 @@ def profiled(run: Callable[[], Any]) -> dict[str, Any]:
             (copies if between else kernels).append(span)
     return {
         "copies_s": round(sum(last - first for first, last in copies) / 1e6, 4),
-        "kernels_s": round(sum(last - first for first, last in kernels) / 1e6, 4),
+        "kernels": len(kernels),
+        "kernels_s": round(sum(last - first for first, last in together(kernels)) / 1e6, 4),
         "copies_overlapped": overlapped(copies, kernels),
     }
 
 
-def measure(results: ResultFile, case: Case, rounds: int) -> None:
-    """The rows of both ways."""
-    title = f"{case.name} {case.side}², {case.precision}"
-    if results.has(f"{title}, streamed"):
-        return
-    whole = fitting(case.whole)
-    found = None if whole is None else peak_of(case.whole)
+def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
+    """The rows of both ways, then that of a profile where copies are to be seen."""
+    title = title_of(case.name, case.side, case.precision, case.pages)
+    facts = {"model": case.name, "side": case.side, "precision": case.precision}
+    with turn.alone():
+        whole, found = with_peak(case.whole)
+        torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    budget = int(SHARE * (found or total))
-    run = case.streamed(budget)
-    result, exact = run(), case.exact()
+    budget = int(SHARES[case.pages] * (total if whole is None else found))
+    started = time.perf_counter()
+    run, plan = case.streamed(budget)
+    planned = time.perf_counter() - started
+    torch.cuda.empty_cache()
+    turn.wait_for(PLANNED)
+    result, peak = with_peak(run)
+    assert result is not None, "streamed, it is out of memory"
+    torch.cuda.empty_cache()
+    exact = case.exact()
+    torch.cuda.empty_cache()
     runs = {"streamed": run} if whole is None else {"whole": case.whole, "streamed": run}
     taken = seconds(runs, rounds)
-    facts = {"model": case.name, "side": case.side, "precision": case.precision}
-    if whole is None:
-        results.add(f"{title}, whole", **facts, way="whole", error="out of memory")
-    else:
-        results.add(
-            f"{title}, whole", **facts, way="whole", peak_bytes=found,
-            wall_s=spread(taken["whole"]), error_to_fp64=largest(whole, exact),
-        )  # fmt: skip
     more: dict[str, Any] = {}
-    if whole is not None:
-        more = {
-            "ratio": ratio_of(taken["streamed"], taken["whole"]),
-            "max_abs_error": largest(result, whole),
-        }
-    results.add(
-        f"{title}, streamed", **facts, way="streamed", budget_bytes=budget,
-        peak_bytes=peak_of(run), wall_s=spread(taken["streamed"]),
-        error_to_fp64=largest(result, exact), **more, **profiled(run),
-    )  # fmt: skip
+    if whole is None:
+        yield {f"{title}, whole": {**facts, "way": "whole", "error": "out of memory"}}
+    else:
+        yield {f"{title}, whole": {
+            **facts, "way": "whole", "peak_bytes": found, "wall_s": spread(taken["whole"]),
+            "error_to_fp64": largest(whole, exact),
+        }}  # fmt: skip
+        more["ratio"] = ratio_of(taken["streamed"], taken["whole"])
+        more["max_abs_error"] = largest(result, whole)
+    yield {f"{title}, streamed": {
+        **facts, "way": "streamed", "plan": plan, "budget_bytes": budget, "peak_bytes": peak,
+        "wall_s": spread(taken["streamed"]), "error_to_fp64": largest(result, exact), **more,
+        "planned_s": round(planned, 1),
+    }}  # fmt: skip
+    if case.pages == "host":
+        turn.wait_for(MEASURED)
+        yield {f"{title}, profile": {**facts, **profiled(run)}}
 
 
 def largest(result: Tensor, other: Tensor | None) -> float | None:
@@ -187,25 +218,123 @@ def largest(result: Tensor, other: Tensor | None) -> float | None:
     return None if other is None else (result.double() - other.double()).abs().max().item()
 
 
-def limits(results: ResultFile, sides: Sequence[int], card: int) -> None:
-    """Which sides fit in a card of so many bytes, whole and streamed."""
-    name = MODELS[0]
+def limit(side: int, card: int, turn: Turn) -> Iterator[Found]:
+    """Whether a side fits in a card of so many bytes, whole and streamed."""
     total = torch.cuda.get_device_properties(0).total_memory
-    for side in sides:
-        row = f"{name} {side}² in {card / GIB:.0f} GiB"
-        if results.has(row):
-            continue
-        case = Case(name, side, "fp32")
-        run = case.streamed(int(card * 0.9))
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, card / total))
-        try:
-            fits = {
-                "whole": fitting(case.whole) is not None, "streamed": fitting(run) is not None
-            }  # fmt: skip
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        results.add(row, model=name, side=side, card_bytes=card, **fits)
+    case = Case(MODEL, side, "fp32", "auto")
+    run, _ = case.streamed(int(card * 0.9))
+    turn.wait_for(PLANNED)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, card / total))
+    fits = {"whole": fitting(case.whole) is not None, "streamed": fitting(run) is not None}
+    title = Job(MODEL, side, "limit", card=card).title
+    yield {title: {"model": MODEL, "side": side, "card_bytes": card, **fits}}
+
+
+class Turn:
+    """One of several processes that plan at once, and have the card one after another."""
+
+    def __init__(self, number: int, changed: Any, states: Any, patience: float) -> None:
+        self._number, self._changed, self._states = number, changed, states
+        self._end = time.monotonic() + patience
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While others plan."""
+        with self._changed:
+            yield
+
+    def wait_for(self, state: int) -> None:
+        """Be in a state; go on once all are, and those before are beyond it. What others still
+        plan is waited for as long as patience lasts."""
+        self.tell(state)
+        with self._changed:
+            while not self._is_mine(state):
+                self._changed.wait(1)
+
+    def tell(self, state: int) -> None:
+        """How far this one is."""
+        with self._changed:
+            self._states[self._number] = state
+            self._changed.notify_all()
+
+    def _is_mine(self, state: int) -> bool:
+        late = state == PLANNED and time.monotonic() > self._end
+        all_are = late or all(other >= state for other in self._states)
+        return all_are and all(before > state for before in self._states[: self._number])
+
+
+def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None:
+    """One case in a process of its own; sends its rows, then what went wrong or None."""
+    torch.set_num_threads(2)
+    turn, error = Turn(number, changed, states, job.patience), None
+    try:
+        if job.card is not None:
+            found = limit(job.side, job.card, turn)
+        else:
+            case = Case(job.name, job.side, job.precision, job.pages)
+            found = measure(case, job.rounds, turn)
+        for rows in found:
+            results.put((job, rows, None))
+    except Exception:  # noqa: BLE001 - said by the parent, which then fails
+        error = traceback.format_exc()
+    finally:
+        turn.tell(DONE)
+        results.put((job, None, error))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case, or with ``card`` the question what fits."""
+
+    name: str
+    side: int
+    precision: str
+    rounds: int = 1
+    card: int | None = None
+    pages: Wanted = "auto"
+    patience: float = 300
+
+    @property
+    def title(self) -> str:
+        """The name of its rows."""
+        if self.card is not None:
+            return f"{self.name} {self.side}² in {self.card / GIB:.0f} GiB"
+        return title_of(self.name, self.side, self.precision, self.pages)
+
+
+def title_of(name: str, side: int, precision: str, pages: Wanted) -> str:
+    """The name of a case."""
+    return f"{name} {side}², {precision}{', pages on the host' if pages == 'host' else ''}"
+
+
+def jobs_of(options: argparse.Namespace, results: ResultFile) -> list[Job]:
+    """What is asked for and was not measured."""
+    more = dict(patience=options.patience)
+    card = parse_bytes(options.card)
+    found = [
+        # Large ones take long enough for a few of them to tell.
+        Job(
+            name, side, precision, max(1, options.rounds * 1024 // max(side, 1024)), pages=pages,
+            **more,
+        )
+        for name, side in [*((MODEL, side) for side in options.sides), *OTHERS.items()]
+        for pages in (("auto", "host") if name == MODEL and side <= 2048 else ("auto",))
+        for precision in PRECISIONS
+    ]  # fmt: skip
+    found += [Job(MODEL, side, "limit", card=card, **more) for side in options.sides]
+    known = {row["row"].removesuffix(", streamed") for row in results.data["rows"]}
+    found = [
+        job for job in found
+        if job.title not in known and any(text in job.title for text in options.only)
+    ]  # fmt: skip
+    # What takes longest comes last.
+    order = [*PRECISIONS, "limit"]
+    return sorted(
+        found, key=lambda job: (
+            job.side > 2048, job.name != MODEL, job.side, -order.index(job.precision)
+        )
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -214,6 +343,13 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--card", default="12GiB")
+    parser.add_argument(
+        "--patience", type=float, default=300,
+        help="seconds that measuring waits for all cases to be planned",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose name contains one of these"
+    )  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -222,12 +358,23 @@ def main() -> None:
         "streaming_gpu", fresh=options.fresh, packages=("diffusers",),
         about="Models streamed in bands and run whole on a GPU: time, bytes and errors.",
     )  # fmt: skip
-    for side in options.sides:
-        for name in MODELS if side == min(options.sides) else MODELS[:1]:
-            for precision in PRECISIONS:
-                measure(results, Case(name, side, precision), options.rounds)
-                torch.cuda.empty_cache()
-    limits(results, options.sides, parse_bytes(options.card))
+    jobs = jobs_of(options, results)
+    context = multiprocessing.get_context("spawn")
+    changed, found = context.Condition(), context.Queue()
+    states = context.Array("i", len(jobs), lock=False)
+    for number, job in enumerate(jobs):
+        context.Process(target=work, args=(job, number, changed, states, found)).start()
+    left, failed = len(jobs), False
+    while left:
+        job, rows, error = found.get()
+        for row, facts in (rows or {}).items():
+            results.add(row, **facts)
+        left -= rows is None
+        if error is not None:
+            failed = True
+            print(f"{job}\n{error}", flush=True)
+    if failed:
+        raise SystemExit("some cases failed")
 
 
 if __name__ == "__main__":

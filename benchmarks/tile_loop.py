@@ -62,6 +62,8 @@ def ratios(ours: list[dict], theirs: list[dict]) -> dict[str, dict[str, float]]:
     """Median and spread of our figure over theirs, run by run."""
     compared = {}
     for figure in FIGURES:
+        if ours[0][figure] is None:
+            continue  # a card has no mark of its own
         values = [a[figure] / b[figure] for a, b in zip(ours, theirs, strict=True)]
         compared[f"{figure}_ratio"] = spread(values)
     return compared
@@ -83,7 +85,9 @@ def main() -> None:
         return
     runs, difference = measure(options.device, options.pairs)
     for side, done in runs.items():
-        figures = {figure: middle(done, figure) for figure in FIGURES}
+        figures = {
+            figure: middle(done, figure) for figure in FIGURES if done[0][figure] is not None
+        }  # fmt: skip
         plan = {"plan": done[0]["plan"]} if "plan" in done[0] else {}
         results.add(side, pairs=options.pairs, **figures, **plan)
     results.add(

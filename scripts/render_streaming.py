@@ -63,29 +63,32 @@ def tiling_error(rows: Rows) -> str:
 
 
 def streaming_gpu(rows: Rows) -> str:
-    """Both ways of each model, then what fits in a smaller card."""
+    """Both ways of each model, copies of pages on the host, and what fits in a smaller card."""
     head = ["run", "peak", "clock s (range)", "of the whole's (range)", "from the whole's",
-            "from fp64", "copies hidden"]  # fmt: skip
+            "from fp64"]  # fmt: skip
     runs = table(head, [
-        [row["row"], *((row["error"], *5 * "–") if "error" in row else _gpu_run(row))]
+        [row["row"], *((row["error"], *4 * "–") if "error" in row else _gpu_run(row))]
         for row in rows if "way" in row
+    ])  # fmt: skip
+    copies = table(["pages on the host", "copies, s", "kernels, s", "copies hidden"], [
+        [row["row"].removesuffix(", profile"), f"{row['copies_s']:.3f}", f"{row['kernels_s']:.3f}",
+         "–" if row["copies_overlapped"] is None else f"{row['copies_overlapped']:.0%}"]
+        for row in rows if "copies_s" in row
     ])  # fmt: skip
     cards = table(["image and card", "whole", "streamed"], [
         [row["row"], *("fits" if row[way] else "out of memory" for way in ("whole", "streamed"))]
         for row in rows if "card_bytes" in row
     ])  # fmt: skip
-    return f"{runs}\n\n{cards}"
+    return f"{runs}\n\n{copies}\n\n{cards}"
 
 
 def _gpu_run(row: dict[str, Any]) -> list[str]:
     ranged = "{median:.3f} ({min:.3f} to {max:.3f})"
     errors = (row.get(name) for name in ("max_abs_error", "error_to_fp64"))
-    hidden = row.get("copies_overlapped")
     return [
         format_bytes(row["peak_bytes"]), ranged.format(**row["wall_s"]),
         ranged.format(**row["ratio"]) if "ratio" in row else "–",
         *("–" if error is None else f"{error:.1e}" for error in errors),
-        "–" if hidden is None else f"{hidden:.0%}",
     ]
 
 

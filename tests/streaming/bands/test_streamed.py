@@ -1,5 +1,6 @@
 """`lowtide.stream`: the same call within a budget, and what it refuses."""
 
+import copy
 import errno
 import gc
 from pathlib import Path
@@ -14,6 +15,7 @@ from lowtide.core import scratch
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands.certify import Certificate, _measured
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.pages import MemoryPage, memory_order
 
@@ -167,6 +169,40 @@ def test_a_certificate_is_remembered(model, monkeypatch):
     finally:
         with torch.no_grad():
             model.first.bias -= 0.5
+
+
+def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
+    low, image = copy.deepcopy(model).bfloat16(), torch.rand(1, 3, 40, 40).bfloat16()
+    usual = _measured(low, image, 40, 40, allowed=1.0)
+    assert usual.own_error is None
+    assert usual.holds(1.0)
+    strict = _measured(low, image, 40, 40, allowed=-1.0)  # whatever they are apart
+    exact = copy.deepcopy(model).bfloat16().float()
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        small = torch.rand(1, 3, 40, 40, generator=generator).bfloat16()
+        whole, found = exact(small.float()), low(small)
+    own = (found - whole).abs().max() / whole.abs().max()
+    assert strict.own_error == pytest.approx(float(own), rel=1e-3)
+    assert strict.holds(-1.0)
+    assert not Certificate(2.1 * strict.own_error, "", strict.own_error).holds(1.0)
+    # Numbers of 32 bits are held to what is allowed.
+    assert _measured(model, image.float(), 40, 40, allowed=-1.0).own_error is None
+
+
+def test_bands_are_compared_without_tf32(model, monkeypatch):
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn
+    seen = []
+
+    def noting(*arguments):
+        seen.append([kind.allow_tf32 for kind in kinds])
+        return _measured(*arguments)
+
+    before = [kind.allow_tf32 for kind in kinds]
+    monkeypatch.setattr("lowtide.streaming.bands.certify._measured", noting)
+    lowtide.stream(model, budget="64MiB")(torch.rand(1, 3, 40, 40))
+    assert seen == [[False, False]]
+    assert [kind.allow_tf32 for kind in kinds] == before
 
 
 class Either(nn.Module):

@@ -44,7 +44,8 @@ def config_of(kind: str, folder: Path, steps: int) -> TrainConfig:
         "datasets": {"train": {
             "dataroot_gt": str(folder), "lq_size": PATCH, "batch_size_per_gpu": BATCH,
         }},
-        "network_g": {"type": "paragonsr2_nano"}, "network_d": {"type": "munet"},
+        "network_g": {"type": "paragonsr2_nano", "attention": "window"},
+        "network_d": {"type": "munet"},
         "train": {"total_iter": steps, "losses": [{"type": "l1loss"}, gan]},
         "logger": {"print_freq": EVERY, "save_checkpoint_freq": steps},
     })  # fmt: skip

@@ -49,7 +49,7 @@ def config_of(title: str, checkpointing: str = "", **data: Any) -> TrainConfig:
     return parse_config({
         "name": "benchmark", "scale": SCALE,
         "datasets": {"train": {"dataroot_gt": "none", **patches, **data}},
-        "network_g": {"type": f"paragonsr2_{name}"},
+        "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
         **({"network_d": {"type": "munet"}} if gan else {}),
         "train": {
             "total_iter": STEPS, "losses": losses + ([gan] if gan else []),
@@ -124,7 +124,8 @@ def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, floa
     config = parse_config({
         "name": "benchmark", "scale": SCALE,
         "datasets": {"train": {"dataroot_gt": photos}, "val": {"dataroot_gt": photos}},
-        "network_g": {"type": f"paragonsr2_{name}"}, "train": {"total_iter": 1},
+        "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
+        "train": {"total_iter": 1},
         "val": {"budget": budget},
     })  # fmt: skip
     data = HighResolutionFolders([Path(photos)], SCALE, bicubic)

@@ -50,7 +50,8 @@ def awake(network, share=0.5):
 def variant(folder, name, scale=2, **changes):
     """Loaded from a file, as users do."""
     torch.manual_seed(0)
-    network = awake(ParagonVariant(VariantConfig.of(name, scale, **changes)))
+    config = VariantConfig.of(name, scale, **{"attention": "window", **changes})
+    network = awake(ParagonVariant(config))
     path = folder / f"{name}.safetensors"
     save_file(network.state_dict(), path, native.entries_of(network.config))
     return lowtide.load(path)

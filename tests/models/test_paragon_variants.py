@@ -21,6 +21,7 @@ SMALL = VARIANTS[:5]
 
 def variant(name, scale=2, **changes):
     torch.manual_seed(0)
+    changes = {"attention": "window", **changes}
     return ParagonVariant(VariantConfig.of(name, scale, **changes)).eval()
 
 
@@ -28,6 +29,13 @@ def count(name, attention):
     with torch.device("meta"):
         network = ParagonVariant(VariantConfig.of(name, 2, attention=attention))
     return sum(weight.numel() for weight in network.parameters())
+
+
+def test_attention_is_there_where_it_was_seen_to_help():
+    by_default = {name: VariantConfig.of(name, 2).attention for name in VARIANTS}
+    small = dict.fromkeys(("nano", "micro", "tiny", "xs"), "none")
+    assert by_default == {**dict.fromkeys(VARIANTS, "window"), **small}
+    assert VariantConfig.of("nano", 2, attention="hierarchical").attention == "hierarchical"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -131,7 +139,8 @@ def test_constants_are_counted(scale):
 def test_weights_of_another_variant_are_refused(tmp_path):
     path = tmp_path / "mine.safetensors"
     save_file(variant("nano").state_dict(), path)
-    save_file(load_file(path), path, native.entries_of(VariantConfig.of("tiny", 2)))
+    other = VariantConfig.of("tiny", 2, attention="window")
+    save_file(load_file(path), path, native.entries_of(other))
     with pytest.raises(ModelError, match="do not fit its metadata"):
         lowtide.load(path)
 

@@ -18,9 +18,19 @@ from spatial_reference import local_attention
 from lowtide.attention.call import LocalDevice
 from lowtide.attention.halo.attend import halo_attention, is_preferred, missing, refusal
 from lowtide.attention.halo.compiled import TYPES
-from lowtide.attention.halo.tiles import SHARED_MEMORY, Tile, Tiles, padded_dim, tiles_for
+from lowtide.attention.halo.tiles import (
+    SHARED_MEMORY,
+    Tile,
+    Tiles,
+    key_tiles,
+    padded_dim,
+    tiles_for,
+    unmasked_keys,
+    unmasked_windows,
+)
 from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial.position import Position, TableBias
+from lowtide.attention.spatial.windows import along
 from lowtide.core.errors import UsageError
 
 pytest.importorskip("triton")
@@ -109,7 +119,7 @@ def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     assert refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 16, 2), Tile(16, 64, 3)], ids=str)
+@pytest.mark.parametrize("tile", [Tile(64, 16), Tile(16, 64)], ids=str)
 def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
     windows = Windows(16, 6, phase=(3, 7))  # steps of 10
@@ -187,6 +197,39 @@ def test_taken_unasked_only_where_it_was_measured():
     assert [is_preferred(card, dtype) for dtype in types] == [True, True, False]
     for other in (LocalDevice("cuda", (8, 9)), LocalDevice("cuda", (10, 0)), LocalDevice()):
         assert not is_preferred(other, torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_needs_no_masks_is_inside(seed):
+    """Window by window, and for tiles of keys also tile by tile."""
+    draw = random.Random(seed)
+    size = draw.choice([8, 16, 32])
+    shared = draw.choice([0, 4, 8] if size > 8 else [0, 4])
+    boundary = draw.choice(["mask", "shift", "zero", "reflect"])
+    phase, length = draw.randrange(size - shared), draw.randint(1, 150)
+    windows, tile = Windows(size, shared, boundary=boundary, phase=(phase, 0)), Tile(64, 64)
+    found = along(Windows(size, shared, boundary="zero", phase=(phase, 0)), length, phase)
+    whole = [one.first_key >= 0 and one.first_key + one.keys <= length for one in found]
+    if boundary == "shift":
+        whole = [length >= size] * len(found)
+    first, last = unmasked_windows(windows, length, phase, tile)
+    assert whole == [first <= place < last for place in range(len(found))]
+
+    first, last = unmasked_keys(windows, length, phase, tile)
+    begin = (phase + windows.margin) % tile.side
+    for number in range(key_tiles(windows, length, phase, tile)):
+        keys = set(range(number * tile.side - begin, (number + 1) * tile.side - begin))
+        seeing = [
+            one for one in found if keys & set(range(one.first_key, one.first_key + one.keys))
+        ]
+        good = keys <= set(range(length)) and all(
+            keys <= set(range(one.first_key, one.first_key + one.keys))
+            and one.queries == windows.step for one in seeing
+        )  # fmt: skip
+        if first <= number < last:
+            assert good
+        elif boundary != "shift" and windows.step % 8 == windows.shared % 8 == 0:
+            assert not good
 
 
 def test_tiles_follow_the_shared_memory():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,27 +12,14 @@ from torch import Tensor
 
 from lowtide.attention.backends import Missing
 from lowtide.attention.call import Device, LocalDevice
-from lowtide.attention.halo.tiles import (
-    Tile,
-    Tiles,
-    blocks,
-    cuts,
-    key_tiles,
-    padded_dim,
-    shared_memory,
-    tiles_for,
-    unmasked_keys,
-    unmasked_windows,
-)
+from lowtide.attention.halo.launch import Launch, constants, strides
+from lowtide.attention.halo.tiles import Tile, Tiles, cuts, shared_memory, tiles_for
 from lowtide.attention.spatial.windows import Windows
 from lowtide.core.errors import UsageError
 
-_BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
 _WIDEST_HEAD = 128
 # Programs of a grid along its second axis.
 _MOST = 65_535
-# Grid, what the kernel asks of its place, and what it is compiled for.
-_Call = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
 
 
 def missing(device: Device) -> Missing | None:
@@ -136,13 +122,13 @@ class _Halo(torch.autograd.Function):
         result = torch.empty_like(query, memory_format=torch.contiguous_format)
         sums = query.new_empty(batch, heads, height, width, 2, dtype=torch.float32)
         bias = None if table is None else table.detach().contiguous()
-        launch = _Launch(query, windows, bias)
-        strides = _strides(query, key, value, result)
+        launch = Launch(query, windows, bias)
+        apart = strides(query, key, value, result)
         tiled = launch.described(tiles.forward, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.by_windows(tiles.forward, tiled is not None):
             kernels.forward[grid](
-                query, keys, values, result, sums, launch.table, *launch.sizes, *place, *strides,
+                query, keys, values, result, sums, launch.table, *launch.sizes, *place, *apart,
                 **fixed,
             )  # fmt: skip
         ctx.save_for_backward(query, key, value, result, sums, bias)
@@ -155,25 +141,25 @@ class _Halo(torch.autograd.Function):
         query, key, value, result, sums, bias = ctx.saved_tensors
         windows, tiles = ctx.settings
         gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-        launch = _Launch(query, windows, bias)
+        launch = Launch(query, windows, bias)
         of_query, of_key, of_value = (
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in (query, key, value)
         )
-        strides = _strides(query, key, value, result, gradient)
+        apart = strides(query, key, value, result, gradient)
         tiled = launch.described(tiles.query, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.by_windows(tiles.query, tiled is not None):
             kernels.backward_query[grid](
                 query, keys, values, result, sums, launch.table, gradient, of_query,
-                *launch.sizes, *place, *strides, **fixed,
+                *launch.sizes, *place, *apart, **fixed,
             )  # fmt: skip
         tiled = launch.described(tiles.key, query, gradient, square=True)
         queries, given = tiled or (query, gradient)
         for grid, place, fixed in launch.by_keys(tiles.key, tiled is not None):
             kernels.backward_key[grid](
                 queries, key, value, sums, launch.table, given, of_key, of_value,
-                *launch.sizes, *place, *strides, **fixed,
+                *launch.sizes, *place, *apart, **fixed,
             )  # fmt: skip
         of_table = None
         if ctx.needs_input_grad[3]:
@@ -183,95 +169,8 @@ class _Halo(torch.autograd.Function):
         return of_query, of_key, of_value, of_table, None, None
 
 
-class _Launch:
-    """Grids, sizes and constants of the kernels for one call."""
-
-    def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
-        self.batch, self.height, self.width, self.heads, self.dim = query.shape
-        self.windows, self.dtype = windows, query.dtype
-        self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
-        self.windows_count = tuple(windows.count(length, phase) for length, phase in self.axes)
-        self.sizes = self.height, self.width, self.heads, *windows.phase, self.dim**-0.5
-        # A pointer that is not read, where there is no bias.
-        self.table = query if table is None else table
-        self.bias_constants = dict(HAS_BIAS=table is not None)
-
-    def by_windows(self, tile: Tile, tiled: bool) -> Iterator[_Call]:
-        """Launches of a program for each window's queries, or some of them."""
-        inner = [
-            unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes
-        ]
-        programs = cuts(self.windows.step**2, tile.queries * tile.held)
-        for inside, count in _parts(self.windows_count, inner):
-            grid = count * programs, self.batch * self.heads
-            fixed = self.constants(tile, INSIDE=inside, TILED=tiled)
-            yield grid, (*self.windows_count, *inner[0], *inner[1]), fixed
-
-    def by_keys(self, tile: Tile, tiled: bool) -> Iterator[_Call]:
-        """Launches of a program for each square of keys."""
-        tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
-        inner = [
-            unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes
-        ]
-        for inside, count in _parts(tiles, inner):
-            place = *self.windows_count, *tiles, *inner[0], *inner[1]
-            fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
-            yield (count, self.batch * self.heads), place, fixed
-
-    def constants(self, tile: Tile, *, square: bool = False, **more: bool) -> dict[str, Any]:
-        """What a kernel is compiled for."""
-        fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
-        return {**fixed, **self.bias_constants, **more}
-
-    def described(
-        self, tile: Tile, *tensors: Tensor, square: bool = False
-    ) -> list[Any] | None:
-        """Descriptors of tensors for loads of whole tiles, or None where there are none."""
-        cut = blocks(self.windows, tile, self.dim, square=square)
-        if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
-            return None
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        return [
-            TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), cut)
-            for tensor in tensors
-        ]
-
-
-def _aligned(tensor: Tensor) -> bool:
-    """Whether the copy engine takes a tensor: all begins at multiples of 16 bytes."""
-    steps = (stride * tensor.itemsize for stride in tensor.stride()[:-1])
-    return tensor.data_ptr() % 16 == 0 and not any(step % 16 for step in steps)
-
-
-def _parts(
-    whole: Sequence[int], inner: Sequence[tuple[int, int]]
-) -> Iterator[tuple[bool, int]]:
-    """Those in a rectangle and those round it, if there are any, and how many."""
-    (top, bottom), (left, right) = inner
-    inside = (bottom - top) * (right - left)
-    for which, count in ((True, inside), (False, whole[0] * whole[1] - inside)):
-        if count:
-            yield which, count
-
-
-def constants(
-    windows: Windows, tile: Tile, head_dim: int, dtype: torch.dtype, *, square: bool = False
-) -> dict[str, Any]:
-    """What a kernel is compiled for; ``square`` where its keys are a square of pixels."""
-    cut = dict(QUERIES=tile.queries, KEYS=tile.keys, HELD=tile.held)
-    if square:
-        cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
-    return dict(
-        STEP=windows.step, MARGIN=windows.margin, SIZE=windows.size,
-        BOUNDARY=_BOUNDARIES[windows.boundary], HEAD=head_dim, WIDE=padded_dim(head_dim),
-        FARTHEST=windows.farthest, PRECISION=_precision(dtype),
-        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **cut,
-    )  # fmt: skip
-
-
 def _table_gradient(
-    launch: _Launch, tile: Tile, query: Tensor, key: Tensor, value: Tensor, sums: Tensor,
+    launch: Launch, tile: Tile, query: Tensor, key: Tensor, value: Tensor, sums: Tensor,
     gradient: Tensor,
 ) -> Tensor:  # fmt: skip
     """Scores' gradients, summed over all windows, then over pairs of equal distance."""
@@ -281,10 +180,9 @@ def _table_gradient(
         launch.heads, queries * tile.queries, keys * tile.keys, dtype=torch.float32
     )
     fixed = constants(launch.windows, tile, launch.dim, launch.dtype)
-    del fixed["HELD"]
     _kernels().backward_bias[keys, queries, launch.heads](
         query, key, value, sums, table, gradient, found, *launch.sizes, launch.batch,
-        *launch.windows_count, *_strides(query, key, value, gradient), **fixed,
+        *launch.windows_count, *strides(query, key, value, gradient), **fixed,
     )  # fmt: skip
     found = found[:, : step**2, : size**2].unflatten(2, (size, size)).unflatten(1, (step, step))
     return _by_distance(found, launch.windows).to(table.dtype)
@@ -306,14 +204,3 @@ def _by_distance(found: Tensor, windows: Windows) -> Tensor:
 def _kernels() -> Any:
     """The module of the kernels, which needs Triton; typed as what a checker cannot see through."""
     return importlib.import_module("lowtide.attention.halo.kernels")
-
-
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Of batch, rows, columns and heads."""
-    return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """As PyTorch's own products of matrices."""
-    loose = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if loose else "ieee"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lowtide.attention.halo.attend import constants
+from lowtide.attention.halo.launch import constants
 from lowtide.attention.halo.tiles import SHARED_MEMORY, Tile, blocks, tiles_for
 from lowtide.attention.spatial.windows import Windows
 
@@ -41,7 +41,7 @@ def compile_kernel(
     block = blocks(windows, cut, head_dim, square=square) if cut.tiled else None
     known |= {"HAS_BIAS": bias, "INSIDE": inside, "TILED": block is not None}
     described = () if block is None else ("q", "given") if square else ("k", "v")
-    options = {key: known.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
+    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
     fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
     signature = {
         argument: "constexpr" if argument in fixed

@@ -26,17 +26,14 @@ SHARED_MEMORY = {
 class Tile:
     """Queries and keys in one product of matrices; both are powers of two, 16 at least.
 
-    A program holds ``held`` tiles of queries at once. The rest is Triton's: groups of 32 threads,
-    loads in flight, the most registers that a thread may have, and whether tiles are loaded by
+    The rest is Triton's: groups of 32 threads, loads in flight, and whether tiles are loaded by
     tensor descriptors, which Hopper's copy engine takes (compute capability 9.0).
     """
 
     queries: int
     keys: int
-    held: int = 1
     warps: int = 4
     stages: int = 2
-    registers: int | None = None
     tiled: bool = False
 
     @property

@@ -37,20 +37,20 @@ def backward_query(
     g_batch, g_row, g_column, g_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
     HEAD: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    HELD: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
-    TILED: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """Gradients of the queries, laid out as the result, and Σ gradient · result of each query as
     the second of its ``sums``.
 
     Grid: that of `forward`.
     """
-    programs: tl.constexpr = (STEP * STEP + HELD * QUERIES - 1) // (HELD * QUERIES)
-    batch, head, part, start_y, start_x, first_y, first_x = own_window(
+    programs: tl.constexpr = (STEP * STEP + QUERIES - 1) // QUERIES
+    batch, head, tile, start_y, start_x, first_y, first_x = own_window(
         height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
         STEP, MARGIN, SIZE, BOUNDARY, programs, INSIDE,
     )
-    if not INSIDE and start_y + part * HELD * QUERIES // STEP >= height:
+    if not INSIDE and start_y + tile * QUERIES // STEP >= height:
         return  # all of its queries are below the image
     wide_batch = batch.to(tl.int64)
     q += wide_batch * q_batch + head * q_head
@@ -63,19 +63,15 @@ def backward_query(
     sums += 2 * (wide_batch * heads + head) * height * width
     # Tiles of whole rows of the window: where the next one lies is one addition.
     rows: tl.constexpr = KEYS // SIZE
-    queries = ()
-    gathered = ()
-    for held in tl.static_range(HELD):
-        y, x, there = query_tile(part * HELD + held, start_y, start_x, height, width, STEP, QUERIES)
-        query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-        change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
-        result = load_pixels(out, y, x, there, o_row, o_column, HEAD, WIDE)
-        share = tl.sum(change.to(tl.float32) * result.to(tl.float32), 1)
-        at = 2 * (y.to(tl.int64) * width + x)
-        tl.store(sums + at + 1, share, mask=there)
-        logs = tl.load(sums + at, mask=there, other=0.0)
-        queries = queries + ((query, change, share, logs, y, x, there),)
-        gathered = gathered + (tl.zeros([QUERIES, WIDE], tl.float32),)
+    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
+    query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+    change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
+    result = load_pixels(out, y, x, there, o_row, o_column, HEAD, WIDE)
+    share = tl.sum(change.to(tl.float32) * result.to(tl.float32), 1)
+    at = 2 * (y.to(tl.int64) * width + x)
+    tl.store(sums + at + 1, share, mask=there)
+    logs = tl.load(sums + at, mask=there, other=0.0)
+    gathered = tl.zeros([QUERIES, WIDE], tl.float32)
     row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
     if not TILED:
         keys = pixels(k, row, column, k_row, k_column, WIDE)
@@ -100,24 +96,18 @@ def backward_query(
             )
             key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
             value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
-        later = ()
-        for held in tl.static_range(HELD):
-            query, change, share, logs, y, x, there = queries[held]
-            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
-            if HAS_BIAS:
-                apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
-                scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
-            weights = tl.exp2(scores - logs[:, None])
-            if not INSIDE:
-                weights = tl.where(seen[None, :], weights, 0.0)
-            of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
-            of_scores = (weights * (of_weights - share[:, None])).to(key.dtype)
-            later = later + (tl.dot(of_scores, key, gathered[held], input_precision=PRECISION),)
-        gathered = later
-    for held in tl.static_range(HELD):
-        query, change, share, logs, y, x, there = queries[held]
-        result = (gathered[held] * scale).to(to_q.dtype.element_ty)
-        store_pixels(to_q, result, y, x, there, o_row, o_column, HEAD, WIDE)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
+        if HAS_BIAS:
+            apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+        weights = tl.exp2(scores - logs[:, None])
+        if not INSIDE:
+            weights = tl.where(seen[None, :], weights, 0.0)
+        of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
+        of_scores = (weights * (of_weights - share[:, None])).to(key.dtype)
+        gathered = tl.dot(of_scores, key, gathered, input_precision=PRECISION)
+    gathered = (gathered * scale).to(to_q.dtype.element_ty)
+    store_pixels(to_q, gathered, y, x, there, o_row, o_column, HEAD, WIDE)
 
 
 @triton.jit
@@ -143,8 +133,7 @@ def backward_key(
     g_batch, g_row, g_column, g_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
     HEAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SIDE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
     TILED: tl.constexpr, INSIDE: tl.constexpr,
 ):
     """Gradients of keys and values, laid out as the result; not for keys seen by reflection.

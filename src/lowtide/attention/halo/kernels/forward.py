@@ -33,24 +33,24 @@ def forward(
     v_batch, v_row, v_column, v_head, o_batch, o_row, o_column, o_head,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
     HEAD: tl.constexpr, WIDE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    HELD: tl.constexpr, HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr,
-    TILED: tl.constexpr, INSIDE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """Results, and for each query the logarithm of its sum: (batch, heads, height, width, 2), of
     which the second number is for the backward pass to fill.
 
-    A program holds HELD tiles of queries, so that a key is loaded once for all of them. Windows of
-    which every key is in the image need no masks: those from row ``top`` to ``bottom`` and from
-    column ``left`` to ``right`` of the grid of windows. All the others have a launch of their own.
+    Windows of which every key is in the image need no masks: those from row ``top`` to ``bottom``
+    and from column ``left`` to ``right`` of the grid of windows. All the others have a launch of
+    their own.
 
-    Grid: windows × programs of a window, batch × heads.
+    Grid: windows × tiles of a window's queries, batch × heads.
     """
-    programs: tl.constexpr = (STEP * STEP + HELD * QUERIES - 1) // (HELD * QUERIES)
-    batch, head, part, start_y, start_x, first_y, first_x = own_window(
+    programs: tl.constexpr = (STEP * STEP + QUERIES - 1) // QUERIES
+    batch, head, tile, start_y, start_x, first_y, first_x = own_window(
         height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
         STEP, MARGIN, SIZE, BOUNDARY, programs, INSIDE,
     )
-    if not INSIDE and start_y + part * HELD * QUERIES // STEP >= height:
+    if not INSIDE and start_y + tile * QUERIES // STEP >= height:
         return  # all of its queries are below the image
     wide_batch = batch.to(tl.int64)
     q += wide_batch * q_batch + head * q_head
@@ -61,13 +61,12 @@ def forward(
     sums += 2 * (wide_batch * heads + head) * height * width
     # Tiles of whole rows of the window: where the next one lies is one addition.
     rows: tl.constexpr = KEYS // SIZE
-    queries = ()
-    states = ()
-    for held in tl.static_range(HELD):
-        y, x, there = query_tile(part * HELD + held, start_y, start_x, height, width, STEP, QUERIES)
-        query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-        queries = queries + ((query, y, x, there),)
-        states = states + (_nothing(QUERIES, WIDE),)
+    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
+    query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+    # The largest score, the sum of weights and the weighted sum, before any key was seen.
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    gathered = tl.zeros([QUERIES, WIDE], tl.float32)
     row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
     if not TILED:
         keys = pixels(k, row, column, k_row, k_column, WIDE)
@@ -92,30 +91,19 @@ def forward(
             )
             key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
             value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
-        later = ()
-        for held in tl.static_range(HELD):
-            query, y, x, there = queries[held]
-            most, total, gathered = states[held]
-            later = later + (_taken(
-                query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total,
-                gathered, HAS_BIAS, FARTHEST, PRECISION, INSIDE,
-            ),)
-        states = later
-    for held in tl.static_range(HELD):
-        query, y, x, there = queries[held]
-        most, total, gathered = states[held]
-        _write(out, sums, y, x, there, most, total, gathered, width, o_row, o_column, HEAD, WIDE)
+        most, total, gathered = _with_keys(
+            query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total, gathered,
+            HAS_BIAS, FARTHEST, PRECISION, INSIDE,
+        )
+    divisor = tl.where(total == 0, 1.0, total)
+    result = (gathered / divisor[:, None]).to(out.dtype.element_ty)
+    store_pixels(out, result, y, x, there, o_row, o_column, HEAD, WIDE)
+    at = 2 * (y.to(tl.int64) * width + x)
+    tl.store(sums + at, most + tl.log2(divisor), mask=there)
 
 
 @triton.jit
-def _nothing(QUERIES: tl.constexpr, WIDE: tl.constexpr):
-    """The largest score, the sum of weights and the weighted sum before any key was seen."""
-    most = tl.full([QUERIES], float("-inf"), tl.float32)
-    return most, tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
-
-
-@triton.jit
-def _taken(
+def _with_keys(
     query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total, gathered,
     HAS_BIAS: tl.constexpr, FARTHEST: tl.constexpr, PRECISION: tl.constexpr, INSIDE: tl.constexpr,
 ):
@@ -138,15 +126,3 @@ def _taken(
     gathered = gathered * shrink[:, None]
     gathered = tl.dot(weights.to(value.dtype), value, gathered, input_precision=PRECISION)
     return new, total, gathered
-
-
-@triton.jit
-def _write(
-    out, sums, y, x, there, most, total, gathered, width, o_row, o_column, HEAD: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    divisor = tl.where(total == 0, 1.0, total)
-    result = (gathered / divisor[:, None]).to(out.dtype.element_ty)
-    store_pixels(out, result, y, x, there, o_row, o_column, HEAD, WIDE)
-    at = 2 * (y.to(tl.int64) * width + x)
-    tl.store(sums + at, most + tl.log2(divisor), mask=there)

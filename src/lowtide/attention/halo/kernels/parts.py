@@ -52,21 +52,21 @@ def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
 def own_window(
     height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
     STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    PROGRAMS: tl.constexpr, INSIDE: tl.constexpr,
+    TILES: tl.constexpr, INSIDE: tl.constexpr,
 ):
-    """A program's batch, head and part, and where its window's queries and keys begin.
+    """A program's batch, head and tile, and where its window's queries and keys begin.
 
-    Grid: windows × programs of a window, batch × heads.
+    Grid: windows × tiles of a window's queries, batch × heads.
     """
-    part, head = tl.program_id(0) % PROGRAMS, tl.program_id(1) % heads
+    tile, head = tl.program_id(0) % TILES, tl.program_id(1) % heads
     batch = tl.program_id(1) // heads
     down, across = one_of(
-        tl.program_id(0) // PROGRAMS, windows_x, windows_y, top, bottom, left, right, INSIDE
+        tl.program_id(0) // TILES, windows_x, windows_y, top, bottom, left, right, INSIDE
     )
     start_y, start_x = down * STEP - phase_y, across * STEP - phase_x
     first_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
     first_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
-    return batch, head, part, start_y, start_x, first_y, first_x
+    return batch, head, tile, start_y, start_x, first_y, first_x
 
 
 @triton.jit

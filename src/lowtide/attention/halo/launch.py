@@ -1,0 +1,122 @@
+"""Grids, sizes and constants of the halo kernels' launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.halo.tiles import (
+    Tile,
+    blocks,
+    cuts,
+    key_tiles,
+    padded_dim,
+    unmasked_keys,
+    unmasked_windows,
+)
+from lowtide.attention.spatial.windows import Windows
+
+_BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
+# Grid, what the kernel asks of its place, and what it is compiled for.
+Call = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
+
+
+class Launch:
+    """Grids, sizes and constants of the kernels for one call."""
+
+    def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
+        self.batch, self.height, self.width, self.heads, self.dim = query.shape
+        self.windows, self.dtype = windows, query.dtype
+        self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
+        self.windows_count = tuple(windows.count(length, phase) for length, phase in self.axes)
+        self.sizes = self.height, self.width, self.heads, *windows.phase, self.dim**-0.5
+        # A pointer that is not read, where there is no bias.
+        self.table = query if table is None else table
+        self.bias_constants = dict(HAS_BIAS=table is not None)
+
+    def by_windows(self, tile: Tile, tiled: bool) -> Iterator[Call]:
+        """Launches of a program for each window's queries, or some of them."""
+        inner = [
+            unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes
+        ]
+        programs = cuts(self.windows.step**2, tile.queries)
+        for inside, count in _parts(self.windows_count, inner):
+            grid = count * programs, self.batch * self.heads
+            fixed = self.constants(tile, INSIDE=inside, TILED=tiled)
+            yield grid, (*self.windows_count, *inner[0], *inner[1]), fixed
+
+    def by_keys(self, tile: Tile, tiled: bool) -> Iterator[Call]:
+        """Launches of a program for each square of keys."""
+        tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
+        inner = [
+            unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes
+        ]
+        for inside, count in _parts(tiles, inner):
+            place = *self.windows_count, *tiles, *inner[0], *inner[1]
+            fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
+            yield (count, self.batch * self.heads), place, fixed
+
+    def constants(self, tile: Tile, *, square: bool = False, **more: bool) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
+        return {**fixed, **self.bias_constants, **more}
+
+    def described(
+        self, tile: Tile, *tensors: Tensor, square: bool = False
+    ) -> list[Any] | None:
+        """Descriptors of tensors for loads of whole tiles, or None where there are none."""
+        cut = blocks(self.windows, tile, self.dim, square=square)
+        if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
+            return None
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return [
+            TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), cut)
+            for tensor in tensors
+        ]
+
+
+def _aligned(tensor: Tensor) -> bool:
+    """Whether the copy engine takes a tensor: all begins at multiples of 16 bytes."""
+    steps = (stride * tensor.itemsize for stride in tensor.stride()[:-1])
+    return tensor.data_ptr() % 16 == 0 and not any(step % 16 for step in steps)
+
+
+def _parts(
+    whole: Sequence[int], inner: Sequence[tuple[int, int]]
+) -> Iterator[tuple[bool, int]]:
+    """Those in a rectangle and those round it, if there are any, and how many."""
+    (top, bottom), (left, right) = inner
+    inside = (bottom - top) * (right - left)
+    for which, count in ((True, inside), (False, whole[0] * whole[1] - inside)):
+        if count:
+            yield which, count
+
+
+def constants(
+    windows: Windows, tile: Tile, head_dim: int, dtype: torch.dtype, *, square: bool = False
+) -> dict[str, Any]:
+    """What a kernel is compiled for; ``square`` where its keys are a square of pixels."""
+    cut = dict(QUERIES=tile.queries, KEYS=tile.keys)
+    if square:
+        cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
+    return dict(
+        STEP=windows.step, MARGIN=windows.margin, SIZE=windows.size,
+        BOUNDARY=_BOUNDARIES[windows.boundary], HEAD=head_dim, WIDE=padded_dim(head_dim),
+        FARTHEST=windows.farthest, PRECISION=_precision(dtype),
+        num_warps=tile.warps, num_stages=tile.stages, **cut,
+    )  # fmt: skip
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Of batch, rows, columns and heads."""
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """As PyTorch's own products of matrices."""
+    loose = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if loose else "ieee"

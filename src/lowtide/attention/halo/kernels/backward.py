@@ -11,12 +11,12 @@ import triton.language as tl
 from lowtide.attention.halo.kernels.parts import (
     LOG2E,
     SHIFT,
-    ZERO,
     bias_tile,
     first_key,
     key_tile,
     load_all,
     load_block,
+    load_keys,
     load_pixels,
     one_of,
     own_window,
@@ -61,8 +61,6 @@ def backward_query(
     to_q += wide_batch * o_batch + head * o_head
     given += wide_batch * g_batch + head * g_head
     sums += 2 * (wide_batch * heads + head) * height * width
-    # Tiles of whole rows of the window: where the next one lies is one addition.
-    rows: tl.constexpr = KEYS // SIZE
     y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
     query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
     change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
@@ -72,30 +70,12 @@ def backward_query(
     tl.store(sums + at + 1, share, mask=there)
     logs = tl.load(sums + at, mask=there, other=0.0)
     gathered = tl.zeros([QUERIES, WIDE], tl.float32)
-    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
-    if not TILED:
-        keys = pixels(k, row, column, k_row, k_column, WIDE)
-        values = pixels(v, row, column, v_row, v_column, WIDE)
     first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
     for step in range(first, last):
-        if TILED:
-            key_y, key_x, seen = row + step * rows, column, row == row
-            key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-            value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-            if not INSIDE and BOUNDARY != ZERO:
-                seen = within_image(key_y, key_x, height, width)
-        elif INSIDE and KEYS % SIZE == 0:
-            key_y, key_x, seen = row + step * rows, column, row == row
-            key = load_all(keys, HEAD, WIDE)
-            value = load_all(values, HEAD, WIDE)
-            keys += rows * k_row
-            values += rows * v_row
-        else:
-            key_y, key_x, at_y, at_x, seen, read = key_tile(
-                step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
-            )
-            key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
-            value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+        key, value, key_y, key_x, seen = load_keys(
+            step, k, v, batch, head, first_y, first_x, height, width, k_row, k_column, v_row,
+            v_column, SIZE, KEYS, BOUNDARY, HEAD, WIDE, TILED, INSIDE,
+        )
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
         if HAS_BIAS:
             apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]

@@ -1,4 +1,4 @@
-"""The forward pass: a program for some tiles of one window's queries."""
+"""The forward pass: a program for a tile of one window's queries."""
 # Triton's language has no types, and its functions are not what they look like to a checker.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -10,18 +10,13 @@ import triton.language as tl
 
 from lowtide.attention.halo.kernels.parts import (
     LOG2E,
-    ZERO,
     bias_tile,
-    key_tile,
-    load_all,
-    load_block,
+    load_keys,
     load_pixels,
     own_window,
-    pixels,
     query_tile,
     store_pixels,
     tiles_inside,
-    within_image,
 )
 
 
@@ -59,38 +54,18 @@ def forward(
         v += wide_batch * v_batch + head * v_head
     out += wide_batch * o_batch + head * o_head
     sums += 2 * (wide_batch * heads + head) * height * width
-    # Tiles of whole rows of the window: where the next one lies is one addition.
-    rows: tl.constexpr = KEYS // SIZE
     y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
     query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
     # The largest score, the sum of weights and the weighted sum, before any key was seen.
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     gathered = tl.zeros([QUERIES, WIDE], tl.float32)
-    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
-    if not TILED:
-        keys = pixels(k, row, column, k_row, k_column, WIDE)
-        values = pixels(v, row, column, v_row, v_column, WIDE)
     first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
     for step in range(first, last):
-        if TILED:
-            key_y, key_x, seen = row + step * rows, column, row == row
-            key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-            value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-            if not INSIDE and BOUNDARY != ZERO:
-                seen = within_image(key_y, key_x, height, width)
-        elif INSIDE and KEYS % SIZE == 0:
-            key_y, key_x, seen = row + step * rows, column, row == row
-            key = load_all(keys, HEAD, WIDE)
-            value = load_all(values, HEAD, WIDE)
-            keys += rows * k_row
-            values += rows * v_row
-        else:
-            key_y, key_x, at_y, at_x, seen, read = key_tile(
-                step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
-            )
-            key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
-            value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+        key, value, key_y, key_x, seen = load_keys(
+            step, k, v, batch, head, first_y, first_x, height, width, k_row, k_column, v_row,
+            v_column, SIZE, KEYS, BOUNDARY, HEAD, WIDE, TILED, INSIDE,
+        )
         most, total, gathered = _with_keys(
             query, key, value, table, head, y, x, key_y, key_x, seen, scale, most, total, gathered,
             HAS_BIAS, FARTHEST, PRECISION, INSIDE,

@@ -122,7 +122,8 @@ def _wanted(there, HEAD: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def load_pixels(base, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
     """(pixels, WIDE) of a tensor; what is not there is zero."""
-    return load_there(pixels(base, y, x, row, column, WIDE), there, HEAD, WIDE)
+    wanted = _wanted(there, HEAD, WIDE)
+    return tl.load(pixels(base, y, x, row, column, WIDE), mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -134,17 +135,41 @@ def load_all(pointers, HEAD: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def load_there(pointers, there, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """(pixels, WIDE) by their pointers; what is not there is zero."""
-    return tl.load(pointers, mask=_wanted(there, HEAD, WIDE), other=0.0)
-
-
-@triton.jit
 def load_block(
     tensor, batch, y, x, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
 ):
     """(ROWS · COLUMNS, WIDE) by a tensor's descriptor; what is not there is zero."""
     return tl.reshape(tensor.load([batch, y, x, head, 0]), (ROWS * COLUMNS, WIDE))
+
+
+@triton.jit
+def load_keys(
+    step, k, v, batch, head, first_y, first_x, height, width, k_row, k_column, v_row, v_column,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, BOUNDARY: tl.constexpr, HEAD: tl.constexpr,
+    WIDE: tl.constexpr, TILED: tl.constexpr, INSIDE: tl.constexpr,
+):
+    """A tile of a window's keys and their values, their positions, and which are seen."""
+    # Tiles of whole rows of the window: where the next one lies is one addition.
+    rows: tl.constexpr = KEYS // SIZE
+    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
+    if TILED:
+        y, x, seen = row + step * rows, column, row == row
+        key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+        value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
+        if not INSIDE and BOUNDARY != ZERO:
+            seen = within_image(y, x, height, width)
+    elif INSIDE and KEYS % SIZE == 0:
+        y, x, seen = row + step * rows, column, row == row
+        past = tl.cast(step * rows, tl.int64)
+        key = load_all(pixels(k, row, x, k_row, k_column, WIDE) + past * k_row, HEAD, WIDE)
+        value = load_all(pixels(v, row, x, v_row, v_column, WIDE) + past * v_row, HEAD, WIDE)
+    else:
+        y, x, at_y, at_x, seen, read = key_tile(
+            step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
+        )
+        key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
+        value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+    return key, value, y, x, seen
 
 
 @triton.jit

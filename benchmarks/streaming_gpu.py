@@ -14,13 +14,16 @@ And which side a card of ``--card`` takes, whole and streamed, with the allocato
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import tempfile
 import time
 import traceback
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,15 +157,20 @@ def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float
 def profiled(run: Callable[[], Any]) -> dict[str, Any]:
     """Copies between card and host during a run, and how much of them was hidden; and how long
     the card was busy."""
+    # The trace as written by the profiler: its events as Python objects take minutes.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_bytes())["traceEvents"]
     copies: list[Interval] = []
     kernels: list[Interval] = []
-    for event in profile.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            span = event.time_range.start, event.time_range.end
-            between = "Memcpy" in event.name and ("HtoD" in event.name or "DtoH" in event.name)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            span = event["ts"], event["ts"] + event["dur"]
+            between = "HtoD" in event["name"] or "DtoH" in event["name"]
             (copies if between else kernels).append(span)
     return {
         "copies_s": round(sum(last - first for first, last in copies) / 1e6, 4),
@@ -329,7 +337,7 @@ def jobs_of(options: argparse.Namespace, results: ResultFile) -> list[Job]:
         if job.title not in known and any(text in job.title for text in options.only)
     ]  # fmt: skip
     # What takes longest comes last.
-    order = [*PRECISIONS, "limit"]
+    order = ["fp32", "limit", "tf32", "bf16"]
     return sorted(
         found, key=lambda job: (
             job.side > 2048, job.name != MODEL, job.side, -order.index(job.precision)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from typing import Any
 
 import torch
 
+from lowtide.core.units import MIB
 from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.platform import current_platform
+
+# Of this size is a huge page of x86-64, and of most others.
+_HUGE = 2 * MIB
 
 
 class PinnedMemory:
@@ -25,9 +30,9 @@ class PinnedMemory:
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialized uint8 memory."""
-        memory = torch.empty(nbytes, dtype=torch.uint8)
         if not torch.cuda.is_available():
-            return memory
+            return torch.empty(nbytes, dtype=torch.uint8)
+        memory = _in_huge_pages(nbytes)
         if self.limit_bytes is None:
             self.limit_bytes = int(current_platform().pinned_share * total_host_bytes())
         if nbytes and self.pinned_bytes + nbytes <= self.limit_bytes and _register(memory):
@@ -41,6 +46,18 @@ class PinnedMemory:
             _runtime().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
         self.pinned_bytes = 0
+
+
+def _in_huge_pages(nbytes: int) -> torch.Tensor:
+    """Uninitialized uint8 memory. Where the system has huge pages, it is made of them: a card's
+    driver locks page by page, small ones at about a GiB in a second."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None or nbytes < _HUGE:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    region = mmap.mmap(-1, -(-nbytes // _HUGE) * _HUGE)
+    with contextlib.suppress(OSError):  # a kernel without them, for which small ones do
+        region.madvise(advice)
+    return torch.frombuffer(region, dtype=torch.uint8, count=nbytes)
 
 
 def _register(memory: torch.Tensor) -> bool:

@@ -9,13 +9,19 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
+from lowtide.memory.pinned import PinnedMemory
 from lowtide.memory.profiles import load_profile
 from lowtide.streaming.bands.carrier import CudaCarrier, Done, HostCarrier
+from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.drafts import Drafter
 from lowtide.streaming.bands.foretell import foretell, tell
 from lowtide.streaming.bands.host_page import HostPage
-from lowtide.streaming.bands.placement import page_maker, placements
+from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import memory_pages, page_maker, placements
 from lowtide.streaming.bands.program import track
+from lowtide.streaming.bands.schedule import schedule
+from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.bands.sweep import Sweep, collect
 
 CPU = torch.device("cpu")
 
@@ -162,6 +168,53 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
         if missing == "rooms wait":
             room.read = None
     assert bool(streams.races) == (missing != "nothing")
+
+
+def locked(monkeypatch, image):
+    """Sizes of the rooms that each of three runs by one carrier takes anew."""
+    Streams(monkeypatch)
+    taken: list[int] = []
+    monkeypatch.setattr(
+        PinnedMemory, "empty",
+        lambda self, nbytes: taken.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8),
+    )  # fmt: skip
+    program, carrier, found = program_of(net(), image), CudaCarrier(CPU), []
+    for _ in range(3):
+        before = len(taken)
+        by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+        found.append(taken[before:])
+    return found
+
+
+def test_rooms_are_kept_for_the_next_run(monkeypatch):
+    first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
+    assert first
+    assert others == [[], []]
+
+
+def test_rooms_that_take_much_of_the_host_go_with_the_run(monkeypatch):
+    monkeypatch.setattr("lowtide.streaming.bands.carrier.total_host_bytes", lambda: 1000)
+    first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
+    assert first
+    assert others == [first, first]
+
+
+def test_a_card_does_not_wait_for_plans_again(monkeypatch):
+    planned = []
+
+    def noted(program, segment, bands):
+        planned.append(segment)
+        return schedule(program, segment, bands)
+
+    monkeypatch.setattr("lowtide.streaming.bands.sweep.schedule", noted)
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    program.graph.on_cpu = False  # as it would be found of a card's model
+    segments = segment(program, Cutter(program).cuts(3))
+    sweep = Sweep(program, segments, [5] * len(segments), memory_pages(program, CPU))
+    results = [collect(program, sweep.run(MemoryPage.of(image, 2))) for _ in range(2)]
+    assert len(planned) == len(segments) > 1
+    assert torch.equal(*results)
 
 
 def test_python_is_one_band_ahead_of_a_card_and_no_more(monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lowtide.streaming.bands.rules import norms
 from lowtide.streaming.bands.rules.norms import Moments
 from lowtide.streaming.bands.rules.stencils import framed
 
@@ -11,11 +12,31 @@ from lowtide.streaming.bands.rules.stencils import framed
 @pytest.mark.parametrize("means", [(0, 0, 0, 0, 0), (0, 1, 3, 1000, -20000), (50, 0, 0, 0, 7)])
 @pytest.mark.parametrize("count", [1, 7, 1031, 64 * 500, 300_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_moments_are_those_of_double_precision_wherever_the_mean_lies(means, count, dtype):
+@pytest.mark.parametrize("moments", [Moments.of, Moments.on_card])
+def test_moments_are_those_of_double_precision_wherever_the_mean_lies(
+    means, count, dtype, moments, monkeypatch
+):
+    monkeypatch.setattr(norms, "_WIDENED", 2 * count)
     generator = torch.Generator().manual_seed(count)
     numbers = torch.randn(len(means), count, generator=generator, dtype=torch.float64)
     groups = (numbers + torch.tensor(means)[:, None]).to(dtype)
-    found, exact = Moments.of(groups), groups.double()
+    found, exact = moments(groups), groups.double()
+    bound = 1e-11 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(found.mean, exact.mean(1), rtol=bound, atol=bound)
+    spread = exact.var(1, correction=0)
+    torch.testing.assert_close(found.variance(), spread, rtol=bound, atol=bound**2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 7, 1031, 300_001])
+def test_moments_of_bands_on_a_card_are_those_of_double_precision(count, dtype):
+    bands = torch.randn(5, 8, count, device="cuda", dtype=torch.float64)
+    bands = (bands + torch.arange(8, device="cuda")[:, None] / 2).to(dtype)
+    found, *rest = (Moments.on_card(band) for band in bands)
+    for other in rest:
+        found = found.merged(other)
+    exact = bands.double().transpose(0, 1).flatten(1)
     bound = 1e-11 if dtype == torch.float64 else 1e-6
     torch.testing.assert_close(found.mean, exact.mean(1), rtol=bound, atol=bound)
     spread = exact.var(1, correction=0)

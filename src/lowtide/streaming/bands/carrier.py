@@ -15,6 +15,7 @@ until it is done. Runs of bytes on their way can therefore be waited for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,7 +23,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.pinned import PinnedMemory
+
+# The part of the host's memory that rooms may take between runs.
+_KEPT = 8
 
 
 @dataclass(eq=False)
@@ -148,8 +153,9 @@ class CudaCarrier:
 
     Both wait for just what they need, so that copies go on while the current stream computes: to
     the host for the computation that was issued before, from the host for the last copy to the
-    same page. Rooms are used again, since locking pages takes longer than copying them; when no
-    page is left they are all unlocked.
+    same page. Rooms are used again, by the next run too, since locking pages takes longer than
+    copying them. Those of a run that take more than a small part of the host's memory are unlocked
+    at its end, all others with the carrier.
     """
 
     device: torch.device
@@ -159,6 +165,8 @@ class CudaCarrier:
 
     def __post_init__(self) -> None:
         self._out, self._back = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        streams = self._out, self._back
+        weakref.finalize(self, _unlock, streams, self._pinned).atexit = False
 
     def room(self, nbytes: int) -> Room:
         """The smallest free room that is large enough, or a new one of exactly this size."""
@@ -196,14 +204,19 @@ class CudaCarrier:
         return _OnItsWay(run, room.read)
 
     def release(self, room: Room) -> None:
-        """Keep the room for the next page, or unlock all of them if this was the last page."""
+        """Keep the room for the next page, or unlock all if this was the last page of many."""
         self._free.append(room)
         self._taken -= 1
-        if not self._taken:
-            self._out.synchronize()
-            self._back.synchronize()
+        held = sum(len(one.memory) for one in self._free)
+        if not self._taken and held > total_host_bytes() // _KEPT:
             self._free.clear()
-            self._pinned.close()
+            _unlock((self._out, self._back), self._pinned)
+
+
+def _unlock(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
+    for stream in streams:
+        stream.synchronize()
+    pinned.close()
 
 
 def carrier_of(device: torch.device) -> Carrier:

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout
+from lowtide.streaming.bands.drafts import Drafter, Layout
 from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 
 # What a layout takes may be so many times what was drafted.
 DRAFTED_WITHIN = 1.4
-# Rounds of drafts, and the part of a draft that its layout hardly ever takes less of. In the last
-# round those that were passed over have their turn.
-_ROUNDS = (CAPS, 0.87), (SMALL_CAPS, 0.87), ((), 1 / DRAFTED_WITHIN)
+# The part of a draft that its layout hardly ever takes less of.
+_AT_LEAST = 0.87
 # Layouts of one program are off their drafts by much the same.
 _ALIKE = 0.97
 
@@ -33,8 +32,12 @@ def choose(
     """
     drafter, told, off = Drafter(program), list[tuple[int, int]](), list[float]()
     drafts: list[Layout] = []
-    for caps, least in _ROUNDS:
-        drafts = sorted([*drafts, *drafter.drafts(caps, pages)], key=lambda one: one.cost)
+    pace = drafter.pace
+    # In the last round those that were passed over have their turn.
+    rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
+    for caps, least in rounds:
+        more = drafter.drafts(caps, pages) if caps else ()
+        drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:
             part = max(least, _ALIKE * min(off)) if caps and off else least

@@ -9,6 +9,7 @@ from functools import cached_property
 from lowtide.core.units import MIB
 from lowtide.memory.store import FactStore, cache_folder, code_digest
 from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.pace import Pace, pace_of
 from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import RowOp
@@ -20,19 +21,10 @@ from lowtide.streaming.bands.weigh import glance
 # operators are run again rather than their results kept.
 _AGAIN = 128
 _CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
-# What the bands of a segment should stay below; the small ones are tried where memory is scarce.
-CAPS = tuple(mib * MIB for mib in (16, 32, 64, 128, 256, 512))
-SMALL_CAPS = tuple(mib * MIB for mib in (1, 4, 8))
 # Bands of a single segment fill what they may take but for this part of it.
 _FILLED = 16
 # Four times the bands have to save so much, or no more are tried.
 _WORTH = 0.8
-# Python between two operators, what a disk and a card's bus move in a second, and what light
-# operators and copies of rows read and write in one: for comparing layouts only.
-_CALL_SECONDS, _COPIED_BYTES = 7e-5, 5 << 30
-_MOVED_BYTES: dict[Placement, int] = {"disk": 1 << 30, "host": 10 << 30}
-# Memory has to buy time: so much of a second for each MiB more.
-_SECONDS_PER_MIB = 2e-4
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,8 @@ class Layout:
     ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
     often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
     mostly rows that two of them see) and what those that are run again read and write,
-    ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum.
+    ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum;
+    ``pace`` tells what time all that takes.
     """
 
     cuts: tuple[int, ...]
@@ -56,6 +49,7 @@ class Layout:
     copied_bytes: int
     written_bytes: int
     pages_bytes: int
+    pace: Pace
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -65,14 +59,15 @@ class Layout:
     @property
     def overhead_seconds(self) -> float:
         """Seconds beyond those of the operators, roughly."""
-        speed, again = _MOVED_BYTES.get(self.pages), self.copied_bytes / _COPIED_BYTES
+        pace = self.pace
+        speed, again = pace.moved_bytes.get(self.pages), self.copied_bytes / pace.copied_bytes
         moving = 2 * self.written_bytes / speed if speed else 0.0
-        return self.calls * _CALL_SECONDS + moving + again
+        return self.calls * pace.call_seconds + moving + again
 
     @property
     def cost(self) -> float:
         """What tells layouts apart: time, and memory at its price."""
-        return self.overhead_seconds + self.bytes / MIB * _SECONDS_PER_MIB
+        return self.overhead_seconds + self.bytes / MIB * self.pace.seconds_per_mib
 
 
 def store_of(program: Program) -> FactStore:
@@ -85,14 +80,16 @@ class Drafter:
 
     def __init__(self, program: Program) -> None:
         self._program, self._store = program, store_of(program)
+        self.pace = pace_of(program)
 
     def drafts(
-        self, caps: Sequence[int] = CAPS, pages: Sequence[Placement] = ("memory", "disk")
+        self, caps: Sequence[int] = (), pages: Sequence[Placement] = ("memory", "disk")
     ) -> Iterator[Layout]:
-        """Ways that differ in cuts, in the height of bands, and in where ``pages`` are kept."""
+        """Ways that differ in cuts, in the height of bands (which stay below ``caps``, or those of
+        the device), and in where ``pages`` are kept."""
         for way in self._ways:
             seen = set[tuple[int, ...]]()
-            for cap in caps:
+            for cap in caps or self.pace.caps:
                 bands = tuple(glanced.fewest(cap) for glanced in way.glances)
                 if bands in seen:
                     continue
@@ -151,7 +148,7 @@ class _Way:
             self.cuts, self.again, self.segments, bands, "memory", most,
             calls=sum(calls for _, calls, _ in seen),
             copied_bytes=self._again_bytes(program) + sum(copied for _, _, copied in seen),
-            written_bytes=written, pages_bytes=most_pages,
+            written_bytes=written, pages_bytes=most_pages, pace=pace_of(program),
         )  # fmt: skip
 
     def placed(self, layout: Layout, pages: Sequence[Placement]) -> Iterator[Layout]:

@@ -81,6 +81,11 @@ class Graph:
     output: int
     tensors: dict[int, Tensor]
 
+    @cached_property
+    def on_cpu(self) -> bool:
+        """Whether the model was on the CPU when its graph was taken."""
+        return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
+
     def users(self) -> dict[int, list[Node]]:
         """By result the operators that take it."""
         found: dict[int, list[Node]] = {}

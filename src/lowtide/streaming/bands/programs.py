@@ -16,7 +16,7 @@ from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
-from lowtide.streaming.bands.drafts import CAPS, SMALL_CAPS, Drafter, Layout
+from lowtide.streaming.bands.drafts import Drafter, Layout
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.placement import placements
 from lowtide.streaming.bands.program import Program, track
@@ -81,7 +81,8 @@ class Programs:
         program, known = self.of(height, width), self._find(height, width)
         if small not in known.layouts:
             known.drafter = known.drafter or Drafter(program)
-            caps = (*SMALL_CAPS, *CAPS) if small else CAPS
+            pace = known.drafter.pace
+            caps = (*pace.small_caps, *pace.caps) if small else pace.caps
             pages = placements(torch.device(self.network.device), "auto")
             known.layouts[small] = _front(list(known.drafter.drafts(caps, pages)))
         return known.layouts[small]

@@ -20,6 +20,8 @@ from lowtide.streaming.bands.segments import Segment, last_reads
 from lowtide.streaming.bands.spans import Span, Spans, count
 
 MakePage = Callable[[int], Page]
+# Bands of all segments, some kilobytes each.
+_PLANS_KEPT = 4096
 
 
 class Sweep:
@@ -35,6 +37,9 @@ class Sweep:
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
         self._constants = constants or Constants(program)
+        # A card waits while bands are planned: those of earlier runs, by segment, if not too many.
+        self._planned: dict[int, list[Band]] = {}
+        self._keeps_plans = not program.graph.on_cpu and sum(bands) <= _PLANS_KEPT
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
         self._work = sum(
@@ -72,13 +77,20 @@ class Sweep:
         for place, (segment, bands) in enumerate(zip(self._segments, self._bands, strict=True)):
             for index in segment.before:
                 self._whole(index)
-            plan = schedule(self._program, segment, bands)
+            plan = self._plan(place, segment, bands)
             yield from self._segment(segment, plan, self._going.get(place, set()))
             self._constants.forget()
             self._wholes = {
                 index: value for index, value in self._wholes.items()
                 if index not in self._program.rows
             }  # fmt: skip
+
+    def _plan(self, place: int, segment: Segment, bands: int) -> Iterator[Band]:
+        if not self._keeps_plans:
+            return schedule(self._program, segment, bands)
+        if place not in self._planned:
+            self._planned[place] = list(schedule(self._program, segment, bands))
+        return iter(self._planned[place])
 
     def _segment(
         self, segment: Segment, plan: Iterator[Band], going: set[int]

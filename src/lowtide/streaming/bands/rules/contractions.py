@@ -135,8 +135,7 @@ def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
     """``step`` by the backend of that name, if it is the one for this attention: the same for all
     bands, which would round differently otherwise."""
     query, key, value = (tracked.like(arg) for arg in node.args[:3])
-    elsewhere = any(one.device.type != "cpu" for one in tracked.graph.tensors.values())
-    if len(query.shape) != 4 or elsewhere:
+    if len(query.shape) != 4 or not tracked.graph.on_cpu:
         return None
     batch, heads, queries, width = query.shape
     call = AttentionCall(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import Reduction, RowOp, same
@@ -15,6 +16,8 @@ from lowtide.streaming.bands.spans import Span
 
 # Numbers that are centered at once: they stay in a processor's cache.
 _AT_ONCE = 1 << 18
+# And of 16 bits, that a card widens at once: enough to keep it busy, and little beside bands.
+_WIDENED = 1 << 24
 # Numbers whose sum fp32 holds well, about.
 _PART = 1 << 8
 # The square of a mean, as a multiple of the variance, from which on numbers are centered: their
@@ -45,7 +48,7 @@ class Moments:
             squares -= count * mean.square()
             far = (count * mean.square() > _FAR * squares).nonzero().flatten().tolist()
         else:
-            # To look at a card's numbers here is to wait for it, and some tensors have none.
+            # Some tensors have no numbers to be looked at.
             mean = _in_parts(groups).sum(-1, dtype=exact).double().sum(-1) / count
             squares, far = torch.empty_like(mean), list(range(len(groups)))
         step = max(1, _AT_ONCE // count)
@@ -58,12 +61,24 @@ class Moments:
             squares[part] = found - left.square() / count
         return cls(count, mean, squares.clamp_(min=0))
 
+    @classmethod
+    def on_card(cls, groups: Tensor) -> Moments:
+        """The same in one kernel that updates mean and squares with each number (Welford's
+        method), for a device that takes as long to begin many as to run them."""
+        count, step = groups.shape[1], len(groups)
+        exact = torch.promote_types(groups.dtype, torch.float32)
+        if groups.dtype != exact:
+            step = max(1, _WIDENED // count)
+        found = [torch.var_mean(some.to(exact), 1, correction=0) for some in groups.split(step)]
+        variance, mean = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        return cls(count, mean.double(), variance.double() * count)
+
     def merged(self, other: Moments) -> Moments:
         """Of both together."""
         count = self.count + other.count
-        apart = other.mean - self.mean
-        mean = self.mean + apart * (other.count / count)
-        squares = self.squares + other.squares + apart.square() * (self.count * other.count / count)
+        apart, between = other.mean - self.mean, self.count * other.count / count
+        mean = self.mean.add(apart, alpha=other.count / count)
+        squares = (self.squares + other.squares).addcmul_(apart, apart, value=between)
         return Moments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
@@ -95,12 +110,14 @@ def _in_parts(groups: Tensor) -> Tensor:
 
 
 def gather_moments(
-    group: Callable[[Tensor], Tensor]
+    group: Callable[[Tensor], Tensor], tracked: Tracked
 ) -> Callable[[Moments | None, Sequence[Tensor]], Moments]:
     """What a reduction adds for a band, whose ``group`` is (groups, numbers)."""
+    # Not asked of bands, since what a card will take is told by some that are on none.
+    moments = Moments.of if tracked.graph.on_cpu else Moments.on_card
 
     def add(state: Moments | None, pieces: Sequence[Tensor]) -> Moments:
-        found = Moments.of(group(pieces[0]))
+        found = moments(group(pieces[0]))
         return found if state is None else state.merged(found)
 
     return add
@@ -127,40 +144,60 @@ def normed(node: Node, tracked: Tracked) -> Found:
 
     def applied(statistics: int) -> RowOp:
         wholes = statistics, *(arg.node for arg in (weight, bias) if arg is not None)
+        # The same for all bands of a run.
+        known = WeakTensorKeyDictionary()
 
         def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-            mean, variance = whole[0].repeat_interleave(shape[1] // groups, 1)
-            rest = iter(whole[1:])
-            scale = None if weight is None else next(rest)
-            shift = None if bias is None else next(rest)
-            return normalize(pieces[0], mean, variance, scale, shift, eps)
+            affine = known.get(whole[0])
+            if affine is None:
+                mean, variance = whole[0].repeat_interleave(shape[1] // groups, 1)
+                rest = iter(whole[1:])
+                scale = None if weight is None else next(rest)
+                shift = None if bias is None else next(rest)
+                exact = torch.promote_types(node.like.dtype, torch.float32)
+                affine = known[whole[0]] = Affine.of(mean, variance, scale, shift, eps, exact)
+            return affine.run(pieces[0])
 
         return RowOp(rows, (image.node,), wholes, same(1), run, cheap=True)
 
     reduction = Reduction(
-        rows, (image.node,), gather_moments(lambda band: band.reshape(groups, -1)), finish
+        rows, (image.node,), gather_moments(lambda band: band.reshape(groups, -1), tracked), finish
     )
     return reduction, applied
 
 
-def normalize(
-    band: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None,
-    eps: float,
-) -> Tensor:  # fmt: skip
-    """(1, channels, ...) with the statistics of each channel, in one pass over memory."""
-    exact = torch.promote_types(band.dtype, torch.float32)
-    scale = (variance + eps).rsqrt()
-    scale = scale if weight is None else scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    # As a batch norm of mean 0 and variance 1, which is a product and a sum of each number.
-    none, one = torch.zeros_like(mean, dtype=exact), torch.ones_like(mean, dtype=exact)
-    # In the order in memory that PyTorch's norm leaves: convolutions of the other one round
-    # differently, up to eight times as much.
-    band = band.contiguous()
-    # Not by `F.batch_norm`, which refuses an epsilon of 0 in some versions of PyTorch.
-    fast = torch.backends.cudnn.enabled
-    scale, shift = scale.to(exact), shift.to(exact)
-    return torch.batch_norm(band, scale, shift, none, one, False, 0.0, 0.0, fast)
+@dataclass(frozen=True)
+class Affine:
+    """What a norm does to each number of a channel once its statistics are known: a product and a
+    sum, as a batch norm of mean 0 (``none``) and variance 1 (``one``)."""
+
+    scale: Tensor
+    shift: Tensor
+    none: Tensor
+    one: Tensor
+
+    @classmethod
+    def of(
+        cls, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None,
+        eps: float, exact: torch.dtype,
+    ) -> Affine:  # fmt: skip
+        """Of the statistics of each channel, in double precision."""
+        scale = (variance + eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        none, one = torch.zeros_like(mean, dtype=exact), torch.ones_like(mean, dtype=exact)
+        return cls(scale.to(exact), shift.to(exact), none, one)
+
+    def run(self, band: Tensor) -> Tensor:
+        """(1, channels, ...), in one pass over memory."""
+        # In the order in memory that PyTorch's norm leaves: convolutions of the other one round
+        # differently, up to eight times as much.
+        band = band.contiguous()
+        # Not by `F.batch_norm`, which refuses an epsilon of 0 in some versions of PyTorch.
+        fast = torch.backends.cudnn.enabled
+        return torch.batch_norm(
+            band, self.scale, self.shift, self.none, self.one, False, 0.0, 0.0, fast
+        )
 
 
 RULES: dict[str, Rule] = {"group_norm": normed, "instance_norm": normed}

@@ -59,7 +59,7 @@ def reduced(node: Node, tracked: Tracked) -> Found:
             return replace(mapped(own, tracked, found, cheap=True), scratch=1.0)
         return mapped(node, tracked, found, cheap=True)
     if name in ("var", "std"):
-        return _spread(node, rows, dims, shape)
+        return _spread(node, tracked, rows, dims)
     kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
     if kind not in _KINDS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
         return None
@@ -106,9 +106,9 @@ def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
     return replace(node, target=spread, args=node.args[:1], kwargs={})
 
 
-def _spread(node: Node, rows: Rows, dims: list[int], shape: tuple[int, ...]) -> Reduction:
+def _spread(node: Node, tracked: Tracked, rows: Rows, dims: list[int]) -> Reduction:
     """Variance and deviation."""
-    correction = _correction(node)
+    correction, shape = _correction(node), tracked.like(node.args[0]).shape
     rest = [dim for dim in range(len(shape)) if dim not in dims]
 
     def group(band: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _spread(node: Node, rows: Rows, dims: list[int], shape: tuple[int, ...]) -> 
         found = found.sqrt() if short(node.target) == "std" else found
         return found.to(node.like.dtype).reshape(node.like.shape)
 
-    return Reduction(rows, (node.args[0].node,), gather_moments(group), finish)
+    return Reduction(rows, (node.args[0].node,), gather_moments(group, tracked), finish)
 
 
 def _numbers(sides: Sequence[int]) -> int:

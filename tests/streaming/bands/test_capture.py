@@ -53,6 +53,21 @@ def test_others_stay(scaled):
     check_parity(module, image)
 
 
+@pytest.mark.parametrize("copied", [torch.clone, nn.Dropout(0.5), nn.Dropout2d(0.5)])
+def test_copies_that_lie_alike_are_left_out(copied):
+    image = torch.rand(1, 3, 19, 8).double()
+    module = Scaled(copied).double()
+    assert operators(module, image) == ["conv2d", "conv2d"]
+    check_parity(module, image)
+
+
+def test_copies_in_another_order_stay():
+    image = torch.rand(1, 3, 19, 8).double()
+    module = Scaled(lambda x: x.mT.contiguous().mT).double()
+    assert operators(module, image).count("clone") == 2
+    check_parity(module, image)
+
+
 def test_a_model_that_is_a_scale_of_one_gives_its_input_back():
     class One(nn.Module):
         def forward(self, image):

@@ -28,8 +28,8 @@ from lowtide.streaming.bands.spans import Span
 # Not tagged as pointwise by PyTorch, or so only for some of their arguments.
 ALSO = {
     "alias", "clone", "contiguous", "copy", "detach", "dropout", "empty_like", "feature_dropout",
-    "fill", "full_like", "hardswish", "hardsigmoid", "lift_fresh_copy", "nan_to_num", "ones_like",
-    "relu6", "to", "zeros_like", "_to_copy", "selu",
+    "fill", "full_like", "hardswish", "hardsigmoid", "leaky_relu", "lift_fresh_copy", "nan_to_num",
+    "ones_like", "relu6", "to", "zeros_like", "_to_copy", "selu",
 }  # fmt: skip
 _VIEWS = {"alias", "detach", "contiguous"}
 

@@ -39,6 +39,8 @@ from lowtide.streaming.bands.streamed import Streamed
 # At every side; and the others at one.
 MODEL = "VAE decode"
 OTHERS = {"VAE encode": 1024, "Compact": 1024, "SwinIR": 512}
+# These mix types when they are given 16-bit numbers.
+FP32_ALONE = ("SwinIR",)
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # Of what the whole run takes, by where pages are kept; beyond that, of the card.
 SHARES = {"auto": 0.6, "host": 0.4}
@@ -329,6 +331,7 @@ def jobs_of(options: argparse.Namespace, results: ResultFile) -> list[Job]:
         for name, side in [*((MODEL, side) for side in options.sides), *OTHERS.items()]
         for pages in (("auto", "host") if name == MODEL and side <= 2048 else ("auto",))
         for precision in PRECISIONS
+        if precision != "bf16" or name not in FP32_ALONE
     ]  # fmt: skip
     found += [Job(MODEL, side, "limit", card=card, **more) for side in options.sides]
     known = {row["row"].removesuffix(", streamed") for row in results.data["rows"]}

@@ -70,16 +70,17 @@ def streaming_gpu(rows: Rows) -> str:
         [row["row"], *((row["error"], *4 * "–") if "error" in row else _gpu_run(row))]
         for row in rows if "way" in row
     ])  # fmt: skip
+    profiles = [row for row in rows if "copies_s" in row]
     copies = table(["pages on the host", "copies, s", "kernels, s", "copies hidden"], [
         [row["row"].removesuffix(", profile"), f"{row['copies_s']:.3f}", f"{row['kernels_s']:.3f}",
          "–" if row["copies_overlapped"] is None else f"{row['copies_overlapped']:.0%}"]
-        for row in rows if "copies_s" in row
+        for row in profiles
     ])  # fmt: skip
     cards = table(["image and card", "whole", "streamed"], [
         [row["row"], *("fits" if row[way] else "out of memory" for way in ("whole", "streamed"))]
         for row in rows if "card_bytes" in row
     ])  # fmt: skip
-    return f"{runs}\n\n{copies}\n\n{cards}"
+    return "\n\n".join([runs, *([copies] if profiles else []), cards])
 
 
 def _gpu_run(row: dict[str, Any]) -> list[str]:

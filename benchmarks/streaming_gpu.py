@@ -14,19 +14,19 @@ And which side a card of ``--card`` takes, whole and streamed, with the allocato
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import tempfile
 import time
 import traceback
-from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from card_profile import profiled
+from card_turns import DONE, MEASURED, PLANNED, Turn
 from common import ResultFile, in_turns, ratio_of, spread
 from streaming_models import given, made
 from torch import Tensor
@@ -44,9 +44,8 @@ FP32_ALONE = ("SwinIR",)
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # Of what the whole run takes, by where pages are kept; beyond that, of the card.
 SHARES = {"auto": 0.6, "host": 0.4}
-# How far a case is; 0 before.
-PLANNED, MEASURED, DONE = 1, 2, 3
-Interval = tuple[float, float]
+# In fp64 larger ones would not fit.
+EXACT_TO = 2048
 Found = dict[str, dict[str, Any]]
 
 
@@ -65,10 +64,11 @@ def tensor_cores(wanted: bool) -> Iterator[None]:
 class Case:
     """One model and one input on the card."""
 
-    def __init__(self, name: str, side: int, precision: str, pages: Wanted) -> None:
+    def __init__(
+        self, name: str, side: int, precision: str, pages: Wanted, kept: Path | None = None
+    ) -> None:
         self.name, self.side, self.precision, self.pages = name, side, precision, pages
-        self.dtype = PRECISIONS[precision]
-        self.double = made(name) if pages == "auto" else None
+        self.dtype, self._kept = PRECISIONS[precision], kept
         self.model = made(name).to("cuda", self.dtype)
         self.image = given(name, side, side).to("cuda", self.dtype)
 
@@ -90,12 +90,21 @@ class Case:
         return run, title
 
     def exact(self) -> Tensor | None:
-        """The result in fp64, or None where that does not fit, or is known by another case."""
-        if self.double is None:
+        """The result in fp64, or None where that would not fit, or is known by another case; of
+        numbers that fp32 has, which all precisions are given. In fp64 a card takes up to a
+        minute: the first case keeps it for the others."""
+        if self.pages != "auto" or self.side > EXACT_TO:
             return None
-        model, image = self.double.to("cuda", torch.float64), self.image.double()
+        file = None if self._kept is None else self._kept / f"{self.name} {self.side}.pt"
+        if file is not None and file.exists():
+            return torch.load(file, map_location="cuda")
+        model = made(self.name).to("cuda", torch.float64)
+        image = given(self.name, self.side, self.side).to("cuda", torch.float64)
         with torch.inference_mode():
-            return fitting(lambda: model(image))
+            found = fitting(lambda: model(image))
+        if file is not None:
+            torch.save(found, file)
+        return found
 
 
 def fitting(run: Callable[[], Tensor]) -> Tensor | None:
@@ -129,57 +138,6 @@ def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[f
         end.synchronize()
         taken[name].append(start.elapsed_time(end) / 1000)
     return taken
-
-
-def together(intervals: Sequence[Interval]) -> list[list[float]]:
-    """Those that touch as one."""
-    busy: list[list[float]] = []
-    for first, last in sorted(intervals):
-        if busy and first <= busy[-1][1]:
-            busy[-1][1] = max(busy[-1][1], last)
-        else:
-            busy.append([first, last])
-    return busy
-
-
-def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float | None:
-    """Which share of the time of ``copies`` some kernel ran; None without copies."""
-    busy = together(kernels)
-    ends = [last for _, last in busy]
-    total = both = 0.0
-    for first, last in copies:
-        total += last - first
-        for begin, end in busy[bisect(ends, first):]:
-            if begin >= last:
-                break
-            both += min(last, end) - max(first, begin)
-    return both / total if total else None
-
-
-def profiled(run: Callable[[], Any]) -> dict[str, Any]:
-    """Copies between card and host during a run, and how much of them was hidden; and how long
-    the card was busy."""
-    # The trace as written by the profiler: its events as Python objects take minutes.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_bytes())["traceEvents"]
-    copies: list[Interval] = []
-    kernels: list[Interval] = []
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            span = event["ts"], event["ts"] + event["dur"]
-            between = "HtoD" in event["name"] or "DtoH" in event["name"]
-            (copies if between else kernels).append(span)
-    return {
-        "copies_s": round(sum(last - first for first, last in copies) / 1e6, 4),
-        "kernels": len(kernels),
-        "kernels_s": round(sum(last - first for first, last in together(kernels)) / 1e6, 4),
-        "copies_overlapped": overlapped(copies, kernels),
-    }
 
 
 def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
@@ -241,39 +199,6 @@ def limit(side: int, card: int, turn: Turn) -> Iterator[Found]:
     yield {title: {"model": MODEL, "side": side, "card_bytes": card, **fits}}
 
 
-class Turn:
-    """One of several processes that plan at once, and have the card one after another."""
-
-    def __init__(self, number: int, changed: Any, states: Any, patience: float) -> None:
-        self._number, self._changed, self._states = number, changed, states
-        self._end = time.monotonic() + patience
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While others plan."""
-        with self._changed:
-            yield
-
-    def wait_for(self, state: int) -> None:
-        """Be in a state; go on once all are, and those before are beyond it. What others still
-        plan is waited for as long as patience lasts."""
-        self.tell(state)
-        with self._changed:
-            while not self._is_mine(state):
-                self._changed.wait(1)
-
-    def tell(self, state: int) -> None:
-        """How far this one is."""
-        with self._changed:
-            self._states[self._number] = state
-            self._changed.notify_all()
-
-    def _is_mine(self, state: int) -> bool:
-        late = state == PLANNED and time.monotonic() > self._end
-        all_are = late or all(other >= state for other in self._states)
-        return all_are and all(before > state for before in self._states[: self._number])
-
-
 def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None:
     """One case in a process of its own; sends its rows, then what went wrong or None."""
     torch.set_num_threads(2)
@@ -282,7 +207,7 @@ def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None
         if job.card is not None:
             found = limit(job.side, job.card, turn)
         else:
-            case = Case(job.name, job.side, job.precision, job.pages)
+            case = Case(job.name, job.side, job.precision, job.pages, job.kept)
             found = measure(case, job.rounds, turn)
         for rows in found:
             results.put((job, rows, None))
@@ -304,6 +229,7 @@ class Job:
     card: int | None = None
     pages: Wanted = "auto"
     patience: float = 300
+    kept: Path | None = None
 
     @property
     def title(self) -> str:
@@ -318,9 +244,9 @@ def title_of(name: str, side: int, precision: str, pages: Wanted) -> str:
     return f"{name} {side}², {precision}{', pages on the host' if pages == 'host' else ''}"
 
 
-def jobs_of(options: argparse.Namespace, results: ResultFile) -> list[Job]:
-    """What is asked for and was not measured."""
-    more = dict(patience=options.patience)
+def jobs_of(options: argparse.Namespace, results: ResultFile, kept: Path) -> list[Job]:
+    """What is asked for and was not measured; ``kept`` is where they leave results for others."""
+    more: dict[str, Any] = dict(patience=options.patience, kept=kept)
     card = parse_bytes(options.card)
     found = [
         # Large ones take long enough for a few of them to tell.
@@ -369,23 +295,28 @@ def main() -> None:
         "streaming_gpu", fresh=options.fresh, packages=("diffusers",),
         about="Models streamed in bands and run whole on a GPU: time, bytes and errors.",
     )  # fmt: skip
-    jobs = jobs_of(options, results)
+    with tempfile.TemporaryDirectory() as kept:
+        if not measured(jobs_of(options, results, Path(kept)), results):
+            raise SystemExit("some cases failed")
+
+
+def measured(jobs: list[Job], results: ResultFile) -> bool:
+    """Run all cases, and add their rows; whether none failed."""
     context = multiprocessing.get_context("spawn")
     changed, found = context.Condition(), context.Queue()
     states = context.Array("i", len(jobs), lock=False)
     for number, job in enumerate(jobs):
         context.Process(target=work, args=(job, number, changed, states, found)).start()
-    left, failed = len(jobs), False
+    left, good = len(jobs), True
     while left:
         job, rows, error = found.get()
         for row, facts in (rows or {}).items():
             results.add(row, **facts)
         left -= rows is None
         if error is not None:
-            failed = True
+            good = False
             print(f"{job}\n{error}", flush=True)
-    if failed:
-        raise SystemExit("some cases failed")
+    return good
 
 
 if __name__ == "__main__":

@@ -25,6 +25,27 @@ picture = pictures()
 MIB = 1 << 20
 
 
+class Kept(nn.Module):
+    """With a map of norms that is there from the beginning to the end."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        sides = (3, 8, 8, 8, 3)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(given, made, 3, padding=1)
+            for given, made in zip(sides[:-1], sides[1:], strict=True)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(3))
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        x = early = self.norms[0](self.convs[0](x))
+        for norm, conv in zip(self.norms[1:], self.convs[1:3], strict=True):
+            x = x + norm(conv(x))
+        return self.convs[3](x * early).sigmoid()
+
+
 class Twice(nn.Module):
     """Reads its input in two segments: before and after a statistic of all of it."""
 
@@ -99,6 +120,21 @@ def test_neither_bands_nor_pages_change_the_result(tmp_path, bands, pages):
     plan, programs = banded(net, array, bands, pages=pages, cut=True)
     assert len(plan.banded.bands) > 1
     assert_same(net, array, plan, programs, scratch=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_some_pages_stay_in_memory(tmp_path):
+    net, array = network(Kept().eval(), scale=1), picture(203, 150, 3)
+    priced = pricing(net, array)
+    plans = [plan for plan in priced.candidates() if plan.banded.held]
+    assert plans
+    for plan in plans[:3]:
+        told = priced.told(plan)
+        assert told.banded == plan.banded
+        assert 0 < plan.banded.away_bytes < plan.banded.pages_bytes
+        assert " of them on disk" in plan.title
+        assert Plan.model_validate_json(told.model_dump_json()) == told
+        assert_same(net, array, told, priced.programs, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -40,8 +40,10 @@ class BandPlan(BaseModel):
 
     ``cuts`` are operators before which the network is cut into segments, ``again`` the work for
     each number up to which operators are run again rather than their results kept, ``bands`` how
-    many bands each segment is run in; ``operators`` is a digest of the network's operators, which
-    the numbers belong to.
+    many bands each segment is run in. Of what is kept between segments ``pages`` says where it
+    lies, but for the results in ``held``, which stay in memory: ``pages_bytes`` is the most of all,
+    ``away_bytes`` of what lies elsewhere. ``operators`` is a digest of the network's operators,
+    which the numbers belong to.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,7 +52,9 @@ class BandPlan(BaseModel):
     again: int = 0
     bands: tuple[int, ...]
     pages: Literal["memory", "host", "disk"]
+    held: tuple[int, ...] = ()
     pages_bytes: int
+    away_bytes: int = 0
     operators: str
 
 
@@ -165,8 +169,10 @@ class Plan(BaseModel):
         bands += f" and {self.tiles} panels" if self.tiles > 1 else ""
         if not self.banded.pages_bytes:
             return bands
-        pages = format_bytes(self.banded.pages_bytes)
-        return f"{bands}, {pages} of pages {_WHERE[self.banded.pages]}"
+        pages = f"{format_bytes(self.banded.pages_bytes)} of pages"
+        if self.banded.held:
+            pages += f", {format_bytes(self.banded.away_bytes)} of them"
+        return f"{bands}, {pages} {_WHERE[self.banded.pages]}"
 
 
 _WHERE = {"memory": "in memory", "host": "on the host", "disk": "on disk"}

@@ -47,7 +47,9 @@ def run_banded(
     samples = Samples(source, height, width)
     writer = _Writer(step, samples, sink, plan)
     meter = _Meter(plan, on_rows, cancel)
-    make_page = page_maker(program, banded.pages, torch.device(network.device), scratch)
+    make_page = page_maker(
+        program, banded.pages, torch.device(network.device), scratch, held=frozenset(banded.held)
+    )
     sweep = Sweep(program, segments, banded.bands, make_page)
     pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
     runs = [sweep.run(page, meter.band, before_step) for page in pages]

@@ -40,18 +40,19 @@ def drawn_size(name, draw):
 
 
 def drawn_layout(program, draw):
-    """(segments, bands of each, where pages lie)"""
+    """(segments, bands of each, where pages lie, those in memory in any case)"""
     again, pages = draw.choice((0, 16, 128)), draw.choice(("memory", "disk"))
     if draw.random() < 0.1:
         limit = int(2 ** draw.uniform(16, 23))
         told = lambda layout: tell(program, layout, held=True).bytes  # noqa: E731
         try:
-            layout = choose(program, limit, told, (pages,))
+            layout = choose(program, limit, told, (pages,), mixed=True)
         except BudgetError as error:
-            layout = choose(program, error.smallest, told, (pages,))
-        return layout.segments, layout.bands, pages
+            layout = choose(program, error.smallest, told, (pages,), mixed=True)
+        return layout.segments, layout.bands, pages, layout.held
     segments = segment(program, Cutter(program).cuts(draw.randint(1, 12)), again)
-    return segments, [draw.randint(1, 12) for _ in segments], pages
+    held = {index for part in segments for index in part.pages if draw.random() < 0.3}
+    return segments, [draw.randint(1, 12) for _ in segments], pages, held
 
 
 def check_draws(name, number, size, layouts):
@@ -62,8 +63,8 @@ def check_draws(name, number, size, layouts):
         whole = module(image.clone())
     program = track(capture(module, image))
     for _ in range(layouts):
-        segments, bands, pages = drawn_layout(program, draw)
-        sweep = Sweep(program, segments, bands, page_maker(program, pages, CPU))
+        segments, bands, pages, held = drawn_layout(program, draw)
+        sweep = Sweep(program, segments, bands, page_maker(program, pages, CPU, held=held))
         found = torch.cat([rows for _, rows in sweep.run(MemoryPage.of(image, 2))], 2)
         apart = (found - whole).abs().max() / whole.abs().max()
         assert apart <= BOUND, (name, size, bands, pages, apart)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.streaming.bands.drafts import Drafter, Layout
+from lowtide.streaming.bands.drafts import SHARES, Drafter, Layout
 from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 
@@ -22,10 +22,10 @@ _ALIKE = 0.97
 
 def choose(
     program: Program, limit_bytes: int | None, tell: Callable[[Layout], int],
-    pages: Sequence[Placement] = ("memory", "disk"),
+    pages: Sequence[Placement] = ("memory", "disk"), *, mixed: bool = False,
 ) -> Layout:  # fmt: skip
     """The layout that costs least within ``limit_bytes`` for rows (None: no limit), its pages in
-    one of these places.
+    one of these places; if ``mixed`` as many of them in memory as fit.
 
     ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.
@@ -36,7 +36,7 @@ def choose(
     # In the last round those that were passed over have their turn.
     rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
     for caps, least in rounds:
-        more = drafter.drafts(caps, pages) if caps else ()
+        more = drafter.drafts(caps, pages, SHARES if mixed else ()) if caps else ()
         drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:

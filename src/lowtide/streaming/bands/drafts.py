@@ -9,22 +9,20 @@ from functools import cached_property
 from lowtide.core.units import MIB
 from lowtide.memory.store import FactStore, cache_folder, code_digest
 from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.glances import Glances
+from lowtide.streaming.bands.held import Life, Occupied, held, lives
 from lowtide.streaming.bands.pace import Pace, pace_of
 from lowtide.streaming.bands.placement import Placement
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import RowOp
-from lowtide.streaming.bands.schedule import rows_of, units
-from lowtide.streaming.bands.segments import Segment, last_reads, segment
-from lowtide.streaming.bands.weigh import glance
+from lowtide.streaming.bands.segments import Segment, segment
 
 # Into how many parts a program may be cut beyond what it needs, and the effort up to which
 # operators are run again rather than their results kept.
 _AGAIN = 128
 _CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
-# Bands of a single segment fill what they may take but for this part of it.
-_FILLED = 16
-# Four times the bands have to save so much, or no more are tried.
-_WORTH = 0.8
+# Parts of all pages that may stay in memory where the others do not fit.
+SHARES = (0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,9 @@ class Layout:
     ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
     often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
     mostly rows that two of them see) and what those that are run again read and write,
-    ``pages_bytes`` the most that pages occupy at once, of which ``written_bytes`` is the sum;
-    ``pace`` tells what time all that takes.
+    ``pages_bytes`` the most that pages occupy at once. Pages in ``held`` stay in memory wherever
+    others are: of these ``away_bytes`` is the most, ``written_bytes`` the sum. ``pace`` tells what
+    time all that takes.
     """
 
     cuts: tuple[int, ...]
@@ -49,12 +48,15 @@ class Layout:
     copied_bytes: int
     written_bytes: int
     pages_bytes: int
+    away_bytes: int
     pace: Pace
+    held: frozenset[int] = frozenset()
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells it from others of its program."""
-        return self.cuts, self.again, self.bands, self.pages
+        held = (tuple(sorted(self.held)),) if self.held else ()
+        return self.cuts, self.again, self.bands, self.pages, *held
 
     @property
     def overhead_seconds(self) -> float:
@@ -83,10 +85,12 @@ class Drafter:
         self.pace = pace_of(program)
 
     def drafts(
-        self, caps: Sequence[int] = (), pages: Sequence[Placement] = ("memory", "disk")
-    ) -> Iterator[Layout]:
+        self, caps: Sequence[int] = (), pages: Sequence[Placement] = ("memory", "disk"),
+        shares: Sequence[float] = (),
+    ) -> Iterator[Layout]:  # fmt: skip
         """Ways that differ in cuts, in the height of bands (which stay below ``caps``, or those of
-        the device), and in where ``pages`` are kept."""
+        the device), and in where ``pages`` are kept: all of them, or all but what fits in such
+        ``shares`` of what all take."""
         for way in self._ways:
             seen = set[tuple[int, ...]]()
             for cap in caps or self.pace.caps:
@@ -94,9 +98,9 @@ class Drafter:
                 if bands in seen:
                     continue
                 seen.add(bands)
-                layout = way.layout(self._program, bands)
+                layout = way.layout(bands)
                 # Without pages all places are the same.
-                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1])
+                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1], shares)
             self._store.save()
 
     @cached_property
@@ -107,8 +111,8 @@ class Drafter:
             cuts = cutter.cuts(parts)
             segments = segment(self._program, cuts, again)
             kept = cuts, *(tuple(part.pages) for part in segments)
-            found.setdefault(kept, _Way(cuts, again, segments, [
-                _Glances(
+            found.setdefault(kept, _Way(self._program, cuts, again, segments, [
+                Glances(
                     self._program, part, f"{cuts} {again} {place}", self._store,
                     alone=len(segments) == 1,
                 )
@@ -121,47 +125,69 @@ class Drafter:
 class _Way:
     """A program in segments, whatever their bands."""
 
+    program: Program
     cuts: tuple[int, ...]
     again: int
     segments: list[Segment]
-    glances: list[_Glances]
+    glances: list[Glances]
 
-    def layout(self, program: Program, bands: tuple[int, ...]) -> Layout:
+    @cached_property
+    def _lives(self) -> dict[int, Life]:
+        return lives(self.program, self.segments)
+
+    @cached_property
+    def _occupied(self) -> Occupied:
+        return Occupied(len(self.segments), self._lives.values())
+
+    def layout(self, bands: tuple[int, ...]) -> Layout:
         """The draft with pages in memory.
 
         Pages count from where they are made until they were read for the last time.
         """
         seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
-        gone = last_reads(self.segments)
-        now = most = most_pages = written = 0
-        for place, (part, (size, _, _)) in enumerate(zip(self.segments, seen, strict=True)):
-            made = sum(program.bytes_of(one) for one in part.pages if one != program.output)
-            going = sum(
-                program.bytes_of(one) for one in gone.get(place, ())
-                if one not in program.graph.inputs
-            )  # fmt: skip
-            # What is read for the last time goes as what is written comes.
-            here = max(now, now + made - going)
-            most, most_pages = max(most, here + size), max(most_pages, here)
-            now, written = now + made - going, written + made
+        written = sum(life.size for life in self._lives.values())
         return Layout(
-            self.cuts, self.again, self.segments, bands, "memory", most,
-            calls=sum(calls for _, calls, _ in seen),
-            copied_bytes=self._again_bytes(program) + sum(copied for _, _, copied in seen),
-            written_bytes=written, pages_bytes=most_pages, pace=pace_of(program),
+            self.cuts, self.again, self.segments, bands, "memory",
+            self._most(bands, self._occupied), calls=sum(calls for _, calls, _ in seen),
+            copied_bytes=self._again_bytes + sum(copied for _, _, copied in seen),
+            written_bytes=written, pages_bytes=self._occupied.most, away_bytes=0,
+            pace=pace_of(self.program),
         )  # fmt: skip
 
-    def placed(self, layout: Layout, pages: Sequence[Placement]) -> Iterator[Layout]:
-        """``layout``, whose pages are in memory, with pages in each of these places."""
-        bands = max(
-            one.at(number)[0] for one, number in zip(self.glances, layout.bands, strict=True)
-        )
+    def placed(
+        self, layout: Layout, pages: Sequence[Placement], shares: Sequence[float]
+    ) -> Iterator[Layout]:
+        """``layout``, whose pages are in memory, with pages in each of these places, all of them
+        and but for such shares."""
         for place in pages:
-            yield replace(layout, pages=place, bytes=layout.bytes if place == "memory" else bands)
+            if place == "memory":
+                yield layout
+                continue
+            for kept in dict.fromkeys([frozenset[int](), *map(self._held, shares)]):
+                away = [life for index, life in self._lives.items() if index not in kept]
+                inside = [self._lives[index] for index in kept]
+                count = len(self.segments)
+                yield replace(
+                    layout, pages=place, held=kept,
+                    bytes=self._most(layout.bands, Occupied(count, inside)),
+                    written_bytes=sum(life.size for life in away),
+                    away_bytes=Occupied(count, away).most,
+                )  # fmt: skip
 
-    def _again_bytes(self, program: Program) -> int:
+    def _held(self, share: float) -> frozenset[int]:
+        return held(self._lives, len(self.segments), int(share * self._occupied.most))
+
+    def _most(self, bands: tuple[int, ...], pages: Occupied) -> int:
+        """What bands and pages in memory occupy at once."""
+        return max(
+            pages.at(place) + glanced.at(number)[0]
+            for place, (glanced, number) in enumerate(zip(self.glances, bands, strict=True))
+        )
+
+    @cached_property
+    def _again_bytes(self) -> int:
         """What steps read and write in other segments than the first that has them."""
-        seen, moved = set[int](), 0
+        seen, moved, program = set[int](), 0, self.program
         for part in self.segments:
             for index in part.steps:
                 step = program.steps[index]
@@ -169,63 +195,3 @@ class _Way:
                     moved += sum(map(program.bytes_of, (index, *step.inputs)))
             seen.update(part.steps)
         return moved
-
-
-class _Glances:
-    """What one segment takes in how many bands, each looked at once."""
-
-    def __init__(
-        self, program: Program, part: Segment, name: str, store: FactStore, *, alone: bool
-    ) -> None:
-        self._program, self._part, self.alone = program, part, alone
-        self._name, self._store = name, store
-        self._known: dict[int, tuple[int, int, int]] = {}
-        self._units = units(program, part)
-        self._most = max(
-            (rows.size // rows.grain for rows in rows_of(program, part)), default=1
-        )
-
-    def at(self, number: int) -> tuple[int, int, int]:
-        """(bytes, calls, bytes put together) in so many bands."""
-        if number not in self._known:
-            even = self._even(number)
-            key = f"glance {self._name} {even}"
-            found = self._store.get(key)
-            if found is None:
-                found = glance(self._program, self._part, even)
-                self._store.put(key, found)
-            self._known[number] = found[0], found[1], found[2]
-        return self._known[number]
-
-    def _even(self, number: int) -> int:
-        """As many bands as there are whole windows for, or fewer that are as high at most."""
-        if number > self._units:
-            return -(-number // self._units) * self._units
-        return -(-self._units // -(-self._units // number))
-
-    def _fewer(self, number: int, cap: int) -> int:
-        """Between half of ``number``, which is too few, and ``number``, so that bands fill
-        ``cap``: images of any size then take nearly the same."""
-        low = number // 2
-        while number - low > max(1, number // _FILLED):
-            middle = (low + number) // 2
-            if self.at(middle)[0] <= cap:
-                number = middle
-            else:
-                low = middle
-        return number
-
-    def fewest(self, cap: int) -> int:
-        """The fewest bands that stay below ``cap``, or those that take least."""
-        number, seen = 1, list[int]()
-        while True:
-            size, *_ = self.at(number)
-            if size <= cap:
-                return self._even(self._fewer(number, cap) if self.alone else number)
-            seen.append(size)
-            if number >= self._most or (len(seen) > 2 and size > seen[-3] * _WORTH):
-                least = min(self._known, key=lambda one: (self._known[one][0], one))
-                return self._even(least)
-            more = min(2 * number, self._most)
-            # A whole window each, before any is cut.
-            number = self._units if number < self._units < more else more

@@ -111,7 +111,8 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
     sweep = Sweep(
         twin, layout.segments, layout.bands,
         page_maker(
-            twin, layout.pages, torch.device("cpu"), on_disk=_Unwritten, carrier=_Uncarried(),
+            twin, layout.pages, torch.device("cpu"), held=layout.held, on_disk=_Unwritten,
+            carrier=_Uncarried(),
         ),
         _Equal(twin, Constants(program)),
     )  # fmt: skip

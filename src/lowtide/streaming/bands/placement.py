@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Literal
 
@@ -28,16 +29,20 @@ def placements(device: torch.device, wanted: Wanted) -> tuple[Placement, ...]:
 
 def page_maker(
     program: Program, pages: Placement, device: torch.device, folder: Path | None = None, *,
-    on_disk: type[DiskPage] = DiskPage, carrier: Carrier | None = None,
+    held: Set[int] = frozenset(), on_disk: type[DiskPage] = DiskPage,
+    carrier: Carrier | None = None,
 ) -> MakePage:  # fmt: skip
     """Makes the pages of a run on ``device``: there, on its host (moved by ``carrier``), or
-    ``on_disk`` in ``folder``."""
+    ``on_disk`` in ``folder``; those that are ``held`` there in any case."""
+    in_memory = memory_pages(program, device)
     if pages == "memory":
-        return memory_pages(program, device)
+        return in_memory
     nodes, rows = program.graph.nodes, program.rows
     carried = (carrier or carrier_of(device)) if pages == "host" else None
 
     def make(index: int) -> Page:
+        if index in held:
+            return in_memory(index)
         like, dim = nodes[index].like, rows[index].dim
         if carried is not None:
             return HostPage(like.shape, like.dtype, dim, carried)

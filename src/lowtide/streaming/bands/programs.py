@@ -16,7 +16,7 @@ from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, operators
-from lowtide.streaming.bands.drafts import Drafter, Layout
+from lowtide.streaming.bands.drafts import SHARES, Drafter, Layout
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.placement import placements
 from lowtide.streaming.bands.program import Program, track
@@ -84,7 +84,7 @@ class Programs:
             pace = known.drafter.pace
             caps = (*pace.small_caps, *pace.caps) if small else pace.caps
             pages = placements(torch.device(self.network.device), "auto")
-            known.layouts[small] = _front(list(known.drafter.drafts(caps, pages)))
+            known.layouts[small] = _front(list(known.drafter.drafts(caps, pages, SHARES)))
         return known.layouts[small]
 
     def drafted(self, height: int, width: int, key: tuple[object, ...]) -> Layout:

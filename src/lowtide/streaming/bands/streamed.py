@@ -49,10 +49,12 @@ class Prepared:
         """For people: how it is run and what its rows take."""
         layout = self.layout
         pages = format_bytes(layout.pages_bytes) if layout.pages_bytes else "nothing"
+        away = _AWAY.get(layout.pages, "") if layout.pages_bytes else ""
+        if layout.held:
+            away = f", {format_bytes(layout.away_bytes)} of them{away}"
         return (
             f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
-            f" {format_bytes(layout.bytes)} for rows and result with {pages} of pages"
-            f"{_AWAY.get(layout.pages, '') if layout.pages_bytes else ''}"
+            f" {format_bytes(layout.bytes)} for rows and result with {pages} of pages{away}"
             f"{self._blocks}"
         )
 
@@ -142,7 +144,7 @@ class Streamed(nn.Module):
             layout = choose(
                 program, allowed - beside,
                 lambda draft: tell(program, draft, held=True, profile=profile).bytes,
-                placements(image.device, self._place),
+                placements(image.device, self._place), mixed=self._place == "auto",
             )
         except BudgetError as error:
             rows = error.smallest or 0
@@ -155,7 +157,9 @@ class Streamed(nn.Module):
         certificate = None
         if self._certified:
             certificate = certify(self.module, image, program, cache_folder())
-        make_page = page_maker(program, layout.pages, image.device, self._scratch)
+        make_page = page_maker(
+            program, layout.pages, image.device, self._scratch, held=layout.held
+        )
         sweep = Sweep(program, layout.segments, layout.bands, make_page)
         return Prepared(program, layout, sweep, certificate)
 
@@ -174,7 +178,8 @@ def stream(
 
     ``pages`` says where maps are kept that no band can do without: in ``"memory"`` of the image's
     device, for a card in that of its ``"host"``, on ``"disk"`` (in files of the folder ``scratch``
-    that have no name and vanish with the process), or wherever the budget lets them.
+    that have no name and vanish with the process), or wherever the budget lets them: with
+    ``"auto"`` in memory as many as fit, and the others in the next of these places.
     """
     return Streamed(module, budget=budget, pages=pages, scratch=scratch)
 

@@ -125,7 +125,8 @@ class BandPricing:
         height, width = self._size
         assert plan.banded is not None
         banded = plan.banded
-        key = banded.cuts, banded.again, banded.bands, banded.pages
+        held = (banded.held,) if banded.held else ()
+        key = banded.cuts, banded.again, banded.bands, banded.pages, *held
         layout = self.programs.drafted(height, width, key)
         rows = self.programs.told(height, width, layout).rows
         both = in_both_heaps([self._plan(layout, rows)], self.picture.streamed)
@@ -147,7 +148,8 @@ class BandPricing:
             ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.streamed.usual),
             banded=BandPlan(
                 cuts=layout.cuts, again=layout.again, bands=layout.bands, pages=layout.pages,
-                pages_bytes=int(layout.pages_bytes * self._share),
+                held=tuple(sorted(layout.held)), pages_bytes=int(layout.pages_bytes * self._share),
+                away_bytes=int(layout.away_bytes * self._share),
                 operators=self.programs.operators(height, width),
             ),
         )  # fmt: skip
@@ -230,7 +232,7 @@ class BandPricing:
             picture = replace(picture, codecs=(self._moving(rows),))
         on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
         if layout.pages == "host":
-            locked = layout.pages_bytes * self._share
+            locked = layout.away_bytes * self._share
             rows.append(row("pages", "host", locked, locked, "known"))
         return ledger(
             self.costs, picture, rows, staged_bytes=4 * row_bytes * band,

@@ -1,0 +1,86 @@
+"""How long pages live, and which of them stay in memory where others are kept elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.segments import Segment
+
+
+@dataclass(frozen=True)
+class Life:
+    """A page of ``size`` bytes, made by segment ``first`` and read for the last time by ``last``;
+    so many segments ``reads`` it."""
+
+    size: int
+    first: int
+    last: int
+    reads: int
+
+    @property
+    def worth(self) -> float:
+        """How often it would be moved, for each segment in which it would take memory."""
+        return (1 + self.reads) / (self.last - self.first + 1)
+
+
+def lives(program: Program, segments: Sequence[Segment]) -> dict[int, Life]:
+    """Of all pages but the result, which goes where the result goes."""
+    readers: dict[int, list[int]] = {}
+    for place, part in enumerate(segments):
+        for index in part.reads:
+            readers.setdefault(index, []).append(place)
+    return {
+        index: Life(
+            program.bytes_of(index), place, max(readers.get(index, [len(segments)])),
+            len(readers.get(index, [])),
+        )
+        for place, part in enumerate(segments) for index in part.pages
+        if index != program.output
+    }  # fmt: skip
+
+
+class Occupied:
+    """What pages occupy while each of ``count`` segments runs."""
+
+    def __init__(self, count: int, pages: Iterable[Life] = ()) -> None:
+        # What is read for the last time goes as what is written comes.
+        self._before, self._after = [0] * count, [0] * count
+        for life in pages:
+            self.add(life)
+
+    def add(self, life: Life) -> None:
+        """One page more."""
+        for place, before, after in self._with(life):
+            self._before[place], self._after[place] = before, after
+
+    def _with(self, life: Life) -> Iterator[tuple[int, int, int]]:
+        """By segment that a page touches what would be occupied before and after it."""
+        for place in range(life.first, min(life.last + 1, len(self._before))):
+            before = self._before[place] + life.size * (place > life.first)
+            yield place, before, self._after[place] + life.size * (place < life.last)
+
+    def at(self, place: int) -> int:
+        """While a segment runs."""
+        return max(self._before[place], self._after[place])
+
+    def would_be(self, life: Life) -> int:
+        """The most while a page lives, if it were added."""
+        return max(max(before, after) for _, before, after in self._with(life))
+
+    @property
+    def most(self) -> int:
+        """While any segment runs."""
+        return max(map(max, self._before, self._after), default=0)
+
+
+def held(pages: Mapping[int, Life], count: int, limit: int) -> frozenset[int]:
+    """Those pages to keep in ``limit`` bytes of memory that spare most moving: such as are read
+    soon and again and again, before those that wait."""
+    found, occupied = set[int](), Occupied(count)
+    for index, life in sorted(pages.items(), key=lambda one: (-one[1].worth, one[1].first)):
+        if occupied.would_be(life) <= limit:
+            occupied.add(life)
+            found.add(index)
+    return frozenset(found)

@@ -3,6 +3,7 @@
 import json
 import weakref
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,8 +34,7 @@ class Kept(nn.Module):
         torch.manual_seed(2)
         sides = (3, 8, 8, 8, 3)
         self.convs = nn.ModuleList(
-            nn.Conv2d(given, made, 3, padding=1)
-            for given, made in zip(sides[:-1], sides[1:], strict=True)
+            nn.Conv2d(given, made, 3, padding=1) for given, made in pairwise(sides)
         )
         self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(3))
         self.requires_grad_(False)

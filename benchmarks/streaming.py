@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser
-from streaming_runs import DISK, MEMORY, ways
+from streaming_runs import DISK, MEMORY, PARTLY, ways
 
 from lowtide.memory.measuring.fresh import measure_fresh
 
@@ -49,7 +49,8 @@ class Case:
     def budgets(self, results: ResultFile) -> dict[str, int]:
         """Of the ways in bands, once the whole run was measured."""
         whole = results.row(self.rows["whole"])["peak_bytes"]
-        return {MEMORY: int(whole * self.in_memory), DISK: int(whole * self.on_disk)}
+        little = int(whole * self.on_disk)
+        return {MEMORY: int(whole * self.in_memory), DISK: little, PARTLY: little}
 
 
 CASES = (
@@ -123,7 +124,7 @@ def measure_peaks(results: ResultFile, one: Case) -> None:
     """A row for each way that has none; the whole run comes first, whose parts the budgets are."""
     for way, row in one.rows.items():
         if not results.has(row):
-            budget = one.budgets(results)[way] if way in (MEMORY, DISK) else 0
+            budget = one.budgets(results).get(way, 0) if way != "whole" else 0
             usage = measure_fresh(
                 "streaming_runs:run_once", one.model, way, one.height, one.width, budget, warmups=1
             )

@@ -12,6 +12,7 @@ from common import in_turns
 from streaming_models import given, made
 from torch import Tensor
 
+from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
 
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
@@ -19,6 +20,9 @@ TILE = 256
 # One value of so many has a larger difference than the one that is told of the tail.
 TAIL = 100_000
 MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
+# As many in memory as fit in the same budget.
+PARTLY = "streamed, pages on disk in part"
+_PAGES: dict[str, Wanted] = {MEMORY: "memory", DISK: "disk", PARTLY: "auto"}
 
 
 def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
@@ -30,13 +34,14 @@ def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
         return model
     if way == "whole":
         return model
-    return Streamed(model, budget=budget, pages="memory" if way == MEMORY else "disk")
+    return Streamed(model, budget=budget, pages=_PAGES[way])
 
 
 def ways(name: str) -> tuple[str, ...]:
     """What is compared for a model."""
-    own = ("whole", MEMORY, DISK)
-    return (*own, f"diffusers tiles of {TILE} px") if name.startswith("VAE") else own
+    if name.startswith("VAE"):
+        return "whole", MEMORY, DISK, PARTLY, f"diffusers tiles of {TILE} px"
+    return "whole", MEMORY, DISK
 
 
 _ready: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}

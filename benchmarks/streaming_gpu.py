@@ -19,7 +19,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from torch import Tensor
 
 from lowtide.core.units import GIB, parse_bytes
 from lowtide.memory.failures import is_out_of_memory
+from lowtide.streaming.bands.certify import tf32
 from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
 
@@ -49,18 +49,6 @@ EXACT_TO = 2048
 Found = dict[str, dict[str, Any]]
 
 
-@contextmanager
-def tensor_cores(wanted: bool) -> Iterator[None]:
-    """TF32 in products and convolutions, or not."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
 class Case:
     """One model and one input on the card."""
 
@@ -74,17 +62,17 @@ class Case:
 
     def whole(self) -> Tensor:
         """The model's own result."""
-        with torch.inference_mode(), tensor_cores(self.precision == "tf32"):
+        with torch.inference_mode(), tf32(self.precision == "tf32"):
             return self.model(self.image)
 
     def streamed(self, budget: int) -> tuple[Callable[[], Tensor], str]:
         """A run by bands within a budget, planned already, and how it goes."""
         module = Streamed(self.model, budget=budget, pages=self.pages)
-        with tensor_cores(self.precision == "tf32"):
+        with tf32(self.precision == "tf32"):
             title = module.prepare(self.image).title
 
         def run() -> Tensor:
-            with torch.inference_mode(), tensor_cores(self.precision == "tf32"):
+            with torch.inference_mode(), tf32(self.precision == "tf32"):
                 return module(self.image)
 
         return run, title

@@ -88,7 +88,7 @@ def _remembered(
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _known(path)
     if found is None:
-        with without_tf32():
+        with tf32(False):
             found = _measured(module, image, height, width, allowed)
         if path is not None:
             write_cached(path, json.dumps(asdict(found)))
@@ -110,14 +110,14 @@ def _small(side: int, least: int) -> int:
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Without TF32, whose rounding depends on the kernel that a size gets and hides what bands do
-    wrong."""
+def tf32(allowed: bool) -> Iterator[None]:
+    """With TF32 in products and convolutions, or without: its rounding depends on the kernel that a
+    size gets and hides what bands do wrong."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     try:
-        products.allow_tf32 = False
-        convolutions.allow_tf32 = False  # pyright: ignore[reportAttributeAccessIssue]
+        products.allow_tf32 = allowed
+        convolutions.allow_tf32 = allowed  # pyright: ignore[reportAttributeAccessIssue]
         yield
     finally:
         products.allow_tf32 = before[0]

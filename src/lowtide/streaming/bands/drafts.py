@@ -55,8 +55,7 @@ class Layout:
     @property
     def key(self) -> tuple[object, ...]:
         """What tells it from others of its program."""
-        held = (tuple(sorted(self.held)),) if self.held else ()
-        return self.cuts, self.again, self.bands, self.pages, *held
+        return self.cuts, self.again, self.bands, self.pages, tuple(sorted(self.held))
 
     @property
     def overhead_seconds(self) -> float:
@@ -92,7 +91,7 @@ class Drafter:
         the device), and in where ``pages`` are kept: all of them, or all but what fits in such
         ``shares`` of what all take."""
         for way in self._ways:
-            seen = set[tuple[int, ...]]()
+            seen, parts = set[tuple[int, ...]](), way.parts(shares)
             for cap in caps or self.pace.caps:
                 bands = tuple(glanced.fewest(cap) for glanced in way.glances)
                 if bands in seen:
@@ -100,7 +99,7 @@ class Drafter:
                 seen.add(bands)
                 layout = way.layout(bands)
                 # Without pages all places are the same.
-                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1], shares)
+                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1], parts)
             self._store.save()
 
     @cached_property
@@ -119,6 +118,17 @@ class Drafter:
                 for place, part in enumerate(segments)
             ]))  # fmt: skip
         return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Pages that are ``held`` in memory, and what they occupy there; of the others the sum and the
+    most at once."""
+
+    held: frozenset[int]
+    occupied: Occupied
+    written_bytes: int
+    away_bytes: int
 
 
 @dataclass(frozen=True)
@@ -154,28 +164,35 @@ class _Way:
             pace=pace_of(self.program),
         )  # fmt: skip
 
+    def parts(self, shares: Sequence[float]) -> list[_Part]:
+        """Pages that stay in memory where others are elsewhere: none, and what fits in each of
+        these shares of what all take."""
+        count, most = len(self.segments), self._occupied.most
+        kept = [held(self._lives, count, int(share * most)) for share in (0.0, *shares)]
+        found = list[_Part]()
+        for one in dict.fromkeys(kept):
+            away = [life for index, life in self._lives.items() if index not in one]
+            found.append(_Part(
+                one, Occupied(count, (self._lives[index] for index in one)),
+                sum(life.size for life in away), Occupied(count, away).most,
+            ))  # fmt: skip
+        return found
+
     def placed(
-        self, layout: Layout, pages: Sequence[Placement], shares: Sequence[float]
+        self, layout: Layout, pages: Sequence[Placement], parts: Sequence[_Part]
     ) -> Iterator[Layout]:
-        """``layout``, whose pages are in memory, with pages in each of these places, all of them
-        and but for such shares."""
+        """``layout``, whose pages are in memory, with pages in each of these places, but for each
+        of these parts."""
         for place in pages:
             if place == "memory":
                 yield layout
                 continue
-            for kept in dict.fromkeys([frozenset[int](), *map(self._held, shares)]):
-                away = [life for index, life in self._lives.items() if index not in kept]
-                inside = [self._lives[index] for index in kept]
-                count = len(self.segments)
+            for part in parts:
                 yield replace(
-                    layout, pages=place, held=kept,
-                    bytes=self._most(layout.bands, Occupied(count, inside)),
-                    written_bytes=sum(life.size for life in away),
-                    away_bytes=Occupied(count, away).most,
+                    layout, pages=place, held=part.held,
+                    bytes=self._most(layout.bands, part.occupied),
+                    written_bytes=part.written_bytes, away_bytes=part.away_bytes,
                 )  # fmt: skip
-
-    def _held(self, share: float) -> frozenset[int]:
-        return held(self._lives, len(self.segments), int(share * self._occupied.most))
 
     def _most(self, bands: tuple[int, ...], pages: Occupied) -> int:
         """What bands and pages in memory occupy at once."""

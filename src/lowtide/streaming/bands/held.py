@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.segments import Segment
+from lowtide.streaming.bands.segments import Segment, readers
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,15 @@ class Life:
 
 def lives(program: Program, segments: Sequence[Segment]) -> dict[int, Life]:
     """Of all pages but the result, which goes where the result goes."""
-    readers: dict[int, list[int]] = {}
+    found, read = dict[int, Life](), readers(segments)
     for place, part in enumerate(segments):
-        for index in part.reads:
-            readers.setdefault(index, []).append(place)
-    return {
-        index: Life(
-            program.bytes_of(index), place, max(readers.get(index, [len(segments)])),
-            len(readers.get(index, [])),
-        )
-        for place, part in enumerate(segments) for index in part.pages
-        if index != program.output
-    }  # fmt: skip
+        for index in part.pages:
+            if index != program.output:
+                # One that nothing reads stays to the end.
+                places = read.get(index, [])
+                last = places[-1] if places else len(segments)
+                found[index] = Life(program.bytes_of(index), place, last, len(places))
+    return found
 
 
 class Occupied:

@@ -146,10 +146,18 @@ class _Pages:
         return effort(self._program, self._program.graph.nodes[index]) <= self._again
 
 
+def readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
+    """By page the places of the segments that read it, in order."""
+    found: dict[int, list[int]] = {}
+    for place, part in enumerate(segments):
+        for index in part.reads:
+            found.setdefault(index, []).append(place)
+    return found
+
+
 def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
     """By the place of a segment the pages that no later one reads."""
-    last = {index: place for place, part in enumerate(segments) for index in part.reads}
     found: dict[int, set[int]] = {}
-    for index, place in last.items():
-        found.setdefault(place, set()).add(index)
+    for index, places in readers(segments).items():
+        found.setdefault(places[-1], set()).add(index)
     return found

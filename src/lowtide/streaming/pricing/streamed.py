@@ -125,8 +125,7 @@ class BandPricing:
         height, width = self._size
         assert plan.banded is not None
         banded = plan.banded
-        held = (banded.held,) if banded.held else ()
-        key = banded.cuts, banded.again, banded.bands, banded.pages, *held
+        key = banded.cuts, banded.again, banded.bands, banded.pages, banded.held
         layout = self.programs.drafted(height, width, key)
         rows = self.programs.told(height, width, layout).rows
         both = in_both_heaps([self._plan(layout, rows)], self.picture.streamed)

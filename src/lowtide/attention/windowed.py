@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lowtide.attention.call import AttentionSpec
 from lowtide.attention.functional import attention
+from lowtide.attention.powers import LOG2_E, takes_powers, weighted
 
 # Heads with fewer channels are faster written out: a block of them is too little work for PyTorch's
 # kernel on a CPU.
@@ -153,13 +155,25 @@ def _written_out(
     windows, heads, places = query.shape[:3]
     at_once = max(1, _SCORE_BYTES // (heads * places * key.shape[2] * query.itemsize))
     result = _empty(query, value)
+    by_powers = takes_powers(query, key, value, *([] if added is None else [added]))
+    if by_powers:
+        added, scale = None if added is None else added * LOG2_E, scale * LOG2_E
     for first in range(0, windows, at_once):
         part = slice(first, first + at_once)
-        scores = (query[part] * scale) @ key[part].transpose(-2, -1)
-        if added is not None:
-            scores += added
-        result[part] = scores.softmax(-1) @ value[part]
+        if by_powers:
+            scores = partial(_scores, query[part], key[part], added, scale)
+            weighted(scores, partial(torch.matmul, other=value[part]), result[part])
+        else:
+            scores = _scores(query[part], key[part], added, scale)
+            result[part] = scores.softmax(-1) @ value[part]
     return result
+
+
+def _scores(query: Tensor, key: Tensor, added: Tensor | None, scale: float) -> Tensor:
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if added is not None:
+        scores += added
+    return scores
 
 
 def _widened(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -9,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.backends.chunked import SCORES
 from lowtide.attention.call import AttentionCall, AttentionSpec, Device
-from lowtide.attention.products import has_onednn, linear_in_any_order
+from lowtide.attention.powers import LOG2_E, weighted
+from lowtide.attention.products import ONEDNN_LINEAR, has_onednn
 from lowtide.core.processor import is_amd
 
 # Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
@@ -18,7 +21,7 @@ _LEAST_SCORES = 3 << 15
 
 
 class OneDnn(Backend):
-    """Product, softmax and product of one head after another.
+    """Product, powers of two and product of one head after another.
 
     PyTorch's fused kernel leaves its products to MKL, which takes twice as long on AMD's processors
     with AVX-512, and has small blocks of queries where there are fewer than 768.
@@ -77,20 +80,25 @@ class OneDnn(Backend):
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         asked, rows = query.new_empty(heads, queries, width), _rows(key.shape[2])
+        scale = scale_of(query, spec) * LOG2_E
         if isinstance(query, FakeTensor):  # without bytes one head is as good as all
             batch = heads = 1
         for image in range(batch):
-            torch.mul(query[image], scale_of(query, spec), out=asked)
+            torch.mul(query[image], scale, out=asked)
             for head in range(heads):
                 seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
                 for first in range(0, queries, rows):
                     part = slice(first, first + rows)
-                    scores = linear_in_any_order(asked[head, part], seen)
-                    torch.softmax(scores, -1, out=scores)
-                    result[image, head, part] = linear_in_any_order(scores, given)
-                    del scores  # or there would be those of two parts
+                    scores = partial(_product, asked[head, part], seen)
+                    weighted(scores, partial(_product, columns=given), result[image, head, part])
                 del seen, given
         return result
+
+
+def _product(rows: Tensor, columns: Tensor) -> Tensor:
+    """rows · columnsᵀ."""
+    assert ONEDNN_LINEAR is not None  # see `missing`
+    return ONEDNN_LINEAR(rows, columns, None, "none", [], "")
 
 
 def _rows(keys: int) -> int:

@@ -42,21 +42,36 @@ def channels_last(image: Tensor) -> Tensor:
 
 
 def project(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A 1×1 convolution of rows of an image, as (batch, height, width, channels).
+    """A 1×1 convolution of rows of an image, as (batch, height, width, channels)."""
+    return project_pixels(pixels_of(image, weight), weight, bias)
+
+
+def pixels_of(image: Tensor, weight: Tensor) -> Tensor:
+    """Rows of an image as (batch, height, width, channels), as `project_pixels` takes them.
 
     Rows whose channels lie apart are copied for oneDNN, first together and then turned: that costs
     less than its products gain. PyTorch's own products take them as they are.
     """
-    apart = image.stride(1) != 1 and image.stride(3) == 1
-    if torch.compiler.is_exporting() or len(image) > 1 or not apart:
-        return F.linear(channels_last(image), weight, bias)
-    if takes_onednn(image, weight):
-        pixels = image[0].contiguous().flatten(1).T.contiguous()
-        found = linear(pixels, weight, bias)
-    else:
-        pixels = image[0].flatten(1).T
-        found = pixels @ weight.T if bias is None else torch.addmm(bias, pixels, weight.T)
-    return found.view(1, image.shape[2], image.shape[3], -1)
+    if torch.compiler.is_exporting() or not (_is_apart(image) and takes_onednn(image, weight)):
+        return channels_last(image)
+    return image[0].contiguous().flatten(1).T.contiguous().view(1, *image.shape[2:], -1)
+
+
+def project_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer of `pixels_of` an image, or of some of its rows."""
+    if torch.compiler.is_exporting() or len(pixels) > 1:
+        return F.linear(pixels, weight, bias)
+    image = pixels.permute(0, 3, 1, 2)
+    if _is_apart(image):
+        given = image[0].flatten(1).T
+        found = given @ weight.T if bias is None else torch.addmm(bias, given, weight.T)
+        return found.view(*pixels.shape[:3], -1)
+    return linear(pixels, weight, bias)
+
+
+def _is_apart(image: Tensor) -> bool:
+    """Whether it is one image with its channels apart, and its pixels beside one another."""
+    return len(image) == 1 and image.stride(1) != 1 and image.stride(3) == 1
 
 
 def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:

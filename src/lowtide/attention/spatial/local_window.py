@@ -19,7 +19,8 @@ from lowtide.attention.spatial.image import (
     gather_products,
     gather_rows,
     is_plain,
-    project,
+    pixels_of,
+    project_pixels,
     usual_heads,
 )
 from lowtide.attention.spatial.known_rows import KnownRows
@@ -115,14 +116,8 @@ class LocalWindowAttention(KnownRows):
                 f" not {image.shape[2]}"
             )
 
-        def load(part: Part, start: int, end: int) -> Tensor:
-            rows = image.narrow(2, start - low, end - start)
-            if part == "query":
-                return self._projected(rows, 0, 1).squeeze(3)
-            return self._projected(rows, 1, 3)
-
         def pieces() -> Iterator[tuple[int, Tensor]]:
-            for row, piece in local.run(load, first, last):
+            for row, piece in local.run(_Rows(self, image, low).load, first, last):
                 found = piece.transpose(1, 2).flatten(3)
                 del piece  # or it would be held while the next one is made
                 yield row - first, found
@@ -161,16 +156,18 @@ class LocalWindowAttention(KnownRows):
         return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (self._projected(image, part, part + 1).squeeze(3) for part in range(3))
+        pixels = pixels_of(image, self.qkv.weight)
+        query, key, value = (self.projected(pixels, part) for part in get_args(Part))
         return query, key, value
 
-    def _projected(self, image: Tensor, first: int, end: int) -> Tensor:
-        """Those from ``first`` to ``end`` of query, key and value, (batch, height, width, how many,
-        heads, dim), in memory of their own, so that what is not needed any longer can go."""
-        rows = slice(first * self.channels, end * self.channels)
+    def projected(self, pixels: Tensor, part: Part) -> Tensor:
+        """Queries, keys or values, (batch, height, width, heads, dim), of `pixels_of` an image; in
+        memory of their own, so that what is not needed any longer can go."""
+        first = get_args(Part).index(part) * self.channels
+        rows = slice(first, first + self.channels)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
-        found = project(image, self.qkv.weight[rows], bias)
-        return found.unflatten(-1, (end - first, self.heads, -1))
+        found = project_pixels(pixels, self.qkv.weight[rows], bias)
+        return found.unflatten(-1, (self.heads, -1))
 
     def _back(self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]) -> Tensor:
         """The last product, of pieces that may reach beyond the ``rows`` asked for: halo windows
@@ -229,3 +226,21 @@ class LocalWindowAttention(KnownRows):
         query, key, value = self._project(image)
         found = dense_attention(query, key, value, self.windows, self.position)
         return channels_first(self.out(found.flatten(3)), image)
+
+
+class _Rows:
+    """Rows of an image, whose first is ``low``, laid out once for each row of windows."""
+
+    def __init__(self, module: LocalWindowAttention, image: Tensor, low: int) -> None:
+        self._module, self._image, self._low = module, image, low
+        self._pixels, self._first = image, low
+
+    def load(self, part: Part, start: int, end: int) -> Tensor:
+        """`strips.Load`: keys come first, of at least the rows of values and queries."""
+        if part == "key":
+            rows = self._image.narrow(2, start - self._low, end - start)
+            self._pixels, self._first = pixels_of(rows, self._module.qkv.weight), start
+        pixels = self._pixels.narrow(1, start - self._first, end - start)
+        if part == "query":
+            self._pixels = self._image  # the others are not held during attention
+        return self._module.projected(pixels, part)

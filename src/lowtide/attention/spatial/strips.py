@@ -21,9 +21,9 @@ from lowtide.attention.spatial.fading import faded, fading, sources_of
 from lowtide.attention.spatial.position import Position, Shape, Turns, by_head
 from lowtide.attention.spatial.windows import Run, Window, Windows, along, mirrored, runs
 
-# What is read of the image's rows from first to last: queries, (batch, rows, width, heads, dim), or
-# keys and values, (batch, rows, width, 2, heads, dim): one product of matrices gives both.
-Part = Literal["query", "seen"]
+# What is read of the image's rows from first to last, (batch, rows, width, heads, dim): of a row of
+# windows its keys, its values, and its queries, whose rows lie within those of the keys.
+Part = Literal["query", "key", "value"]
 Load = Callable[[Part, int, int], Tensor]
 # Attention of (batch, heads, tokens, dim) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -93,11 +93,11 @@ class LocalAttention:
 
     def _strip(self, load: Load, row: Window) -> Tensor:
         """A row of windows: (batch, width, queries, heads, dim)."""
-        # Laid out anew before the queries are made, so that fewer are held at once.
-        key, value = self._bordered(load, row).unbind(3)
+        # Each is laid out anew before the next one is made, so that fewer are held at once.
+        key = self._bordered(load, "key", row)
         turns = self._turns_of(row, key)
         key = self._position.by_head(key, turns)
-        value = by_head(value)
+        value = by_head(self._bordered(load, "value", row))
         if turns is not None:  # queries lie within the keys
             above = row.first_query - row.first_key
             turns = turns.part(above, row.queries, self._pad[0], self._width)
@@ -126,15 +126,15 @@ class LocalAttention:
             self._turns = self._position.strip_turns(rows, columns, key.dtype)
         return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
 
-    def _bordered(self, load: Load, row: Window) -> Tensor:
-        """Keys and values of a row, with what the boundary rule puts beyond the image."""
+    def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
+        """Keys or values of a row, with what the boundary rule puts beyond the image."""
         above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
         if self._windows.boundary != "reflect":
-            tensor = load("seen", row.first_key + above, _end(row) - below)
+            tensor = load(part, row.first_key + above, _end(row) - below)
             pad = *self._pad, above, below
-            return F.pad(tensor, (0, 0, 0, 0, 0, 0, *pad)) if any(pad) else tensor
+            return F.pad(tensor, (0, 0, 0, 0, *pad)) if any(pad) else tensor
         low, high = self._span(row)
-        tensor = load("seen", low, high)
+        tensor = load(part, low, high)
         for dim, first, count, start, length in (
             (1, row.first_key, row.keys, low, self._height),
             (2, -self._pad[0], self._width + sum(self._pad), 0, self._width),

@@ -46,7 +46,7 @@ def weighted(
     del weights  # or they would be held beside the next ones
     if isinstance(sums, FakeTensor):
         return
-    least, most = torch.aminmax(sums)
+    least, most = (one.item() for one in torch.aminmax(sums))
     if least >= _LEAST_SUM and most <= _MOST_SUM:  # not so if one is not a number
         return
     within = (sums >= _LEAST_SUM) & (sums <= _MOST_SUM)

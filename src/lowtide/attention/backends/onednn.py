@@ -17,7 +17,7 @@ from lowtide.core.processor import is_amd
 
 # Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
 # for each other too often. PyTorch's kernel shares out heads.
-_LEAST_SCORES = 3 << 15
+_LEAST_SCORES = 1 << 16
 
 
 class OneDnn(Backend):

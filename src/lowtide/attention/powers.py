@@ -53,4 +53,4 @@ def weighted(
     weights = scores()
     weights.sub_(weights.amax(-1, keepdim=True))
     sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
-    out.copy_(torch.where(within, out, weigh(weights).div_(sums)))
+    torch.where(within, out, weigh(weights).div_(sums), out=out)

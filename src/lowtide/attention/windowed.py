@@ -156,24 +156,22 @@ def _written_out(
     at_once = max(1, _SCORE_BYTES // (heads * places * key.shape[2] * query.itemsize))
     result = _empty(query, value)
     by_powers = takes_powers(query, key, value, *([] if added is None else [added]))
-    if by_powers:
-        added, scale = None if added is None else added * LOG2_E, scale * LOG2_E
+    unit = LOG2_E if by_powers else 1.0
     for first in range(0, windows, at_once):
         part = slice(first, first + at_once)
+        scores = partial(_scores, query[part], key[part], added, scale, unit)
         if by_powers:
-            scores = partial(_scores, query[part], key[part], added, scale)
             weighted(scores, partial(torch.matmul, other=value[part]), result[part])
         else:
-            scores = _scores(query[part], key[part], added, scale)
-            result[part] = scores.softmax(-1) @ value[part]
+            result[part] = scores().softmax(-1) @ value[part]
     return result
 
 
-def _scores(query: Tensor, key: Tensor, added: Tensor | None, scale: float) -> Tensor:
-    scores = (query * scale) @ key.transpose(-2, -1)
-    if added is not None:
-        scores += added
-    return scores
+def _scores(query: Tensor, key: Tensor, added: Tensor | None, scale: float, unit: float) -> Tensor:
+    """``unit`` times (scale · Q Kᵀ + added)."""
+    scores = (query * (scale * unit)) @ key.transpose(-2, -1)
+    # In place, and without a copy of what may be as large as many windows' queries.
+    return scores if added is None else scores.add_(added, alpha=unit)
 
 
 def _widened(

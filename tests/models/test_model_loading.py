@@ -19,6 +19,8 @@ from lowtide.models import Model, foreign, load
 Writer = Callable[[nn.Module, str], Path]
 Networks = Callable[[str], nn.Module]
 NAMES = ("compact", "span", "swinir", "esrgan", "dncnn")
+# Attention in windows is computed in another way than spandrel's, the rest in the same.
+ROUNDING = {"swinir": 2e-6, "craft": 4e-6}
 
 
 def _spandrel(path: Path) -> spandrel.ImageModelDescriptor[nn.Module]:
@@ -41,7 +43,7 @@ def test_equals_spandrel(network: Networks, write: Writer, name: str, suffix: st
         before = image.clone()
         result = ours(image)
         assert result.shape[-2:] == (height * facts.scale, width * facts.scale)
-        assert torch.equal(result, theirs(image))
+        assert (result - theirs(image)).abs().max() <= ROUNDING.get(name, 0)
         assert torch.equal(image, before)
 
 
@@ -125,7 +127,7 @@ def test_real_model(data: Path) -> None:
     path = data / "models" / "craft_x4.pth"
     ours, theirs = load(path), _spandrel(path)
     image = torch.rand(1, 3, 17, 23)
-    assert torch.equal(ours(image), theirs(image))
+    assert (ours(image) - theirs(image)).abs().max() <= ROUNDING["craft"]
     assert ours.descriptor.architecture == "CRAFT"
 
 

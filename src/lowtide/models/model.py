@@ -55,9 +55,9 @@ class Model:
 
         (B, C, H, W) in 0..1 becomes (B, C', H * scale, W * scale), clamped to 0..1. The image
         is padded as `pad` does, and the padding's share of the result cut off: what spandrel's own
-        call returns, for models with linear layers up to rounding. Raises UsageError for another
-        number of dimensions or channels, an empty image, or a type or device that is not the
-        model's.
+        call returns, for models with linear layers or attention in windows up to rounding (2e-6
+        for CRAFT). Raises UsageError for another number of dimensions or channels, an empty image,
+        or a type or device that is not the model's.
         """
         self._check(image)
         height, width = image.shape[-2:]

@@ -105,6 +105,14 @@ class TestRepeated:
             assert (view.shape, view.stride(), view.storage_offset()) == ((5, 4), (1, 6), 1)
             assert tensor.contiguous() is tensor
 
+    def test_a_card_that_is_named_is_not_asked_for(self) -> None:
+        made = torch.zeros(3, 2, device="cuda")
+        for tensor in (torch.ones(3, 2), torch.ones(3, 2)):
+            with torch.inference_mode():  # where composite operators come as they are
+                moved = [tensor.to("cuda"), tensor.to("cuda", torch.float64), made.new_ones(3, 2)]
+            assert {str((one + made).device) for one in (tensor, *moved)} == {"cpu"}
+            assert moved[1].dtype is torch.float64
+
     def test_results_do_not_share(self) -> None:
         tensor = torch.ones(4, 6)
         storages = [(tensor * 2).untyped_storage(), (tensor * 2).untyped_storage()]

@@ -5,6 +5,7 @@ import torch
 from running import check_parity, program_of
 from torch import nn
 
+import lowtide
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.drafts import Drafter
 from lowtide.streaming.bands.foretell import foretell
@@ -139,6 +140,18 @@ def test_masks_are_kept_as_their_few_patterns():
                     seen.add(id(pattern.added))
         assert torch.equal(rebuilt, dense.narrow(dim, span[0], span[1] - span[0]))
     assert len(seen) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_card_gives_what_the_model_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, image = Windows().eval().cuda(), torch.rand(1, 3, 64, 40, device="cuda")
+    with torch.inference_mode():
+        expected = model(image)
+        found = lowtide.stream(model, budget="1GiB")(image)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_foretold_runs_keep_no_scores():

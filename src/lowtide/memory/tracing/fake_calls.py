@@ -52,7 +52,7 @@ class FakeCalls:
 
     What is remembered is what any call with arguments of the same sizes, strides, types and
     numbers gives. Operators that write are called each time, except those whose only effect
-    would be on values.
+    would be on values. A device that a call names is taken for the CPU, where all twins are.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -63,6 +63,7 @@ class FakeCalls:
         """The result of ``func(*args, **kwargs)``, with views sharing their storage."""
         if func is DEVICE_QUERY and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        args, kwargs = _on_cpu(args, kwargs)
         # Fake numbers (an optimizer counts its steps in one) are followed by value.
         if _is_idle(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
             return args[0]
@@ -136,6 +137,16 @@ class Repeating(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return self._calls(func, args, kwargs or {})
+
+
+def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Arguments that name no other device: graphs taken on a card do, and models that make their
+    masks there."""
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": _CPU}
+    if any(isinstance(value, torch.device) for value in args):
+        args = tuple(_CPU if isinstance(value, torch.device) else value for value in args)
+    return args, kwargs
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:

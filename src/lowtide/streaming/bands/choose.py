@@ -16,7 +16,7 @@ from lowtide.streaming.bands.program import Program
 DRAFTED_WITHIN = 1.4
 # The part of a draft that its layout hardly ever takes less of.
 _AT_LEAST = 0.87
-# Layouts of one program are off their drafts by much the same.
+# Layouts of one program are off their drafts by much the same, where bands are as high.
 _ALIKE = 0.97
 
 
@@ -30,7 +30,7 @@ def choose(
     ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
     Raises `BudgetError` naming the least that any layout takes.
     """
-    drafter, told, off = Drafter(program), list[tuple[int, int]](), list[float]()
+    drafter, failed = Drafter(program), list[tuple[Layout, int]]()
     drafts: list[Layout] = []
     pace = drafter.pace
     # In the last round those that were passed over have their turn.
@@ -40,23 +40,22 @@ def choose(
         drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:
-            part = max(least, _ALIKE * min(off)) if caps and off else least
+            part = max(least, _ALIKE * _expected(draft, failed)) if caps else least
             if limit_bytes is not None and draft.bytes * part > limit_bytes:
                 passed.append(draft)
                 continue
             layout = replace(draft, bytes=tell(draft))
             if limit_bytes is None or layout.bytes <= limit_bytes:
                 return layout
-            told.append((draft.bytes, layout.bytes))
-            off.append(layout.bytes / draft.bytes)
+            failed.append((draft, layout.bytes))
         drafts = passed
-    smallest = _untold(told, drafts)
+    smallest = _untold(failed, drafts)
     if smallest is not None:
         layout = replace(smallest, bytes=tell(smallest))
         if layout.bytes <= (limit_bytes or 0):  # without a limit the first was taken
             return layout
-        told.append((smallest.bytes, layout.bytes))
-    size = min(size for _, size in told)
+        failed.append((smallest, layout.bytes))
+    size = min(size for _, size in failed)
     raise BudgetError(
         f"bands of this model take {format_bytes(size)} at least,"
         f" {format_bytes(limit_bytes or 0)} allowed",
@@ -64,9 +63,27 @@ def choose(
     )
 
 
-def _untold(told: Sequence[tuple[int, int]], drafts: Sequence[Layout]) -> Layout | None:
-    """The smallest draft, unless a smaller one was told (as drafted, and exactly); not each, since
-    low bands take seconds to tell."""
+def _expected(draft: Layout, failed: Sequence[tuple[Layout, int]]) -> float:
+    """The multiple of itself that a draft can be expected to take, by the one among those that
+    took too much whose bands are most like its own; 0 where nothing is known.
+
+    What goes beyond drafts is mostly what operators take for themselves, which is a smaller part
+    of lower bands.
+    """
+    alike = [one for one in failed if one[0].pages == draft.pages]
+    if not alike:
+        return 0.0
+    height = math.log(max(draft.bands))
+    other, took = min(alike, key=lambda one: (
+        abs(math.log(max(one[0].bands)) - height), abs(one[0].bytes - draft.bytes),
+    ))  # fmt: skip
+    times, lower = took / other.bytes, max(other.bands) / max(draft.bands)
+    return 1 + (times - 1) * min(1.0, lower**2) if times > 1 else times
+
+
+def _untold(failed: Sequence[tuple[Layout, int]], drafts: Sequence[Layout]) -> Layout | None:
+    """The smallest draft, unless a smaller one was told; not each, since low bands take seconds to
+    tell."""
     smallest = min(drafts, key=lambda one: one.bytes, default=None)
-    least = min((drafted for drafted, _ in told), default=math.inf)
+    least = min((told.bytes for told, _ in failed), default=math.inf)
     return smallest if smallest is not None and smallest.bytes < least else None

@@ -1,0 +1,48 @@
+"""Which layout is chosen, and how few of them are told exactly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from running import program_of
+from torch import nn
+
+from lowtide.streaming.bands import drafts
+from lowtide.streaming.bands.choose import choose
+from lowtide.streaming.bands.drafts import Drafter
+from lowtide.streaming.bands.pace import CARD
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(drafts, "pace_of", lambda _: CARD)
+    torch.manual_seed(0)
+    norms = [
+        nn.Sequential(nn.Conv2d(24, 24, 3, 1, 1), nn.GroupNorm(4, 24), nn.SiLU()) for _ in range(3)
+    ]
+    model = nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *norms, nn.Conv2d(24, 3, 3, 1, 1))
+    return program_of(model, torch.rand(1, 3, 1024, 768))
+
+
+def told_of(draft):
+    """Operators that take as much for themselves as there is of rows, and less where bands are low,
+    as convolutions do on a card."""
+    return int(draft.bytes * (1 + 16 / max(draft.bands, default=1) ** 2))
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_high_bands_that_take_too_much_do_not_speak_for_low_ones(program, place):
+    found = sorted(Drafter(program).drafts((), ("memory",)), key=lambda one: one.cost)
+    best, asked = found[place], list[int]()
+
+    def tell(draft):
+        asked.append(max(draft.bands))
+        return told_of(draft)
+
+    # Higher bands look as if they might fit.
+    limit = int(1.3 * told_of(best))
+    chosen = choose(program, limit, tell, ("memory",))
+    assert chosen.bands == best.bands
+    assert chosen.bytes == told_of(best) <= limit
+    assert len(asked) <= 2, asked

@@ -38,7 +38,10 @@ CPU = Pace(
 # there are of these; its memory is hardly used by anything else.
 CARD = Pace(
     1.2e-4, 200 * GIB, {"disk": GIB, "host": 12 * GIB}, 2e-6,
-    _caps(32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    _caps(
+        *(32, 48, 64, 96, 128, 192, 256, 384, 512, 768),
+        *(1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384),
+    ),
 )  # fmt: skip
 
 

@@ -1,0 +1,48 @@
+"""The rules that a model on a card is followed by, run on the CPU."""
+
+import random
+
+import pytest
+import torch
+from test_draws import BOUND, drawn_size, made
+from test_families import AUTOENCODERS, FAMILIES
+
+from lowtide.attention import windowed
+from lowtide.memory.profiles import load_profile
+from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.bands.drafts import SHARES, Drafter
+from lowtide.streaming.bands.foretell import tell
+from lowtide.streaming.bands.graph import Graph
+from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import page_maker
+from lowtide.streaming.bands.program import track
+from lowtide.streaming.bands.rules import projected, two_layers
+from lowtide.streaming.bands.sweep import Sweep, collect
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_card(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(Graph, "on_cpu", property(lambda _: False))
+    for module in (two_layers, projected):
+        monkeypatch.setattr(module, "is_on_cpu", lambda *_: False)
+    monkeypatch.setattr(windowed, "_is_on_cpu", lambda _: False)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *AUTOENCODERS])
+def test_bands_give_what_the_model_gives(name):
+    module, channels = made(name)
+    size = drawn_size(name, random.Random(name))
+    image = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        whole = module(image.clone())
+    program = track(capture(module, image))
+    drafts = list(Drafter(program).drafts((1 << 16, 1 << 20), ("memory", "disk"), SHARES))
+    profile = load_profile("rtx3060-12gb")
+    for layout in random.Random(name).sample(drafts, 2):
+        told = tell(program, layout, held=True, profile=profile)
+        assert told.bytes >= sum(row.value for row in told.rows if row.name == "live activations")
+        pages = page_maker(program, layout.pages, image.device, held=layout.held)
+        sweep = Sweep(program, layout.segments, layout.bands, pages)
+        found = collect(program, sweep.run(MemoryPage.of(image, 2)))
+        assert (found - whole).abs().max() <= BOUND * whole.abs().max()

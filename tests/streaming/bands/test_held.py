@@ -1,5 +1,6 @@
 """How long pages live, what they occupy meanwhile, and which of them stay in memory."""
 
+import os
 import random
 
 import pytest
@@ -8,9 +9,13 @@ from running import program_of
 from torch import nn
 
 from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.drafts import Drafter
 from lowtide.streaming.bands.held import Life, Occupied, held, lives
+from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.bands.sweep import Sweep, collect
 
 
 def drawn(draw, count):
@@ -94,3 +99,30 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
             assert one.written_bytes < outside.written_bytes
             assert one.overhead_seconds < outside.overhead_seconds
     assert any(one.held for one in drafts)
+
+
+def test_files_take_what_is_said_of_them():
+    open_files, most = set(), 0
+
+    class Watched(DiskPage):
+        def write(self, first, rows):
+            nonlocal most
+            super().write(first, rows)
+            open_files.add(self._file._file)
+            sizes = [os.fstat(one.fileno()).st_size for one in open_files if not one.closed]
+            most = max(most, sum(sizes))
+
+    layers = []
+    for _ in range(8):
+        layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)]
+    image = torch.rand(1, 4, 64, 24)
+    program = program_of(nn.Sequential(*layers), image)
+    for layout in Drafter(program).drafts((1 << 14,), ("disk",), (0.5,)):
+        most = 0
+        pages = page_maker(program, "disk", image.device, held=layout.held, on_disk=Watched)
+        sweep = Sweep(program, layout.segments, layout.bands, pages)
+        with torch.no_grad():
+            collect(program, sweep.run(MemoryPage.of(image, 2)))
+        assert most == layout.file_bytes
+        assert layout.file_bytes < layout.written_bytes or not layout.written_bytes
+        open_files.clear()

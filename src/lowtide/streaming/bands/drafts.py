@@ -34,8 +34,8 @@ class Layout:
     often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
     mostly rows that two of them see) and what those that are run again read and write,
     ``pages_bytes`` the most that pages occupy at once. Pages in ``held`` stay in memory wherever
-    others are: of these ``away_bytes`` is the most, ``written_bytes`` the sum. ``pace`` tells what
-    time all that takes.
+    others are: of these ``away_bytes`` is the most, ``file_bytes`` the most that files take, which go
+    as a whole, and ``written_bytes`` the sum. ``pace`` tells what time all that takes.
     """
 
     cuts: tuple[int, ...]
@@ -49,6 +49,7 @@ class Layout:
     written_bytes: int
     pages_bytes: int
     away_bytes: int
+    file_bytes: int
     pace: Pace
     held: frozenset[int] = frozenset()
 
@@ -122,13 +123,14 @@ class Drafter:
 
 @dataclass(frozen=True)
 class _Part:
-    """Pages that are ``held`` in memory, and what they occupy there; of the others the sum and the
-    most at once."""
+    """Pages that are ``held`` in memory, and what they occupy there; of the others the sum, and the
+    most at once, in memory elsewhere and in files."""
 
     held: frozenset[int]
     occupied: Occupied
     written_bytes: int
     away_bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class _Way:
             self.cuts, self.again, self.segments, bands, "memory",
             self._most(bands, self._occupied), calls=sum(calls for _, calls, _ in seen),
             copied_bytes=self._again_bytes + sum(copied for _, _, copied in seen),
-            written_bytes=written, pages_bytes=self._occupied.most, away_bytes=0,
+            written_bytes=written, pages_bytes=self._occupied.most, away_bytes=0, file_bytes=0,
             pace=pace_of(self.program),
         )  # fmt: skip
 
@@ -172,9 +174,10 @@ class _Way:
         found = list[_Part]()
         for one in dict.fromkeys(kept):
             away = [life for index, life in self._lives.items() if index not in one]
+            elsewhere = Occupied(count, away)
             found.append(_Part(
                 one, Occupied(count, (self._lives[index] for index in one)),
-                sum(life.size for life in away), Occupied(count, away).most,
+                sum(life.size for life in away), elsewhere.most, elsewhere.most_in_files,
             ))  # fmt: skip
         return found
 
@@ -192,6 +195,7 @@ class _Way:
                     layout, pages=place, held=part.held,
                     bytes=self._most(layout.bands, part.occupied),
                     written_bytes=part.written_bytes, away_bytes=part.away_bytes,
+                    file_bytes=part.file_bytes if place == "disk" else 0,
                 )  # fmt: skip
 
     def _most(self, bands: tuple[int, ...], pages: Occupied) -> int:

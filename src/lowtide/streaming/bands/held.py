@@ -43,7 +43,7 @@ class Occupied:
 
     def __init__(self, count: int, pages: Iterable[Life] = ()) -> None:
         # What is read for the last time goes as what is written comes.
-        self._before, self._after = [0] * count, [0] * count
+        self._before, self._after, self._touched = ([0] * count for _ in range(3))
         for life in pages:
             self.add(life)
 
@@ -51,6 +51,7 @@ class Occupied:
         """One page more."""
         for place, before, after in self._with(life):
             self._before[place], self._after[place] = before, after
+            self._touched[place] += life.size
 
     def _with(self, life: Life) -> Iterator[tuple[int, int, int]]:
         """By segment that a page touches what would be occupied before and after it."""
@@ -70,6 +71,12 @@ class Occupied:
     def most(self) -> int:
         """While any segment runs."""
         return max(map(max, self._before, self._after), default=0)
+
+
+    @property
+    def most_in_files(self) -> int:
+        """The same where none goes before the segment that reads it last is over."""
+        return max(self._touched, default=0)
 
 
 def held(pages: Mapping[int, Life], count: int, limit: int) -> frozenset[int]:

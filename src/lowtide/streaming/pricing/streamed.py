@@ -229,7 +229,7 @@ class BandPricing:
         picture = self.picture
         if self.panel:
             picture = replace(picture, codecs=(self._moving(rows),))
-        on_disk = layout.written_bytes * self._share if layout.pages == "disk" else 0
+        on_disk = layout.file_bytes * self._share
         if layout.pages == "host":
             locked = layout.away_bytes * self._share
             rows.append(row("pages", "host", locked, locked, "known"))

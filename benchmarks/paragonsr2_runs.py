@@ -132,12 +132,22 @@ def save(name: str, scale: int, path: Path) -> Path:
     return path
 
 
+_STREAMED: dict[str, Any] = {"strategy": "streamed", "device": "cpu"}
+
+
+def plan(weights: str, source: str, target: str, budget: str) -> None:
+    """Learn what the network costs, which is remembered."""
+    import lowtide
+
+    lowtide.plan(source, target, model=weights, budget=budget, **_STREAMED)
+
+
 def upscale(weights: str, source: str, target: str, budget: str) -> dict[str, Any]:
     """A picture streamed by the job, and what its report says of memory."""
     import lowtide
 
     report = lowtide.upscale(
-        source, target, model=weights, budget=budget, strategy="streamed", device="cpu", force=True,
+        source, target, model=weights, budget=budget, force=True, **_STREAMED
     )  # fmt: skip
     report.raise_for_failures()
     (one,) = report.images

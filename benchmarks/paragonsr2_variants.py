@@ -167,10 +167,9 @@ def job(name: str, side: int) -> dict[str, Any]:
         weights = runs.save(name, STREAMED_SCALE, Path(folder) / f"{name}.safetensors")
         source = photograph(Path(folder) / "photo.png", side, side)
         target = Path(folder) / "large.png"
-        usage = measure_fresh(
-            "paragonsr2_runs:upscale", str(weights), str(source), str(target), JOB_BUDGET,
-            warmups=1,
-        )  # fmt: skip
+        given = str(weights), str(source), str(target), JOB_BUDGET
+        measure_fresh("paragonsr2_runs:plan", *given)
+        usage = measure_fresh("paragonsr2_runs:upscale", *given)
     return {
         "model": name, "scale": STREAMED_SCALE, "side": side, **usage.result,
         "process_peak_bytes": usage.peak_bytes,

@@ -92,3 +92,23 @@ def test_what_it_takes_is_foretold():
     taken = live_peak_bytes(lambda: small(image))
     assert taken < 0.6 * whole
     assert 0.8 * told <= taken <= 1.05 * told
+
+
+def test_what_modules_of_a_kind_take_is_measured_once(monkeypatch):
+    measured = []
+
+    def noted(run):
+        measured.append(run)
+        return live_peak_bytes(run)
+
+    monkeypatch.setattr("lowtide.streaming.bands.known_block.live_peak_bytes", noted)
+    alike, other = [
+        [LocalWindowAttention(8, heads=1, window=16, shared=4, form=form) for _ in range(3)]
+        for form in ("halo", "blended")
+    ]
+    program = program_of(net(nn.Sequential(*alike, *other)), torch.rand(1, 3, 61, 33))
+    blocks = [node.target for node in program.graph.nodes if isinstance(node.target, KnownBlock)]
+    assert len(blocks) == 6
+    assert len(measured) == 2
+    halo, blended = ({one.work_bytes(8, 61, 33) for one in blocks[at : at + 3]} for at in (0, 3))
+    assert len(halo) == len(blended) == 1 and halo != blended

@@ -31,9 +31,10 @@ class Blocks:
 
     def __init__(self, module: nn.Module) -> None:
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
-        # Modules that tell their rows need no graph.
+        # Modules that tell their rows need no graph. A model has many of a kind.
+        work: dict[str, dict[tuple[int, int, int], int]] = {}
         self._found: dict[nn.Module, AnyBlock] = {
-            inner: KnownBlock(name, inner)
+            inner: KnownBlock(name, inner, work.setdefault(_kind(inner), {}))
             for inner, name in self._names.items() if isinstance(inner, KnownRows)
         }
         self._entered: list[tuple[nn.Module, Tensor | None]] = []
@@ -89,6 +90,16 @@ class Blocks:
         if refusal is not None:
             raise refusal
         return False
+
+
+def _kind(module: nn.Module) -> str:
+    """What modules that take the same memory have in common: all but the values of weights."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    facts: list[object] = [(name, one.shape, one.dtype, one.device) for name, one in tensors]
+    for inner in module.modules():
+        own = {name: value for name, value in vars(inner).items() if not name.startswith("_")}
+        facts += [type(inner), own]
+    return str(facts)
 
 
 def _stand_in(which: int, block: AnyBlock) -> Callable[[Tensor], Tensor]:

@@ -22,12 +22,13 @@ _TRIED_ROWS, _TRIED_GRAINS = 32, 2
 class KnownBlock:
     """A `KnownRows` module, run on bands with the rows around them that it names.
 
-    What it takes beside its rows and their result is measured, once for each shape of image.
+    What it takes beside its rows and their result is measured, once for each shape of image;
+    ``work`` is shared by modules of a kind.
     """
 
     name: str
     module: KnownRows
-    _work: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    work: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
     def __name__(self) -> str:
@@ -66,7 +67,7 @@ class KnownBlock:
         weight, shape = next(self.module.parameters()), (channels, height, width)
         if weight.device.type != "cpu":
             return 0
-        if shape not in self._work:
+        if shape not in self.work:
             grain = self.grain(height, width)
             rows = max(_TRIED_ROWS // grain, _TRIED_GRAINS) * grain
             first = grain if grain + rows <= height else 0
@@ -76,5 +77,5 @@ class KnownBlock:
             with torch.inference_mode():
                 taken = live_peak_bytes(lambda: self.module.forward_rows(image, *span, height))
             result = channels * (span[1] - span[0]) * width * weight.dtype.itemsize
-            self._work[shape] = max(0, taken - result)
-        return self._work[shape]
+            self.work[shape] = max(0, taken - result)
+        return self.work[shape]

@@ -15,6 +15,8 @@ from lowtide.streaming.bands.block_proof import prove
 from lowtide.streaming.bands.known_block import KnownBlock
 
 AnyBlock = Block | KnownBlock
+# Attributes that are none of a module's own: tables of its tensors, parts and hooks.
+_EVERY_MODULES = frozenset(vars(nn.Module()))
 
 # The place of a block in a graph while it is made; only its shape is ever asked for.
 _library = torch.library.Library("lowtide", "DEF")
@@ -97,7 +99,7 @@ def _kind(module: nn.Module) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     facts: list[object] = [(name, one.shape, one.dtype, one.device) for name, one in tensors]
     for inner in module.modules():
-        own = {name: value for name, value in vars(inner).items() if not name.startswith("_")}
+        own = {name: value for name, value in vars(inner).items() if name not in _EVERY_MODULES}
         facts += [type(inner), own]
     return str(facts)
 

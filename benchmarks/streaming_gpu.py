@@ -8,7 +8,9 @@ most that PyTorch's allocator handed out, weights included. Errors are against a
 that fits, and the streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32``
 with it. The budget is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for
 which they go to the host: which share of the time of copies a kernel ran then is told by a profile.
-And which side a card of ``--card`` takes, whole and streamed, with the allocator held to that.
+Up to 1024², both are also recorded as CUDA graphs, as for many images of one size: ``held_bytes``
+is what the streamed one then keeps of the card. And which side a card of ``--card`` takes, whole
+and streamed, with the allocator held to that.
 """
 
 from __future__ import annotations
@@ -18,114 +20,28 @@ import multiprocessing
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from card_cases import PRECISIONS, Case, as_graphs, fitting, largest, seconds, with_peak
 from card_profile import profiled
 from card_turns import DONE, MEASURED, PLANNED, Turn
-from common import ResultFile, in_turns, ratio_of, spread
-from streaming_models import given, made
-from torch import Tensor
+from common import ResultFile, ratio_of, spread
 
 from lowtide.core.units import GIB, parse_bytes
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.streaming.bands.certify import tf32
 from lowtide.streaming.bands.placement import Wanted
-from lowtide.streaming.bands.streamed import Streamed
 
 # At every side; and the others at one.
 MODEL = "VAE decode"
 OTHERS = {"VAE encode": 1024, "Compact": 1024, "SwinIR": 512}
 # These mix types when they are given 16-bit numbers.
 FP32_ALONE = ("SwinIR",)
-PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # Of what the whole run takes, by where pages are kept; beyond that, of the card.
 SHARES = {"auto": 0.6, "host": 0.4}
-# In fp64 larger ones would not fit.
-EXACT_TO = 2048
 Found = dict[str, dict[str, Any]]
-
-
-class Case:
-    """One model and one input on the card."""
-
-    def __init__(
-        self, name: str, side: int, precision: str, pages: Wanted, kept: Path | None = None
-    ) -> None:
-        self.name, self.side, self.precision, self.pages = name, side, precision, pages
-        self.dtype, self._kept = PRECISIONS[precision], kept
-        self.model = made(name).to("cuda", self.dtype)
-        self.image = given(name, side, side).to("cuda", self.dtype)
-
-    def whole(self) -> Tensor:
-        """The model's own result."""
-        with torch.inference_mode(), tf32(self.precision == "tf32"):
-            return self.model(self.image)
-
-    def streamed(self, budget: int) -> tuple[Callable[[], Tensor], str]:
-        """A run by bands within a budget, planned already, and how it goes."""
-        module = Streamed(self.model, budget=budget, pages=self.pages)
-        with tf32(self.precision == "tf32"):
-            title = module.prepare(self.image).title
-
-        def run() -> Tensor:
-            with torch.inference_mode(), tf32(self.precision == "tf32"):
-                return module(self.image)
-
-        return run, title
-
-    def exact(self) -> Tensor | None:
-        """The result in fp64, or None where that would not fit, or is known by another case; of
-        numbers that fp32 has, which all precisions are given. In fp64 a card takes up to a
-        minute: the first case keeps it for the others."""
-        if self.pages != "auto" or self.side > EXACT_TO:
-            return None
-        file = None if self._kept is None else self._kept / f"{self.name} {self.side}.pt"
-        if file is not None and file.exists():
-            return torch.load(file, map_location="cuda")
-        model = made(self.name).to("cuda", torch.float64)
-        image = given(self.name, self.side, self.side).to("cuda", torch.float64)
-        with torch.inference_mode():
-            found = fitting(lambda: model(image))
-        if file is not None:
-            torch.save(found, file)
-        return found
-
-
-def fitting(run: Callable[[], Tensor]) -> Tensor | None:
-    """What ``run`` returns, or None if memory runs out."""
-    try:
-        return run()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    torch.cuda.empty_cache()
-    return None
-
-
-def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int]:
-    """What `fitting` returns, and the most that the allocator handed out meanwhile."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    result = fitting(run)
-    torch.cuda.synchronize()
-    return result, torch.cuda.max_memory_allocated()
-
-
-def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Clock time of each, in turns, each round the other way round."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _, name in in_turns(runs, rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        runs[name]()
-        end.record()
-        end.synchronize()
-        taken[name].append(start.elapsed_time(end) / 1000)
-    return taken
 
 
 def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
@@ -140,6 +56,7 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
     started = time.perf_counter()
     run, plan = case.streamed(budget)
     planned = time.perf_counter() - started
+    again = case.streamed(budget, recorded=True) if case.is_recorded else None
     torch.cuda.empty_cache()
     turn.wait_for(PLANNED)
     result, peak = with_peak(run)
@@ -164,14 +81,11 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
         "wall_s": spread(taken["streamed"]), "error_to_fp64": largest(result, exact), **more,
         "planned_s": round(planned, 1),
     }}  # fmt: skip
+    if again is not None and whole is not None:
+        yield {f"{title}, recorded": {**facts, **as_graphs(case, again, result, rounds)}}
     if case.pages == "host":
         turn.wait_for(MEASURED)
         yield {f"{title}, profile": {**facts, **profiled(run)}}
-
-
-def largest(result: Tensor, other: Tensor | None) -> float | None:
-    """The largest difference."""
-    return None if other is None else (result.double() - other.double()).abs().max().item()
 
 
 def limit(side: int, card: int, turn: Turn) -> Iterator[Found]:

@@ -68,7 +68,7 @@ def streaming_gpu(rows: Rows) -> str:
             "from fp64"]  # fmt: skip
     runs = table(head, [
         [row["row"], *((row["error"], *4 * "–") if "error" in row else _gpu_run(row))]
-        for row in rows if "way" in row
+        for row in rows if row.get("way") in ("whole", "streamed")
     ])  # fmt: skip
     profiles = [row for row in rows if "copies_s" in row]
     copies = table(["pages on the host", "copies, s", "kernels, s", "copies hidden"], [
@@ -80,7 +80,23 @@ def streaming_gpu(rows: Rows) -> str:
         [row["row"], *("fits" if row[way] else "out of memory" for way in ("whole", "streamed"))]
         for row in rows if "card_bytes" in row
     ])  # fmt: skip
-    return "\n\n".join([runs, *([copies] if profiles else []), cards])
+    return "\n\n".join([
+        runs, *([_gpu_graphs(rows)] if any(row.get("way") == "recorded" for row in rows) else []),
+        *([copies] if profiles else []), cards,
+    ])  # fmt: skip
+
+
+def _gpu_graphs(rows: Rows) -> str:
+    """Runs as CUDA graphs."""
+    head = ["run as one CUDA graph", "holds", "clock s (range)", "of the whole's (range)",
+            "of the whole's graph (range)", "from the streamed run"]  # fmt: skip
+    ranged = "{median:.3f} ({min:.3f} to {max:.3f})"
+    return table(head, [
+        [row["row"].removesuffix(", recorded"), format_bytes(row["held_bytes"]),
+         *(ranged.format(**row[name]) for name in ("wall_s", "ratio", "ratio_to_recorded")),
+         f"{row['max_abs_error_to_streamed']:.1e}"]
+        for row in rows if row.get("way") == "recorded"
+    ])  # fmt: skip
 
 
 def _gpu_run(row: dict[str, Any]) -> list[str]:

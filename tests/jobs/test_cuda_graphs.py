@@ -23,7 +23,7 @@ def graphs(monkeypatch):
         return place, lambda: place.copy_(run())
 
     monkeypatch.setattr(prepare, "require_graphs", lambda device: None)
-    monkeypatch.setattr(recorded, "_recorder_of", lambda device: record)
+    monkeypatch.setattr(recorded, "recorder_of", lambda device: record)
     return made
 
 

@@ -37,15 +37,23 @@ class Recording:
     keeps them apart.
     """
 
-    def __init__(self, plain: nn.Module, images: Tensor, record: Recorder) -> None:
-        self._given = images.clone(memory_format=torch.preserve_format)
+    def __init__(
+        self, plain: Callable[[Tensor], Tensor], images: Tensor, record: Recorder
+    ) -> None:
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self._given = images.clone(memory_format=torch.preserve_format)
         self._made, self._replay = record(lambda: plain(self._given))
 
     def __call__(self, images: Tensor) -> Tensor:
         """As the network itself."""
+        return self.in_place(images).clone(memory_format=torch.preserve_format)
+
+    def in_place(self, images: Tensor) -> Tensor:
+        """The same where the next call overwrites it."""
         self._given.copy_(images)
         self._replay()
-        return self._made.clone(memory_format=torch.preserve_format)
+        return self._made
 
 
 def record_for(
@@ -57,7 +65,7 @@ def record_for(
     CUDA. Raises `ModelError` where the network cannot be recorded, as one that asks the host for
     values on its way, or the result differs, and `UsageError` on a device that has no graphs.
     """
-    on_device = record or _recorder_of(network.device)
+    on_device = record or recorder_of(network.device)
 
     def make(plain: nn.Module, images: Tensor) -> tuple[Recording, Tensor]:
         says = "this network cannot be recorded as a CUDA graph"
@@ -68,16 +76,16 @@ def record_for(
     return proven(network, shape, make, "recorded")
 
 
-def require_graphs(device: str) -> None:
+def require_graphs(
+    device: str, hint: str = "leave out --cuda-graphs, or choose a card by --device"
+) -> None:
     """Raise `UsageError` for a device without CUDA graphs."""
     if torch.device(device).type != "cuda":
-        raise UsageError(
-            f"{device} has no CUDA graphs: they are of NVIDIA cards",
-            hint="leave out --cuda-graphs, or choose a card by --device",
-        )
+        raise UsageError(f"{device} has no CUDA graphs: they are of NVIDIA cards", hint=hint)
 
 
-def _recorder_of(device: str) -> Recorder:
+def recorder_of(device: str) -> Recorder:
+    """What records on an NVIDIA card; raises as `require_graphs` does."""
     require_graphs(device)
 
     def record(run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:

@@ -114,7 +114,7 @@ def tf32(allowed: bool) -> Iterator[None]:
     """With TF32 in products and convolutions, or without: its rounding depends on the kernel that a
     size gets and hides what bands do wrong."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
+    before = tf32_is_allowed()
     try:
         products.allow_tf32 = allowed
         convolutions.allow_tf32 = allowed  # pyright: ignore[reportAttributeAccessIssue]
@@ -122,6 +122,13 @@ def tf32(allowed: bool) -> Iterator[None]:
     finally:
         products.allow_tf32 = before[0]
         convolutions.allow_tf32 = before[1]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tf32_is_allowed() -> tuple[bool, bool]:
+    """In products, and in convolutions."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = convolutions.allow_tf32  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(products.allow_tf32), bool(allowed)
 
 
 def _measured(

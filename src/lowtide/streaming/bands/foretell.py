@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,14 +157,25 @@ class _Equal(Constants):
         self._real = real
 
     def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
-        with _UNSEEN():
+        def key() -> bytes:
             return self._real.key(index, dim, place, grain)
+
+        return self._once(("key", index, dim, place, grain), key)
 
     def _told(
         self, part: Tensor, index: int, dim: int, place: int, grain: int
     ) -> list[bytes | None]:
-        with _UNSEEN():
+        def told() -> list[bytes | None]:
             return self._real.told(index, dim, place, grain)
+
+        return self._once(("told", index, dim, place, grain), told)
+
+    def _once(self, about: object, find: Callable[[], Any]) -> Any:
+        known = self._program.told_equal
+        if about not in known:
+            with _UNSEEN():
+                known[about] = find()
+        return known[about]
 
 
 class _Coming:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from lowtide.core.errors import ModelError
 from lowtide.streaming.bands.graph import Graph, Node
@@ -46,6 +47,9 @@ class Program:
     fixed: set[int] = field(default_factory=set)
     unruled: list[int] = field(default_factory=list)
     output: int = -1
+    # Which grains of fixed results are equal, by what they are asked for: a program is told of in
+    # many layouts.
+    told_equal: dict[object, Any] = field(default_factory=dict, repr=False)
     _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -1,0 +1,143 @@
+"""One model and one input on a card: its runs, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import in_turns, ratio_of, spread
+from streaming_models import given, made
+from torch import Tensor
+
+from lowtide.memory.failures import is_out_of_memory
+from lowtide.streaming.bands.certify import tf32
+from lowtide.streaming.bands.placement import Wanted
+from lowtide.streaming.bands.streamed import Streamed
+from lowtide.streaming.recorded import Recording, recorder_of
+
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+# In fp64 larger ones would not fit.
+EXACT_TO = 2048
+# Kernels of larger ones take longer than Python takes to issue them.
+RECORDED_TO = 1024
+
+
+class Case:
+    """One model and one input on the card."""
+
+    def __init__(
+        self, name: str, side: int, precision: str, pages: Wanted, kept: Path | None = None
+    ) -> None:
+        self.name, self.side, self.precision = name, side, precision
+        self.pages: Wanted = pages
+        self.dtype, self._kept = PRECISIONS[precision], kept
+        self.model = made(name).to("cuda", self.dtype)
+        self.image = given(name, side, side).to("cuda", self.dtype)
+
+    def whole(self) -> Tensor:
+        """The model's own result."""
+        with torch.inference_mode(), tf32(self.precision == "tf32"):
+            return self.model(self.image)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it also is run as CUDA graphs."""
+        return self.pages == "auto" and self.side <= RECORDED_TO
+
+    def recording(self) -> Callable[[], Tensor]:
+        """The model's own result, recorded."""
+        with torch.inference_mode(), tf32(self.precision == "tf32"):
+            made = Recording(self.model, self.image, recorder_of("cuda"))
+        return lambda: made(self.image)
+
+    def streamed(
+        self, budget: int, recorded: bool = False
+    ) -> tuple[Callable[[], Tensor], str]:
+        """A run by bands within a budget, planned already, and how it goes."""
+        module = Streamed(self.model, budget=budget, pages=self.pages, recorded=recorded)
+        with tf32(self.precision == "tf32"):
+            title = module.prepare(self.image).title
+
+        def run() -> Tensor:
+            with torch.inference_mode(), tf32(self.precision == "tf32"):
+                return module(self.image)
+
+        return run, title
+
+    def exact(self) -> Tensor | None:
+        """The result in fp64, or None where that would not fit, or is known by another case; of
+        numbers that fp32 has, which all precisions are given. In fp64 a card takes up to a
+        minute: the first case keeps it for the others."""
+        if self.pages != "auto" or self.side > EXACT_TO:
+            return None
+        file = None if self._kept is None else self._kept / f"{self.name} {self.side}.pt"
+        if file is not None and file.exists():
+            return torch.load(file, map_location="cuda")
+        model = made(self.name).to("cuda", torch.float64)
+        image = given(self.name, self.side, self.side).to("cuda", torch.float64)
+        with torch.inference_mode():
+            found = fitting(lambda: model(image))
+        if file is not None:
+            torch.save(found, file)
+        return found
+
+
+def fitting(run: Callable[[], Tensor]) -> Tensor | None:
+    """What ``run`` returns, or None if memory runs out."""
+    try:
+        return run()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    return None
+
+
+def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int]:
+    """What `fitting` returns, and the most that the allocator handed out meanwhile."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    result = fitting(run)
+    torch.cuda.synchronize()
+    return result, torch.cuda.max_memory_allocated()
+
+
+def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Clock time of each, in turns, each round the other way round."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _, name in in_turns(runs, rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        runs[name]()
+        end.record()
+        end.synchronize()
+        taken[name].append(start.elapsed_time(end) / 1000)
+    return taken
+
+
+def as_graphs(
+    case: Case, again: tuple[Callable[[], Tensor], str], streamed: Tensor, rounds: int
+) -> dict[str, Any]:
+    """What recording does to the streamed run and to the whole one."""
+    run, plan = again
+    run()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    run()  # the second one is recorded
+    error = largest(run(), streamed)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved() - before
+    taken = seconds({"whole": case.whole, "kept": case.recording(), "recorded": run}, rounds)
+    return {
+        "way": "recorded", "plan": plan, "held_bytes": held,
+        "wall_s": spread(taken["recorded"]), "ratio": ratio_of(taken["recorded"], taken["whole"]),
+        "ratio_to_recorded": ratio_of(taken["recorded"], taken["kept"]),
+        "max_abs_error_to_streamed": error,
+    }  # fmt: skip
+
+
+def largest(result: Tensor, other: Tensor | None) -> float | None:
+    """The largest difference."""
+    return None if other is None else (result.double() - other.double()).abs().max().item()

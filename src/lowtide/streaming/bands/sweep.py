@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.streaming.bands.amounts import bytes_of_band, bytes_of_step, bytes_taken
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.rows import Reduction, RowOp
+from lowtide.streaming.bands.rows import Reduction, RowOp, Run
+from lowtide.streaming.bands.rules.seams import LEAST
 from lowtide.streaming.bands.schedule import Band, schedule
 from lowtide.streaming.bands.segments import Segment, last_reads
-from lowtide.streaming.bands.spans import Span, Spans, count
+from lowtide.streaming.bands.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
 # Bands of all segments, some kilobytes each.
@@ -43,7 +45,7 @@ class Sweep:
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
         self._work = sum(
-            self._bytes_of(index) for segment in segments for index in segment.steps
+            bytes_of_step(program, index) for segment in segments for index in segment.steps
         )
 
     def run(
@@ -109,7 +111,7 @@ class Sweep:
             for index in going:
                 self._pages[index].keep(band.leaves.get(index, []))
             if self._on_band is not None:
-                self._on_band(self._made(band) / max(self._work, 1))
+                self._on_band(bytes_of_band(self._program, band) / max(self._work, 1))
             band = following
         for index in going:
             self._pages.pop(index).close()
@@ -162,47 +164,34 @@ class Sweep:
         if index not in buffers:
             buffers[index] = MemoryPage(step.rows.dim, self._device)
         held = buffers[index]
-        pieces = [
-            self._rows(one, spans, buffers)
-            for one, spans in zip(step.inputs, step.needed(span), strict=True)
-        ]
+        pieces, run = self._pieces(step, span, buffers)
         if self._before_step is not None and not step.view:
-            self._before_step(self._taken(step, index, span, pieces))
+            self._before_step(bytes_taken(self._program, index, span, pieces))
         beside = self._beside(step, span)
         if index in band.joined and step.into is not None and index not in self._pages:
             place = held.extended(span)
             if place is not None:
                 step.into(span, pieces, beside, place)
                 return
-        run = step.over[band.over[index]] if index in band.over else step.run
+        if index in band.over:
+            run = step.over[band.over[index]]
         rows = run(span, pieces, beside)
         del pieces
         if index in self._pages:
             self._pages[index].write(span[0], rows)
         held.put(span[0], rows)
 
-    def _bytes_of(self, index: int) -> int:
-        """Bytes that a step computes or reduces in all bands."""
-        step = self._program.steps[index]
-        of = step.inputs if isinstance(step, Reduction) else [index]
-        return sum(map(self._program.bytes_of, of))
-
-    def _taken(self, step: RowOp, index: int, span: Span, pieces: Iterable[Tensor]) -> int:
-        """Bytes of a step's result, and roughly what it needs meanwhile."""
-        result = (span[1] - span[0]) * self._program.row_bytes(index)
-        given = sum(piece.nbytes for piece in pieces)
-        return result + step.beside(span[1] - span[0], given, result)
-
-    def _made(self, band: Band) -> int:
-        """Bytes that a band computes or reduces: what its share of the work is taken to be."""
-        steps, row_bytes = self._program.steps, self._program.row_bytes
-        made = sum(count(spans) * row_bytes(index) for index, spans in band.makes.items())
-        reduced = sum(
-            count(spans) * row_bytes(one)
-            for index, spans in band.targets.items() if isinstance(step := steps[index], Reduction)
-            for one in step.inputs
-        )  # fmt: skip
-        return made + reduced
+    def _pieces(
+        self, step: RowOp, span: Span, buffers: dict[int, MemoryPage]
+    ) -> tuple[list[Tensor], Run]:
+        """Rows of a step's inputs, and the form of the step that takes them so."""
+        needed = step.needed(span)
+        if step.apart is not None and step.inputs[0] in buffers:
+            found = buffers[step.inputs[0]].in_two(needed[0], LEAST)
+            if found is not None:
+                return found, step.apart
+        taken = zip(step.inputs, needed, strict=True)
+        return [self._rows(one, spans, buffers) for one, spans in taken], step.run
 
     def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
         dim = self._program.rows[index].dim

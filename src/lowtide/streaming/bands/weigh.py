@@ -88,7 +88,8 @@ class _Scale:
             size = count(spans) * self._program.row_bytes(one)
             given += size
             # Made just now and as it is wanted, or put together from pieces.
-            copied += 0 if spans == band.makes.get(one) else size
+            as_it_is = spans == band.makes.get(one) or step.apart is not None
+            copied += 0 if as_it_is else size
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
         self.copied += copied

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.rows import RowOp
+from lowtide.streaming.bands.rules.kernel import Kernel
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short
-from lowtide.streaming.bands.rules.stencils import Kernel, pair, stencil
+from lowtide.streaming.bands.rules.stencils import pair, stencil
 
 # One map between rows and columns; PyTorch's own notes where the greatest was.
 _BETWEEN = 1.0

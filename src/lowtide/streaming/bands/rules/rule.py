@@ -42,6 +42,11 @@ class Tracked:
         found[self.graph.output] += 1
         return found
 
+    @cached_property
+    def readers(self) -> dict[int, list[Node]]:
+        """By result the operators that take it."""
+        return self.graph.users()
+
     def like(self, ref: Any) -> Like:
         """Shape and type of an argument that is a result."""
         return self.graph.nodes[ref.node].like

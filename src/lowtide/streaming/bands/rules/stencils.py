@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,27 +13,14 @@ from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
+from lowtide.streaming.bands.rules.kernel import Kernel
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument
+from lowtide.streaming.bands.rules.seams import seamed
 from lowtide.streaming.bands.spans import Span
 
 # oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
 # copies of its own.
 REORDERED, _BLOCK = 0.6, 16
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What a row of a result sees along one dimension: ``reach`` rows from ``row · stride -
-    pad`` on."""
-
-    reach: int
-    stride: int
-    pad: int
-
-    def seen(self, span: Span) -> Span:
-        """Rows of the input, beyond the image too."""
-        first, last = span
-        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.reach
 
 
 def pair(value: Any, default: int) -> tuple[int, int]:
@@ -143,11 +129,12 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
 
     kernel = Kernel(reach, stride[0], pad[0])
     channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
-    return stencil(
+    step = stencil(
         node, tracked, kernel, 0.0, run,
         scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
         scratch_bytes=tracked.like(weight).bytes,
     )  # fmt: skip
+    return None if step is None else seamed(step, node, tracked, kernel, run)
 
 
 def unfolded(node: Node, tracked: Tracked) -> RowOp | None:

@@ -70,7 +70,9 @@ class HostMeter:
 
     def start(self) -> None:
         """Take the baseline and begin to sample."""
-        trim_heap()  # what the heap keeps from before would hide what the run adds
+        # What the heap keeps from before, and what Python would let go of meanwhile, would hide
+        # what the run adds.
+        trim_heap(collect=True)
         self._marks = self._mark.restart()
         self._base, self._base_mapped = resident_parts()
         self._peak, self._mapped = self._base, self._base_mapped

@@ -9,6 +9,7 @@ from test_families import AUTOENCODERS, FAMILIES
 
 from lowtide.attention import windowed
 from lowtide.memory.profiles import load_profile
+from lowtide.memory.tracing.tracer import Tracer
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.drafts import SHARES, Drafter
 from lowtide.streaming.bands.foretell import tell
@@ -41,8 +42,16 @@ def test_bands_give_what_the_model_gives(name):
     profile = load_profile("rtx3060-12gb")
     for layout in random.Random(name).sample(drafts, 2):
         told = tell(program, layout, held=True, profile=profile)
-        assert told.bytes >= sum(row.value for row in told.rows if row.name == "live activations")
+        live = sum(row.value for row in told.rows if row.name == "live activations")
+        assert told.bytes >= live
         pages = page_maker(program, layout.pages, image.device, held=layout.held)
         sweep = Sweep(program, layout.segments, layout.bands, pages)
-        found = collect(program, sweep.run(MemoryPage.of(image, 2)))
+        tracer = Tracer()
+        tracer.label(program.graph.tensors.values(), "weights")
+        tracer.label([image], "inputs")
+        with tracer:
+            found = collect(program, sweep.run(MemoryPage.of(image, 2)))
         assert (found - whole).abs().max() <= BOUND * whole.abs().max()
+        # What is told of a run is what lives in it, but for masks that are looked at once.
+        trace = tracer.trace
+        assert trace.peak_bytes - sum(trace.held.values()) == pytest.approx(live, rel=0.02)

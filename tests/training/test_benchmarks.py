@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lowtide.attention import functional
+from lowtide.attention.backends import onednn
+
 # The benchmarks are scripts, not a package.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 variants = importlib.import_module("paragonsr2_variants")
@@ -18,6 +21,24 @@ attention_helps = importlib.import_module("attention_helps")
 
 def scored(psnr, seconds, resumed=0):
     return {"psnr_y_db": psnr, "cpu_s": seconds, "resumed_at": resumed}
+
+
+@pytest.fixture
+def choices_forgotten():
+    """What was chosen for a call is remembered, whatever the processor."""
+    functional.resolved.cache_clear()
+    yield
+    functional.resolved.cache_clear()
+
+
+@pytest.mark.parametrize("slower", [None, "on this processor"])
+def test_the_work_of_a_variant_is_the_same_on_any_processor(
+    slower, monkeypatch, choices_forgotten
+):
+    monkeypatch.setattr(onednn.OneDnn, "slower", lambda *_: slower)
+    figures = variants.size_of("nano", 2)
+    assert figures["window"] == {"parameters": 11_890, "flops_per_pixel": 83_526}
+    assert figures["none"] == {"parameters": 10_282, "flops_per_pixel": 22_662}
 
 
 def test_gains_are_those_of_equal_seeds():

@@ -69,6 +69,14 @@ def refused(kind: type[Exception], says: str, hint: str) -> Iterator[None]:
         raise ModelError(f"{says}: {type(error).__name__}: {what}", hint=hint) from error
 
 
+def require_near(
+    apart: float | Tensor, allowed: float | Tensor, what: str, hint: str | None = None
+) -> None:
+    """Raise `ModelError` if what was made faster is further apart from what it was made of."""
+    if not apart <= allowed:  # so that what is not a number is not taken for equal
+        raise ModelError(f"the {what} differs by {apart:.1e}: it is not used", hint=hint)
+
+
 def proven(
     network: Network, shape: tuple[int, ...],
     make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]], called: str,
@@ -93,8 +101,7 @@ def proven(
         fast = ForOneShape(module, shape, made)
         apart = (result - expected).abs().max()
         tolerance = _TOLERANCE.get(network.precision, _LOW_TOLERANCE) * expected.abs().max()
-        if not apart <= tolerance:  # so that what is not a number is not taken for equal
-            raise ModelError(f"the {called} network differs by {apart:.1e}: it is not used")
+        require_near(apart, tolerance, f"{called} network")
         del result, expected
         ratio = _seconds(fast, images) / _seconds(module, images)
     return replace(network, forward=fast), SpeedFacts(ratio=ratio, warmup_seconds=warmup)

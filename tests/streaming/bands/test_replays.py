@@ -133,6 +133,10 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
             model, budget=-(-needed[-1] // MIB) * MIB, pages="memory", recorded=recorded
         )
         assert (enough(image) - whole(model, image)).abs().max() <= 5e-6
+    # No page goes elsewhere, although nothing was said of that.
+    with pytest.raises(BudgetError) as caught:
+        lowtide.stream(model, budget="17MiB", recorded=True)(image)
+    assert caught.value.smallest == needed[1]
     # Of the rest each keeps a share for what comes beside it.
     rows = min(0.9 * needed[0], needed[0] - 16 * MIB)
     assert needed[1] == pytest.approx((rows + copies + 64 * MIB) / 0.8, rel=1e-3)

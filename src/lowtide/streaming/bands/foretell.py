@@ -157,24 +157,18 @@ class _Equal(Constants):
         self._real = real
 
     def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
-        def key() -> bytes:
-            return self._real.key(index, dim, place, grain)
-
-        return self._once(("key", index, dim, place, grain), key)
+        return self._once(self._real.key, index, dim, place, grain)
 
     def _told(
         self, part: Tensor, index: int, dim: int, place: int, grain: int
     ) -> list[bytes | None]:
-        def told() -> list[bytes | None]:
-            return self._real.told(index, dim, place, grain)
+        return self._once(self._real.told, index, dim, place, grain)
 
-        return self._once(("told", index, dim, place, grain), told)
-
-    def _once(self, about: object, find: Callable[[], Any]) -> Any:
-        known = self._program.told_equal
+    def _once(self, find: Callable[..., Any], *where: int) -> Any:
+        known, about = self._program.told_equal, (find.__name__, where)
         if about not in known:
             with _UNSEEN():
-                known[about] = find()
+                known[about] = find(*where)
         return known[about]
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lowtide.core.errors import ModelError
 from lowtide.streaming.bands.certify import tf32_is_allowed
 from lowtide.streaming.bands.tolerance import tolerance
-from lowtide.streaming.one_shape import refused
+from lowtide.streaming.one_shape import refused, require_near
 from lowtide.streaming.recorded import Recording, recorder_of
 
 HINT = "leave out recorded=True"
@@ -45,8 +44,7 @@ class Replays:
             kept = Recording(run, image, recorder_of(str(image.device)))
             apart = _apart(kept.in_place(image), expected)
         allowed = tolerance([image.dtype]) * float(expected.abs().max())
-        if not apart <= allowed:  # so that what is not a number is not taken for equal
-            raise ModelError(f"the recorded run differs by {apart:.1e}: it is not used", hint=HINT)
+        require_near(apart, allowed, "recorded run", HINT)
         self._kept = kept
         return expected
 

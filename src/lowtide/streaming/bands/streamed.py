@@ -155,23 +155,16 @@ class Streamed(nn.Module):
         device = "cpu" if on_cpu else str(image.device)
         profile = None if on_cpu else profile_of(device)
         allowed = Budget.parse(self._budget, device=device).device_bytes
-        beside, copies = max(_LEAST, int(allowed * _SHARE)), 0
-        if self._replays is not None:
-            # It reads and writes where it did, beside the image and the result that is given.
-            copies = image.nbytes + program.bytes_of(program.output)
-            beside = int(allowed * _SHARE_RECORDED) + _WORKSPACES + copies
+        # A recording reads and writes where it did, beside the image and the result that is given.
+        copies = image.nbytes + program.bytes_of(program.output)
         try:
             layout = choose(
-                program, allowed - beside,
+                program, self._room(allowed, copies),
                 lambda draft: tell(program, draft, held=True, profile=profile).bytes,
                 placements(image.device, self._place), mixed=self._place == "auto",
             )
         except BudgetError as error:
-            rows = error.smallest or 0
-            least = max(rows + _LEAST, math.ceil(rows / (1 - _SHARE)) + 1)
-            if self._replays is not None:
-                fixed = rows + _WORKSPACES + copies
-                least = math.ceil(fixed / (1 - _SHARE_RECORDED)) + 1
+            least = self._least(error.smallest or 0, copies)
             raise BudgetError(
                 f"no bands of this model fit in {format_bytes(allowed)}: with its result they take"
                 f" {format_bytes(least)}",
@@ -185,6 +178,18 @@ class Streamed(nn.Module):
         )
         sweep = Sweep(program, layout.segments, layout.bands, make_page)
         return Prepared(program, layout, sweep, certificate)
+
+    def _room(self, allowed: int, copies: int) -> int:
+        """What a budget leaves to rows; a recording has so many bytes of copies."""
+        if self._replays is None:
+            return allowed - max(_LEAST, int(allowed * _SHARE))
+        return allowed - int(allowed * _SHARE_RECORDED) - _WORKSPACES - copies
+
+    def _least(self, rows: int, copies: int) -> int:
+        """The least budget that leaves as much to them."""
+        if self._replays is None:
+            return max(rows + _LEAST, math.ceil(rows / (1 - _SHARE)) + 1)
+        return math.ceil((rows + _WORKSPACES + copies) / (1 - _SHARE_RECORDED)) + 1
 
     def _one(self, image: Tensor) -> Tensor:
         run = self._by_bands

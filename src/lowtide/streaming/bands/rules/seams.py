@@ -1,7 +1,7 @@
 """Convolutions of bands whose rows lie in two pieces: some held from the band before, and new ones.
 
-To put both together first takes a copy of all of them. On a card, where a light convolution is
-bound by memory, that costs up to a third of a band's time. Here the new rows are convolved with
+To put both together first takes a copy of all of them, which a card reads and writes as long as
+what a light convolution is for. Here the new rows are convolved with
 zeros around them, and the few rows of the result that look across the seam are made of a small
 piece and put in their place. Rows at an image's end get their zeros in the same way.
 """

@@ -11,6 +11,7 @@ import torch
 from common import in_turns
 from torch import Tensor, nn
 
+from lowtide.core.heap import tune_heap
 from lowtide.models import native
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -137,6 +138,7 @@ _STREAMED: dict[str, Any] = {"strategy": "streamed", "device": "cpu"}
 
 def plan(weights: str, source: str, target: str, budget: str) -> None:
     """Learn what the network costs, which is remembered."""
+    tune_heap()  # as the command line does
     import lowtide
 
     lowtide.plan(source, target, model=weights, budget=budget, **_STREAMED)
@@ -144,6 +146,7 @@ def plan(weights: str, source: str, target: str, budget: str) -> None:
 
 def upscale(weights: str, source: str, target: str, budget: str) -> dict[str, Any]:
     """A picture streamed by the job, and what its report says of memory."""
+    tune_heap()
     import lowtide
 
     report = lowtide.upscale(

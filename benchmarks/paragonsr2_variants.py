@@ -10,7 +10,8 @@ a. Weights and FLOPs per input pixel at each scale, with attention and without. 
 b. 128×128 pixels with attention in windows and without. Peaks: of fresh processes whose heap gives
    back; times: processor seconds of one process, in turns, with a heap that keeps.
 c. 1024×1024 pixels, whole and streamed in a part of the memory of the whole.
-d. A photograph of 4 megapixels, of 1 for xl, file to file, under a budget of 1 GiB.
+d. A photograph of 4 megapixels, of 1 for xl, file to file, under a budget of 1 GiB, with the heap
+   that the command line has.
 e. What is predicted for a card that is not here, beside what was announced for it.
 """
 

@@ -8,9 +8,9 @@ most that PyTorch's allocator handed out, weights included. Errors are against a
 that fits, and the streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32``
 with it. The budget is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for
 which they go to the host: which share of the time of copies a kernel ran then is told by a profile.
-Up to 1024², both are also recorded as CUDA graphs, as for many images of one size: ``held_bytes``
-is what the streamed one then keeps of the card. And which side a card of ``--card`` takes, whole
-and streamed, with the allocator held to that.
+Up to 1024², both are also recorded as CUDA graphs where that can be, as for many images of one
+size: ``held_bytes`` is what the streamed one then keeps of the card. And which side a card of
+``--card`` takes, whole and streamed, with the allocator held to that.
 """
 
 from __future__ import annotations

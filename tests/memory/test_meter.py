@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from lowtide.core.units import MIB
 from lowtide.memory.measuring.fresh import measure_fresh
 from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.memory.meter import available_host_bytes, total_host_bytes
+from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_bytes
 
 
 def run(name):
@@ -70,3 +70,20 @@ def test_what_is_loaded_apart_does_not_count():
     assert found["apart"] < 10 * MIB
     assert found["peak"] == pytest.approx(40 * MIB, rel=0.1)
     assert found["high_water"] == pytest.approx(40 * MIB, rel=0.2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_what_a_process_held_on_a_card_before_does_not_count():
+    def block(mib):
+        return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+    held, gone = block(300), block(200)
+    del gone
+    meter = CudaMeter("cuda:0")
+    meter.start()
+    nothing = meter.peak_bytes
+    more = block(100)
+    assert meter.peak_bytes - nothing == pytest.approx(100 * MIB, abs=4 * MIB)
+    assert meter.now_bytes == meter.peak_bytes
+    del more, held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -35,6 +35,14 @@ class Pattern:
 
     places: Sequence[int]
     added: Tensor | None
+    _indices: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def indices(self, device: torch.device) -> Tensor:
+        """The places as a tensor, made once: no memory of the host is read while a CUDA graph
+        is recorded."""
+        if device not in self._indices:
+            self._indices[device] = torch.tensor(self.places, device=device)
+        return self._indices[device]
 
 
 def inside(patterns: Sequence[Pattern], first: int, end: int) -> list[Pattern]:
@@ -86,7 +94,7 @@ def attend_windows(
         result = _empty(query, value)
         others = [usual, *others]
     for one in others:
-        places = torch.tensor(one.places, device=query.device)
+        places = one.indices(query.device)
         q, k, v = (each.index_select(0, places) for each in (query, key, value))
         result.index_copy_(0, places, _attend(q, k, v, _sum(bias, one.added), scale))
     return result

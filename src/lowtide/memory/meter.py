@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.heap import trim_heap
+from lowtide.memory.failures import give_back
 from lowtide.memory.processes import (
     RESIDENT_PEAK,
     HighWaterMark,
@@ -133,29 +134,38 @@ class HostMeter:
 
 
 class CudaMeter:
-    """Follows the bytes this process holds on one CUDA device."""
+    """Follows the bytes this process holds on one CUDA device beyond what it held before."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._peaks = cuda_peaks(device).reading()
-        self._outside = 0
+        self._before = self._outside = 0
 
     def start(self) -> None:
-        """Restart the allocator's peak; what the process held before counts, and its context."""
+        """Take what lives now as the baseline, and restart the allocator's peak; the context, which
+        every run needs, counts."""
+        import torch
+
+        # What the allocator kept of earlier runs is no one's, and would count for this one.
+        give_back(self._device, collect=True)
         self._peaks.restart()
+        self._before = torch.cuda.memory_allocated(self._device)
         self._outside = cuda_context_bytes(self._device)
 
     @property
     def now_bytes(self) -> int:
-        """Reserved bytes and the context, now."""
+        """Bytes reserved above the baseline and the context, now."""
         import torch
 
-        return torch.cuda.memory_reserved(self._device) + self._outside
+        return self._above(torch.cuda.memory_reserved(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """Highest reserved bytes and the context since `start`."""
-        return self._peaks.peaks()[1] + self._outside
+        """Highest bytes reserved above the baseline, and the context, since `start`."""
+        return self._above(self._peaks.peaks()[1])
+
+    def _above(self, reserved: int) -> int:
+        return max(0, reserved - self._before) + self._outside
 
     def lap(self) -> Usage:
         """The peak since `start` or the last lap."""

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from test_streamed import Normed, whole
+from test_windows import Windows
 
 import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
@@ -110,6 +111,15 @@ def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
         assert caught.value.hint == "leave out recorded=True"
 
 
+def test_windows_that_are_masked_differently_are_replayed(again):
+    model = Windows().eval()
+    small = lowtide.stream(model, budget="256MiB", recorded=True)
+    for number in range(3):
+        image = torch.rand(1, 3, 256, 192, generator=torch.Generator().manual_seed(number))
+        assert (small(image) - whole(model, image)).abs().max() <= 5e-6
+    assert again.replayed == 2
+
+
 def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
     model = Normed().eval()
     small = lowtide.stream(model, budget="256MiB", recorded=True)
@@ -144,13 +154,14 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_a_card_replays_what_it_computes(monkeypatch):
+@pytest.mark.parametrize("make, shape", [(Normed, (2, 3, 261, 190)), (Windows, (1, 3, 256, 192))])
+def test_a_card_replays_what_it_computes(make, shape, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = Normed().eval().cuda()
+    model = make().eval().cuda()
     plain = lowtide.stream(model, budget="1GiB")
     small = lowtide.stream(model, budget="1GiB", recorded=True)
     for number in range(4):
         generator = torch.Generator().manual_seed(number)
-        image = torch.rand(2, 3, 261, 190, generator=generator).cuda()
+        image = torch.rand(*shape, generator=generator).cuda()
         assert (small(image) - plain(image)).abs().max() <= 1e-6
         assert (small(image) - whole(model, image)).abs().max() <= 2e-5

@@ -160,3 +160,28 @@ def test_foretold_runs_keep_no_scores():
     names = {op.name for op in foretell(program, layout, held=True).ops}
     assert any("attention" in name for name in names), names
     assert not any("softmax" in name for name in names), names
+
+
+def test_equal_windows_of_all_bands_are_one_pattern():
+    """While a CUDA graph is recorded, where they are cannot be told to a card anew."""
+    model = Windows().eval()
+    program = program_of(model, torch.rand(1, 3, 32, 24))
+    (step,) = (
+        step for step in program.steps.values() if isinstance(step, RowOp) and step.patterned
+    )
+    ((mask, dim),) = step.patterned.items()
+    constants = Constants(program)
+    windows = 24 // SIDE
+
+    def of(row):
+        span = row * windows, (row + 1) * windows
+        return constants.patterns(mask, dim, span, step.rows.grain)
+
+    first, second, last = of(0), of(1), of(32 // SIDE - 1)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert all(one is other for one, other in zip(last, of(32 // SIDE - 1), strict=True))
+    assert not any(one is other for one in first for other in last)
+    device = torch.device("cpu")
+    for one in first:
+        assert one.indices(device) is one.indices(device)
+        assert one.indices(device).tolist() == list(one.places)

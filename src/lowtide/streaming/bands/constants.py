@@ -29,6 +29,7 @@ class Constants:
         self._grains: dict[tuple[int, int], list[bytes | None]] = {}
         self._distinct: dict[bytes, Tensor] = {}
         self._places: dict[tuple[int, int, int], list[bytes | None]] = {}
+        self._patterns: dict[tuple[bytes | None, tuple[int, ...]], Pattern] = {}
 
     def whole(self, index: int) -> Tensor:
         """A fixed result; kept until `forget`."""
@@ -63,10 +64,14 @@ class Constants:
             for at, key in enumerate(self._keys(index, dim, place, grain), place * grain):
                 if span[0] <= at < span[1]:
                     found.setdefault(key, []).append(at - span[0])
-        return [
-            Pattern(tuple(places), None if key is None else self._distinct[key])
-            for key, places in found.items()
-        ]  # fmt: skip
+        return [self._pattern(key, tuple(places)) for key, places in found.items()]
+
+    def _pattern(self, key: bytes | None, places: tuple[int, ...]) -> Pattern:
+        """The same one for equal windows of all layers and bands."""
+        if (key, places) not in self._patterns:
+            added = None if key is None else self._distinct[key]
+            self._patterns[key, places] = Pattern(places, added)
+        return self._patterns[key, places]
 
     def _keys(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
         """For each place of a grain the key of what is there; None where it is 0."""

@@ -46,3 +46,18 @@ def test_high_bands_that_take_too_much_do_not_speak_for_low_ones(program, place)
     assert chosen.bands == best.bands
     assert chosen.bytes == told_of(best) <= limit
     assert len(asked) <= 2, asked
+
+
+def test_what_is_told_of_one_place_speaks_for_others(program):
+    """To tell what a deep window transformer takes is seconds of work."""
+    places = "memory", "host", "disk"
+    least = min(one.bytes for one in Drafter(program).drafts((), ("host",)))
+    limit, asked = int(0.9 * least), list[tuple[int, ...]]()
+
+    def tell(draft):
+        asked.append(draft.bands)
+        return draft.bytes * (155 if draft.pages == "host" else 150) // 100
+
+    chosen = choose(program, limit, tell, places, mixed=True)
+    assert chosen.bytes <= limit
+    assert len(asked) == len(set(asked)), asked

@@ -16,8 +16,9 @@ from lowtide.streaming.bands.program import Program
 DRAFTED_WITHIN = 1.4
 # The part of a draft that its layout hardly ever takes less of.
 _AT_LEAST = 0.87
-# Layouts of one program are off their drafts by much the same, where bands are as high.
-_ALIKE = 0.97
+# Layouts of one program are off their drafts by much the same, where bands are as high; those with
+# pages in different places a little less so.
+_ALIKE, _ALIKE_ELSEWHERE = 0.97, 0.93
 
 
 def choose(
@@ -40,7 +41,7 @@ def choose(
         drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:
-            part = max(least, _ALIKE * _expected(draft, failed)) if caps else least
+            part = max(least, _expected(draft, failed)) if caps else least
             if limit_bytes is not None and draft.bytes * part > limit_bytes:
                 passed.append(draft)
                 continue
@@ -64,21 +65,22 @@ def choose(
 
 
 def _expected(draft: Layout, failed: Sequence[tuple[Layout, int]]) -> float:
-    """The multiple of itself that a draft can be expected to take, by the one among those that
-    took too much whose bands are most like its own; 0 where nothing is known.
+    """The multiple of itself that a draft can be expected to take at least, by the one among those
+    that took too much whose bands are most like its own; 0 where nothing is known.
 
     What goes beyond drafts is mostly what operators take for themselves, which is a smaller part
     of lower bands.
     """
-    alike = [one for one in failed if one[0].pages == draft.pages]
-    if not alike:
+    if not failed:
         return 0.0
     height = math.log(max(draft.bands))
-    other, took = min(alike, key=lambda one: (
-        abs(math.log(max(one[0].bands)) - height), abs(one[0].bytes - draft.bytes),
+    other, took = min(failed, key=lambda one: (
+        abs(math.log(max(one[0].bands)) - height), one[0].pages != draft.pages,
+        abs(one[0].bytes - draft.bytes),
     ))  # fmt: skip
     times, lower = took / other.bytes, max(other.bands) / max(draft.bands)
-    return 1 + (times - 1) * min(1.0, lower**2) if times > 1 else times
+    alike = _ALIKE if other.pages == draft.pages else _ALIKE_ELSEWHERE
+    return alike * (1 + (times - 1) * min(1.0, lower**2) if times > 1 else times)
 
 
 def _untold(failed: Sequence[tuple[Layout, int]], drafts: Sequence[Layout]) -> Layout | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_draws import BOUND, drawn_size, made
 from test_families import AUTOENCODERS, FAMILIES
+from torch import nn
 
 from lowtide.attention import windowed
 from lowtide.memory.profiles import load_profile
@@ -18,7 +19,10 @@ from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import track
 from lowtide.streaming.bands.rules import projected, two_layers
+from lowtide.streaming.bands.schedule import schedule
+from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.bands.sweep import Sweep, collect
+from lowtide.streaming.bands.twice import made_twice
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +59,44 @@ def test_bands_give_what_the_model_gives(name):
         # What is told of a run is what lives in it, but for masks that are looked at once.
         trace = tracer.trace
         assert trace.peak_bytes - sum(trace.held.values()) == pytest.approx(live, rel=0.02)
+
+
+def light_chain():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8)]
+    for _ in range(12):
+        layers += [nn.Conv2d(8, 8, 3, padding=1), nn.PReLU(8)]
+    return nn.Sequential(*layers, nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2)).eval()
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 5, 9, 24, 97])
+def test_rows_that_light_convolutions_make_twice(bands):
+    """Of a chain only some rows are held, and those between are made again."""
+    model, image = light_chain(), torch.rand(1, 3, 291, 21)
+    program = track(capture(model, image))
+    (part,) = segment(program, ())
+    plan = list(schedule(program, part, bands))
+    sweep = Sweep(program, [part], (bands,), page_maker(program, "memory", image.device))
+    shares = list[float]()
+    with torch.inference_mode():
+        found = collect(program, sweep.run(MemoryPage.of(image, 2), shares.append))
+        assert (found - model(image)).abs().max() <= 1e-5
+    # What is made again is no progress.
+    assert sum(shares) == pytest.approx(1)
+    twice = made_twice(program, part, bands)
+    assert bool(twice) == (291 // bands >= 8)
+    held = {index for band in plan for index in band.holds}
+    assert not held & twice
+    if bands > 1:
+        assert held
+    for band in plan:
+        assert all(0 < rows <= 16 for rows in band.again.values())
+        assert set(band.again) <= twice
+
+
+def test_nothing_is_made_twice_on_a_processor(monkeypatch):
+    monkeypatch.setattr(Graph, "on_cpu", property(lambda _: True))
+    program = track(capture(light_chain(), torch.rand(1, 3, 291, 21)))
+    (part,) = segment(program, ())
+    assert not made_twice(program, part, 3)
+    assert not any(band.again for band in schedule(program, part, 3))

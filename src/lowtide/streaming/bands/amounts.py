@@ -20,9 +20,12 @@ def bytes_of_step(program: Program, index: int) -> int:
 
 
 def bytes_of_band(program: Program, band: Band) -> int:
-    """Bytes that a band computes or reduces."""
+    """Bytes that a band computes or reduces, those aside that a former one did."""
     steps, row_bytes = program.steps, program.row_bytes
-    made = sum(count(spans) * row_bytes(index) for index, spans in band.makes.items())
+    made = sum(
+        (count(spans) - band.again.get(index, 0)) * row_bytes(index)
+        for index, spans in band.makes.items()
+    )
     reduced = sum(
         count(spans) * row_bytes(one)
         for index, spans in band.targets.items() if isinstance(step := steps[index], Reduction)

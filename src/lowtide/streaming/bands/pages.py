@@ -94,18 +94,6 @@ class MemoryPage:
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
 
-    def in_two(self, spans: Spans, least: int) -> list[Tensor] | None:
-        """Rows of a span in the two pieces that they lie in, the second with ``least`` rows for
-        each of the first; None where they lie otherwise."""
-        if len(spans) != 1 or len(self._pieces) != 2:
-            return None
-        (low, high), ((first, seam), held), ((start, last), new) = spans[0], *self._pieces
-        if not first <= low < seam == start < high <= last or high - seam < least * (seam - low):
-            return None
-        return [
-            held.narrow(self._dim, low - first, seam - low), new.narrow(self._dim, 0, high - start)
-        ]
-
     def extended(self, span: Span) -> Tensor | None:
         """Rows of a span, to be written, in one piece with those before it; None if these are not
         one piece."""

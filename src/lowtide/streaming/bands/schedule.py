@@ -1,9 +1,10 @@
 """Which rows of which result are made in which band.
 
 Bands of what a segment is to make are followed back to the rows of every result that they need.
-Each row is made once: where bands overlap, what the next one needs is held until then. Bands are
-followed twice: first only for when each row is taken for the last time, since all of them at once,
-thousands on a tall image, would take more memory than the narrow ones that are run.
+Each row is made once: where bands overlap, what the next one needs is held until then, or, of a
+few results on a card, made again. Bands are followed twice: first only for when each row is taken
+for the last time, since all of them at once, thousands on a tall image, would take more memory than
+the narrow ones that are run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.reuse import Reuse
 from lowtide.streaming.bands.rows import Reduction, RowOp, Rows
 from lowtide.streaming.bands.segments import Segment
-from lowtide.streaming.bands.spans import Span, Spans, outward, union, without
+from lowtide.streaming.bands.spans import Span, Spans, count, outward, union, without
+from lowtide.streaming.bands.twice import made_twice
 
 
 @dataclass
@@ -29,7 +31,8 @@ class Band:
     the rows of reductions and of the output that belong to this band; rows of pages are kept as
     soon as they are made. ``over`` names by result the one whose memory it may be put into,
     ``reads`` the rows of pages that this band takes and ``leaves`` those that later ones do.
-    Rows of the results in ``joined`` are taken together with some that were made before.
+    Rows of the results in ``joined`` are taken together with some that were made before, and
+    ``again`` tells how many rows of a result a former band made too.
     """
 
     makes: dict[int, Spans] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Band:
     leaves: dict[int, Spans] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
+    again: dict[int, int] = field(default_factory=dict)
 
 
 def schedule(
@@ -49,7 +53,7 @@ def schedule(
     only that many, of which the last do not know what they leave to others."""
     numbers = range(min(bands, first or bands))
     last = _LastTaken(program)
-    plan = _Planner(program, segment, last)
+    plan = _Planner(program, segment, last, made_twice(program, segment, bands))
     for number in numbers:
         last.note(number, plan.band(number, bands)[1])
     plan.restart()
@@ -100,8 +104,11 @@ class _LastTaken:
 class _Planner:
     """Goes through the bands of one segment, in order."""
 
-    def __init__(self, program: Program, segment: Segment, last: _LastTaken) -> None:
+    def __init__(
+        self, program: Program, segment: Segment, last: _LastTaken, twice: frozenset[int]
+    ) -> None:
         self._program, self._segment, self._last = program, segment, last
+        self._twice = twice
         self._own = set(segment.steps)
         self._units = units(program, segment)
         self._reuse = Reuse(program.steps, segment.steps, program.families, (
@@ -136,7 +143,11 @@ class _Planner:
                 continue
             rows = self._program.rows[index]
             made = self._made.get(index, [])
-            new = without(outward(asked, rows.grain, rows.size), made)
+            new = all_asked = outward(asked, rows.grain, rows.size)
+            if index not in self._twice:
+                new = without(all_asked, made)
+            elif (again := count(all_asked) - count(without(all_asked, made))) > 0:
+                band.again[index] = again
             if not new:
                 continue
             band.makes[index] = new
@@ -157,7 +168,8 @@ class _Planner:
             there[index] = union([*there.get(index, []), *spans])
         after = self._last.after
         band.holds = self._held = {
-            index: held for index, spans in there.items() if (held := after(number, index, spans))
+            index: held for index, spans in there.items()
+            if index not in self._twice and (held := after(number, index, spans))
         }
         band.uses = self._last_uses(band)
         band.over = self._reuse.of(band.makes, band.uses, band.holds)

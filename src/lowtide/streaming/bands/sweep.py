@@ -15,8 +15,7 @@ from lowtide.streaming.bands.amounts import bytes_of_band, bytes_of_step, bytes_
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.program import Program
-from lowtide.streaming.bands.rows import Reduction, RowOp, Run
-from lowtide.streaming.bands.rules.seams import LEAST
+from lowtide.streaming.bands.rows import Reduction, RowOp
 from lowtide.streaming.bands.schedule import Band, schedule
 from lowtide.streaming.bands.segments import Segment, last_reads
 from lowtide.streaming.bands.spans import Span, Spans
@@ -164,7 +163,8 @@ class Sweep:
         if index not in buffers:
             buffers[index] = MemoryPage(step.rows.dim, self._device)
         held = buffers[index]
-        pieces, run = self._pieces(step, span, buffers)
+        taken = zip(step.inputs, step.needed(span), strict=True)
+        pieces, run = [self._rows(one, spans, buffers) for one, spans in taken], step.run
         if self._before_step is not None and not step.view:
             self._before_step(bytes_taken(self._program, index, span, pieces))
         beside = self._beside(step, span)
@@ -180,18 +180,6 @@ class Sweep:
         if index in self._pages:
             self._pages[index].write(span[0], rows)
         held.put(span[0], rows)
-
-    def _pieces(
-        self, step: RowOp, span: Span, buffers: dict[int, MemoryPage]
-    ) -> tuple[list[Tensor], Run]:
-        """Rows of a step's inputs, and the form of the step that takes them so."""
-        needed = step.needed(span)
-        if step.apart is not None and step.inputs[0] in buffers:
-            found = buffers[step.inputs[0]].in_two(needed[0], LEAST)
-            if found is not None:
-                return found, step.apart
-        taken = zip(step.inputs, needed, strict=True)
-        return [self._rows(one, spans, buffers) for one, spans in taken], step.run
 
     def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
         dim = self._program.rows[index].dim

@@ -55,6 +55,10 @@ class _Scale:
                 self.calls += len(spans)
                 for span in spans:
                     self._run(index, step, span, band)
+                if index in band.again and step.light:
+                    # About as slow as a copy is priced, where it is light enough to be done.
+                    touched = sum(map(self._program.row_bytes, (index, *step.inputs)))
+                    self.copied += band.again[index] * touched
                 if index not in kept and not step.view:
                     # What it is put over goes below, as soon as it is there.
                     size = count(spans) * self._program.row_bytes(index)
@@ -88,8 +92,7 @@ class _Scale:
             size = count(spans) * self._program.row_bytes(one)
             given += size
             # Made just now and as it is wanted, or put together from pieces.
-            as_it_is = spans == band.makes.get(one) or step.apart is not None
-            copied += 0 if as_it_is else size
+            copied += 0 if spans == band.makes.get(one) else size
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
         self.copied += copied

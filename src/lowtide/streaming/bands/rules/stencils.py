@@ -14,8 +14,8 @@ from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.kernel import Kernel
+from lowtide.streaming.bands.rules.light import as_light
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument
-from lowtide.streaming.bands.rules.seams import seamed
 from lowtide.streaming.bands.spans import Span
 
 # oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
@@ -134,7 +134,7 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
         scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
         scratch_bytes=tracked.like(weight).bytes,
     )  # fmt: skip
-    return None if step is None else seamed(step, node, tracked, kernel, run)
+    return None if step is None else as_light(step, node, tracked, kernel, run)
 
 
 def unfolded(node: Node, tracked: Tracked) -> RowOp | None:

@@ -1,0 +1,49 @@
+"""Convolutions so light that copying their rows first would take as long as they do.
+
+A band at one end of the image has zeros on one side alone, which no kernel adds. To frame it is a
+copy, that a card reads and writes as long as what a light convolution is for. Here it is convolved
+with zeros on both sides, and rows of the result that look at the others are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from lowtide.streaming.bands.graph import Node
+from lowtide.streaming.bands.rows import RowOp
+from lowtide.streaming.bands.rules.kernel import Kernel
+from lowtide.streaming.bands.rules.rule import Tracked, short
+from lowtide.streaming.bands.spans import Span
+
+# What takes a part of a tensor as it does a whole one: others would copy it.
+TAKE_PARTS = {"prelu", "pixel_shuffle"}
+
+
+def as_light(
+    step: RowOp, node: Node, tracked: Tracked, kernel: Kernel,
+    run: Callable[[Tensor, Sequence[Tensor], int], Tensor],
+) -> RowOp:  # fmt: skip
+    """``step`` without frames on a card, where it is light; ``run`` convolves rows with so many
+    zeros above and below."""
+    readers, beyond = tracked.readers.get(node.index, []), kernel.reach - 1
+    if (
+        tracked.graph.on_cpu or kernel.stride != 1 or beyond == 0 or not readers
+        or tracked.users[node.args[0].node] != 1
+        or not all(short(one.target) in TAKE_PARTS for one in readers)
+    ):  # fmt: skip
+        return step
+    size = tracked.rows[node.args[0].node].size
+
+    def band(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = kernel.seen(span)
+        if (first < 0) == (last > size):
+            return step.run(span, pieces, whole)
+        made = run(pieces[0], whole, beyond)
+        # Where the result's row 0 would be among these.
+        at = span[0] + beyond - kernel.pad - max(0, first)
+        return made.narrow(2, at, span[1] - span[0])
+
+    return replace(step, run=band, light=True, framed=False)

@@ -1,0 +1,86 @@
+"""Results of which two bands make the same few rows, rather than one for both.
+
+To hold rows and put new ones beside them is a copy of all of them, which takes a card about half as
+long as a light convolution and what follows it. Where the layer before makes the few rows once
+more, and the one before that a few more still, only every so many layers have such a copy.
+Accuracy: exact to rounding, as all bands.
+"""
+
+from __future__ import annotations
+
+from lowtide.streaming.bands.program import Program
+from lowtide.streaming.bands.rows import RowOp
+from lowtide.streaming.bands.rules.light import TAKE_PARTS
+from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.segments import Segment
+from lowtide.streaming.bands.spans import count
+
+# Rows that are made twice at most. Of a chain of k layers a copy is 1/(2k), and with rows of k - 1
+# made twice on average a band of 200 rows takes least with about 10 of 3 × 3 pixels; few of them
+# take less memory.
+_MOST = 16
+# And of a band this part, since low bands would be made twice as a whole.
+_PART = 2
+
+
+def made_twice(program: Program, segment: Segment, bands: int) -> frozenset[int]:
+    """Results of a segment in so many bands whose rows are made by each band that takes them."""
+    if program.graph.on_cpu:
+        return frozenset()
+    kept = {*segment.pages, program.output}
+    readers = _readers(program, segment)
+    rows: dict[int, int] = {}
+    for index in reversed(segment.steps):
+        step = program.steps[index]
+        if index in kept or not isinstance(step, RowOp) or not _is_light(program, index, step):
+            continue
+        twice = _rows_twice(program, index, readers.get(index, []), rows)
+        most = min(_MOST, step.rows.size // max(bands, 1) // _PART)
+        # Where a chain ends, rows are held of what a convolution makes: of what it takes there are
+        # as many more as it looks at.
+        if twice is not None and 0 < twice <= most - _held_by(step):
+            rows[index] = twice
+    return frozenset(rows)
+
+
+def _held_by(step: RowOp) -> int:
+    """Rows that two neighboring rows of a convolution's result see together; 0 for others."""
+    if not step.light:
+        return 0
+    middle = step.rows.size // 2
+    (seen,) = step.needed((middle, middle + 1))
+    return count(seen) - 1
+
+
+def _readers(program: Program, segment: Segment) -> dict[int, list[int]]:
+    """By result the steps of the segment that take it."""
+    found: dict[int, list[int]] = {}
+    for index in segment.steps:
+        step = program.steps[index]
+        for one in {*step.inputs, *program.wholes(index)}:
+            found.setdefault(one, []).append(index)
+    return found
+
+
+def _is_light(program: Program, index: int, step: RowOp) -> bool:
+    light = step.light or short(program.graph.nodes[index].target) in TAKE_PARTS
+    return light and step.rows.grain == 1
+
+
+def _rows_twice(
+    program: Program, index: int, readers: list[int], rows: dict[int, int]
+) -> int | None:
+    """How many rows of a result two bands take; None where something takes it that has to be given
+    each row once."""
+    most = 0
+    for reader in readers:
+        step = program.steps[reader]
+        if not isinstance(step, RowOp) or step.rows.size != program.rows[index].size:
+            return None
+        if step.light:
+            most = max(most, rows.get(reader, 0) + _held_by(step))
+        elif reader in rows:
+            most = max(most, rows[reader])
+        else:
+            return None
+    return most

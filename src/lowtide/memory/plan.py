@@ -57,6 +57,11 @@ class BandPlan(BaseModel):
     away_bytes: int = 0
     operators: str
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others of one network and size, as the key of its layout does."""
+        return self.cuts, self.again, self.bands, self.pages, self.held
+
 
 # What is tried in this order when memory runs out in spite of a plan.
 Recovery = Literal["again", "smaller batch", "smaller tile", "smaller plan"]

@@ -124,9 +124,7 @@ class BandPricing:
             return replace(self, panel=plan.tile_width).told(plan)
         height, width = self._size
         assert plan.banded is not None
-        banded = plan.banded
-        key = banded.cuts, banded.again, banded.bands, banded.pages, banded.held
-        layout = self.programs.drafted(height, width, key)
+        layout = self.programs.drafted(height, width, plan.banded.key)
         rows = self.programs.told(height, width, layout).rows
         both = in_both_heaps([self._plan(layout, rows)], self.picture.streamed)
         return next(one for one in both if one.heap == plan.heap)

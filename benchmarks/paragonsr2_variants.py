@@ -28,7 +28,6 @@ from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser
 from photographs import photograph
 from torch import nn
 
-from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.jobs.plan_train import plan_training
 from lowtide.memory.estimating.estimate import estimate, trace_step
 from lowtide.memory.measuring.fresh import measure_fresh
@@ -69,7 +68,7 @@ def size_of(name: str, scale: int) -> dict[str, Any]:
     """Weights, and FLOPs per input pixel, with each attention."""
     figures: dict[str, Any] = {}
     for attention in runs.attentions(name):
-        module = by_definition(on_meta(name, scale, attention))
+        module = on_meta(name, scale, attention)
         trace = trace_step(module, InferenceStep((picture(SIDE),)))
         figures[attention] = {
             "parameters": sum(weight.numel() for weight in module.parameters()),
@@ -82,15 +81,6 @@ def on_meta(name: str, scale: int, attention: str) -> nn.Module:
     """A network that holds no weights."""
     with torch.device("meta"):
         return runs.network(name, scale, attention)
-
-
-def by_definition(module: nn.Module) -> nn.Module:
-    """``module`` with the attention of which a trace has all the work, whatever this processor
-    would prefer: of oneDNN's products, which are alike, it has those of one head."""
-    for part in module.modules():
-        if isinstance(part, LocalWindowAttention):
-            part.backend = "sdpa-flash"
-    return module
 
 
 def picture(side: int, batch: int = 1) -> torch.Tensor:

@@ -9,7 +9,10 @@ from lowtide.attention.functional import attention, explain, resolved
 from lowtide.attention.resolution import resolve
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
+from lowtide.memory.estimating.estimate import trace_step
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.work import multiply_adds
 
 BACKEND, HERE = onednn.OneDnn(), LocalDevice()
 pytestmark = pytest.mark.skipif(
@@ -69,6 +72,20 @@ def test_what_it_holds(sizes, size):
     held = peak - query.nbytes  # the result has the query's shape
     told = BACKEND.workspace_bytes(HERE, call)
     assert 0.5 * told <= held <= 1.05 * told + 4096
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 577, 1000, 32, 16), (1, 1, 7, 9, 8), (0, 2, 7, 9, 8)])
+def test_a_trace_has_the_work_of_all_heads(sizes):
+    batch, heads, queries, keys, width, *_ = sizes
+    query, key, value = tensors(*sizes)
+
+    class Whole(torch.nn.Module):
+        def forward(self, image):
+            return BACKEND.run(image, key.to("meta"), value.to("meta"), None, AttentionSpec())
+
+    trace = trace_step(Whole(), InferenceStep((query.to("meta"),)))
+    products = batch * heads * queries * keys * (width + value.shape[-1])
+    assert multiply_adds(trace) == products
 
 
 def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):

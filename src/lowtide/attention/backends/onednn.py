@@ -14,6 +14,7 @@ from lowtide.attention.call import AttentionCall, AttentionSpec, Device
 from lowtide.attention.powers import LOG2_E, weighted
 from lowtide.attention.products import ONEDNN_LINEAR, has_onednn
 from lowtide.core.processor import is_amd
+from lowtide.core.stand_in import for_each
 
 # Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
 # for each other too often. PyTorch's kernel shares out heads.
@@ -81,17 +82,21 @@ class OneDnn(Backend):
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         asked, rows = query.new_empty(heads, queries, width), _rows(key.shape[2])
         scale = scale_of(query, spec) * LOG2_E
-        if isinstance(query, FakeTensor):  # without bytes one head is as good as all
-            batch = heads = 1
-        for image in range(batch):
+        # Without bytes one head is as good as all.
+        alike = isinstance(query, FakeTensor)
+
+        def of_head(image: int, head: int) -> None:
+            seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
+            for first in range(0, queries, rows):
+                part = slice(first, first + rows)
+                scores = partial(_product, asked[head, part], seen)
+                weighted(scores, partial(_product, columns=given), result[image, head, part])
+
+        def of_image(image: int) -> None:
             torch.mul(query[image], scale, out=asked)
-            for head in range(heads):
-                seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
-                for first in range(0, queries, rows):
-                    part = slice(first, first + rows)
-                    scores = partial(_product, asked[head, part], seen)
-                    weighted(scores, partial(_product, columns=given), result[image, head, part])
-                del seen, given
+            for_each(heads, partial(of_head, image), alike=alike)
+
+        for_each(batch, of_image, alike=alike)
         return result
 
 

@@ -25,7 +25,7 @@ _NAMES: dict[torch.dtype, Precision] = {
 
 def roofline_seconds(trace: Trace, profile: DeviceProfile) -> float:
     """Seconds of a trace made with ``keep_calls`` on ``profile``'s device."""
-    return sum(_seconds(op, profile) for op in trace.ops if op.call is not None)
+    return sum(op.times * _seconds(op, profile) for op in trace.ops if op.call is not None)
 
 
 def _seconds(op: Op, profile: DeviceProfile) -> float:

@@ -30,13 +30,14 @@ class Op(NamedTuple):
     """One operator call: bytes alive when it began and when its results were there.
 
     ``call`` is what `signature` of ``estimating.calls`` reads, or None for operators that need
-    no memory beyond their results.
+    no memory beyond their results. It stands for ``times`` calls, one after another.
     """
 
     name: str
     before: int
     after: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None
+    times: int = 1
 
     @property
     def made(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.core.stand_in import times
 from lowtide.memory.tracing.trace import Event, Kind, Op, TensorFacts, Trace
 
 # What a fake tensor's ``device`` asks; it makes nothing.
@@ -87,7 +88,7 @@ class Tracer(TorchDispatchMode):
         result = self._call(func, args, kwargs)
         self._add(result)
         if self._live != before or call is not None:
-            self.trace.ops.append(Op(func.__name__, before, self._live, call))
+            self.trace.ops.append(Op(func.__name__, before, self._live, call, times()))
         return result
 
     def _add(self, result: Any) -> None:

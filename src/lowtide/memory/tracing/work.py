@@ -22,7 +22,7 @@ def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
     definitions, whatever the kernels do.
     """
     return sum(
-        multiply_adds_of(op.call) for number, op in enumerate(trace.ops)
+        op.times * multiply_adds_of(op.call) for number, op in enumerate(trace.ops)
         if op.call is not None and (phases is None or trace.phase(number) in phases)
     )  # fmt: skip
 

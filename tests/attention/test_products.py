@@ -3,8 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from lowtide.attention import products
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.work import multiply_adds
 
 
 # Of 24 and 240 channels both are oneDNN's, of 340 one is made in parts.
@@ -122,3 +126,20 @@ def test_it_has_gradients():
     x, weight = torch.randn(9000, 24, requires_grad=True), torch.randn(300, 24)
     products.linear(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))
+
+
+@pytest.mark.skipif(not products.has_onednn, reason="PyTorch is built without oneDNN for x86")
+@pytest.mark.parametrize("tokens", [1, 2048, 5000, 3 * 2048])
+def test_a_trace_of_two_layers_has_the_work_of_all_tokens(tokens):
+    layers = nn.Linear(20, 70), nn.Linear(70, 30)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            return products.mlp(x, *((one.weight, one.bias) for one in self.layers))
+
+    trace = trace_step(Two(), InferenceStep((torch.empty(tokens, 20, device="meta"),)))
+    assert multiply_adds(trace) == tokens * 70 * (20 + 30)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowtide.core.stand_in import for_each
+
 # Weight and bias of a linear layer.
 Layer = tuple[Tensor, Tensor | None]
 
@@ -105,15 +107,20 @@ def mlp(
     found = x.new_empty(*x.shape[:-1], made) if out is None else out
     results, tokens = found.view(-1, made), x.reshape(-1, x.shape[-1])
     added = None if plus is None else plus.reshape(results.shape)
-    # Without bytes one part is as good as all: none of them takes more.
-    count = min(len(tokens), _TOKENS_AT_ONCE) if isinstance(x, FakeTensor) else len(tokens)
-    for at in range(0, count, _TOKENS_AT_ONCE):
-        part = slice(at, at + _TOKENS_AT_ONCE)
+
+    def of_part(number: int) -> None:
+        part = slice(number * _TOKENS_AT_ONCE, (number + 1) * _TOKENS_AT_ONCE)
         sums = _both_layers(tokens[part], layers, second[1])
         if added is None:
             results[part] = sums
         else:
             torch.add(sums, added[part], out=results[part])
+
+    full, rest = divmod(len(tokens), _TOKENS_AT_ONCE)
+    # Without bytes one part is as good as all: none of them takes more.
+    for_each(full, of_part, alike=isinstance(x, FakeTensor))
+    if rest:
+        of_part(full)
     return found
 
 

@@ -35,7 +35,9 @@ class Pattern:
 
     places: Sequence[int]
     added: Tensor | None
-    _indices: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _indices: dict[torch.device, Tensor] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )  # fmt: skip
 
     def indices(self, device: torch.device) -> Tensor:
         """The places as a tensor, made once: no memory of the host is read while a CUDA graph

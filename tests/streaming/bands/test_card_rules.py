@@ -23,6 +23,7 @@ from lowtide.streaming.bands.schedule import schedule
 from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.bands.sweep import Sweep, collect
 from lowtide.streaming.bands.twice import made_twice
+from lowtide.streaming.bands.weigh import glance
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +62,10 @@ def test_bands_give_what_the_model_gives(name):
         assert trace.peak_bytes - sum(trace.held.values()) == pytest.approx(live, rel=0.02)
 
 
-def light_chain():
+def light_chain(depth=12):
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8)]
-    for _ in range(12):
+    for _ in range(depth):
         layers += [nn.Conv2d(8, 8, 3, padding=1), nn.PReLU(8)]
     return nn.Sequential(*layers, nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2)).eval()
 
@@ -92,6 +93,22 @@ def test_rows_that_light_convolutions_make_twice(bands):
     for band in plan:
         assert all(0 < rows <= 16 for rows in band.again.values())
         assert set(band.again) <= twice
+
+
+def test_rows_that_are_made_twice_have_their_price():
+    image = torch.rand(1, 3, 291, 21)
+    program = track(capture(light_chain(4), image))
+    (part,) = segment(program, ())
+    again = sum(
+        rows * sum(map(program.row_bytes, (index, *program.steps[index].inputs)))
+        for band in schedule(program, part, 5) for index, rows in band.again.items()
+        if program.steps[index].overlap
+    )  # fmt: skip
+    _, _, copied = glance(program, part, 5)
+    # No map is put together; parts of the image, each taken once and a few rows twice, are taken
+    # for copies.
+    assert again > image.nbytes
+    assert copied - again == pytest.approx(1.1 * image.nbytes, rel=0.15)
 
 
 def test_nothing_is_made_twice_on_a_processor(monkeypatch):

@@ -49,7 +49,8 @@ class RowOp:
     with a frame. ``cheap`` operators take less time than their results take to be kept; a ``view``
     has the memory of its first input. ``over`` has by input a form of ``run`` that may put the
     result into that input's memory, ``into`` is a form that puts it into memory that it is given.
-    Of a ``light`` one a card makes a few rows twice sooner than it puts held ones beside new ones.
+    Of a light one a card makes a few rows twice sooner than it puts held ones beside new ones:
+    ``overlap`` is how many rows its result's neighboring ones see together, 0 of all others.
     """
 
     rows: Rows
@@ -67,7 +68,7 @@ class RowOp:
     framed: bool = False
     over: Mapping[int, Run] = field(default_factory=dict)
     into: Into | None = None
-    light: bool = False
+    overlap: int = 0
 
     def beside(self, rows: int, given: int, result: int) -> int:
         """Bytes that it takes while it makes so many rows, roughly, of so many given and for such

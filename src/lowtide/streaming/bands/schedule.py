@@ -143,11 +143,11 @@ class _Planner:
                 continue
             rows = self._program.rows[index]
             made = self._made.get(index, [])
-            new = all_asked = outward(asked, rows.grain, rows.size)
-            if index not in self._twice:
-                new = without(all_asked, made)
-            elif (again := count(all_asked) - count(without(all_asked, made))) > 0:
-                band.again[index] = again
+            whole = outward(asked, rows.grain, rows.size)
+            new = without(whole, made)
+            if index in self._twice and whole != new:
+                band.again[index] = count(whole) - count(new)
+                new = whole
             if not new:
                 continue
             band.makes[index] = new

@@ -13,7 +13,6 @@ from lowtide.streaming.bands.rows import RowOp
 from lowtide.streaming.bands.rules.light import TAKE_PARTS
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.segments import Segment
-from lowtide.streaming.bands.spans import count
 
 # Rows that are made twice at most. Of a chain of k layers a copy is 1/(2k), and with rows of k - 1
 # made twice on average a band of 200 rows takes least with about 10 of 3 × 3 pixels; few of them
@@ -38,18 +37,9 @@ def made_twice(program: Program, segment: Segment, bands: int) -> frozenset[int]
         most = min(_MOST, step.rows.size // max(bands, 1) // _PART)
         # Where a chain ends, rows are held of what a convolution makes: of what it takes there are
         # as many more as it looks at.
-        if twice is not None and 0 < twice <= most - _held_by(step):
+        if twice is not None and 0 < twice <= most - step.overlap:
             rows[index] = twice
     return frozenset(rows)
-
-
-def _held_by(step: RowOp) -> int:
-    """Rows that two neighboring rows of a convolution's result see together; 0 for others."""
-    if not step.light:
-        return 0
-    middle = step.rows.size // 2
-    (seen,) = step.needed((middle, middle + 1))
-    return count(seen) - 1
 
 
 def _readers(program: Program, segment: Segment) -> dict[int, list[int]]:
@@ -63,8 +53,8 @@ def _readers(program: Program, segment: Segment) -> dict[int, list[int]]:
 
 
 def _is_light(program: Program, index: int, step: RowOp) -> bool:
-    light = step.light or short(program.graph.nodes[index].target) in TAKE_PARTS
-    return light and step.rows.grain == 1
+    light = step.overlap or short(program.graph.nodes[index].target) in TAKE_PARTS
+    return bool(light) and step.rows.grain == 1
 
 
 def _rows_twice(
@@ -77,8 +67,8 @@ def _rows_twice(
         step = program.steps[reader]
         if not isinstance(step, RowOp) or step.rows.size != program.rows[index].size:
             return None
-        if step.light:
-            most = max(most, rows.get(reader, 0) + _held_by(step))
+        if step.overlap:
+            most = max(most, rows.get(reader, 0) + step.overlap)
         elif reader in rows:
             most = max(most, rows[reader])
         else:

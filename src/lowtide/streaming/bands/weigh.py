@@ -55,7 +55,7 @@ class _Scale:
                 self.calls += len(spans)
                 for span in spans:
                     self._run(index, step, span, band)
-                if index in band.again and step.light:
+                if index in band.again and step.overlap:
                     # About as slow as a copy is priced, where it is light enough to be done.
                     touched = sum(map(self._program.row_bytes, (index, *step.inputs)))
                     self.copied += band.again[index] * touched

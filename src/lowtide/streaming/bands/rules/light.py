@@ -28,9 +28,9 @@ def as_light(
 ) -> RowOp:  # fmt: skip
     """``step`` without frames on a card, where it is light; ``run`` convolves rows with so many
     zeros above and below."""
-    readers, beyond = tracked.readers.get(node.index, []), kernel.reach - 1
+    readers, overlap = tracked.readers.get(node.index, []), kernel.reach - 1
     if (
-        tracked.graph.on_cpu or kernel.stride != 1 or beyond == 0 or not readers
+        tracked.graph.on_cpu or kernel.stride != 1 or overlap == 0 or not readers
         or tracked.users[node.args[0].node] != 1
         or not all(short(one.target) in TAKE_PARTS for one in readers)
     ):  # fmt: skip
@@ -41,9 +41,9 @@ def as_light(
         first, last = kernel.seen(span)
         if (first < 0) == (last > size):
             return step.run(span, pieces, whole)
-        made = run(pieces[0], whole, beyond)
+        made = run(pieces[0], whole, overlap)
         # Where the result's row 0 would be among these.
-        at = span[0] + beyond - kernel.pad - max(0, first)
+        at = span[0] + overlap - kernel.pad - max(0, first)
         return made.narrow(2, at, span[1] - span[0])
 
-    return replace(step, run=band, light=True, framed=False)
+    return replace(step, run=band, overlap=overlap, framed=False)

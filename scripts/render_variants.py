@@ -66,10 +66,11 @@ def _bands(rows: Rows) -> str:
         if what != "times":
             continue
         whole, streamed = (named[f"{title}, {way}"] for way in ("whole", "streamed"))
-        share = streamed["peak_bytes"] / whole["peak_bytes"]
+        share = f"{streamed['peak_bytes'] / whole['peak_bytes']:.0%}"
+        share += ", the heap keeping small blocks" if "allocator" in streamed else ""
         lines.append([
             title, format_bytes(whole["peak_bytes"]),
-            f"{format_bytes(streamed['peak_bytes'])} ({share:.0%})",
+            f"{format_bytes(streamed['peak_bytes'])} ({share})",
             *(f"{median(row['cpu_s'][way]):.1f} s" for way in ("whole", "streamed")),
             _ratio(row["ratio"]["streamed"]), f"{row['max_abs_error']:.1e}",
         ])  # fmt: skip

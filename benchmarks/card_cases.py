@@ -143,4 +143,7 @@ def as_graphs(
 
 def largest(result: Tensor, other: Tensor | None) -> float | None:
     """The largest difference."""
-    return None if other is None else (result.double() - other.double()).abs().max().item()
+    if other is None:
+        return None
+    one, other = (tensor.to("cuda", torch.float64) for tensor in (result, other))
+    return (one - other).abs().max().item()

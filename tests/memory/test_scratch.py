@@ -23,9 +23,10 @@ _aten = torch.ops.aten
 
 
 def convolution(
-    rows: int = 64, *, channels_last: bool = False, stride: int = 1, dtype=torch.float32
-):
-    image = torch.empty(1, 16, rows, 600, dtype=dtype)
+    rows: int = 64, *, channels_last: bool = False, stride: int = 1, dtype=torch.float32,
+    width: int = 600,
+):  # fmt: skip
+    image = torch.empty(1, 16, rows, width, dtype=dtype)
     if channels_last:
         image = image.to(memory_format=torch.channels_last)
     kernel, bias = torch.empty(24, 16, 3, 3, dtype=dtype), torch.empty(24, dtype=dtype)

@@ -97,6 +97,14 @@ def row_count(call: Call) -> int:
     return _convolution(call).image.shape[2]
 
 
+def rows_seen(call: Call) -> int:
+    """Rows of the image that one of the result of a convolution looks at."""
+    convolution = _convolution(call)
+    dilation = convolution.settings[2]
+    step = dilation if isinstance(dilation, int) else dilation[0]
+    return step * (convolution.kernel.shape[2] - 1) + 1
+
+
 def with_rows(call: Call, rows: int) -> Call:
     """A convolution (or its backward) on an image of so many rows, all else the same."""
     function, args, keywords = call

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from lowtide.attention.products import ONEDNN_LINEAR
 from lowtide.memory.estimating.calibration import Calibration
+from lowtide.memory.estimating.calls import Call
 from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
@@ -27,16 +28,26 @@ _CONVOLUTIONS = frozenset({
 _BLAS = {False: -1, True: -3}
 
 
-def price_on_cuda(trace: Trace, profile: DeviceProfile, calibration: Calibration) -> Priced:
-    """What the process would hold on ``profile``'s device: reserved bytes and the context."""
-    expected, upper = (_replay(trace, profile, bound) for bound in (False, True))
+# What a convolution takes beside its result of so many bytes.
+Scratch = Callable[[Call, int], int]
+
+
+def price_on_cuda(
+    trace: Trace, profile: DeviceProfile, calibration: Calibration, scratch: Scratch | None = None
+) -> Priced:
+    """What the process would hold on ``profile``'s device: reserved bytes and the context.
+
+    Convolutions take what ``scratch`` says, or what the profile supposes.
+    """
+    expected, upper = (_replay(trace, profile, bound, scratch) for bound in (False, True))
     where = trace.peak_op()
     rows = traced_rows(trace, None)
     live = sum(row.value for row in rows)
     threads = len(_multiplying(trace))
     blas = [threads * size for size in profile.workspaces.blas_bytes]
-    scratch, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
-    rows.append(_row("scratch", max(scratch, blas[0]), max(most, blas[1]), "prior"))
+    beside, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
+    origin: Origin = "prior" if scratch is None else "probed"
+    rows.append(_row("scratch", max(beside, blas[0]), max(most, blas[1]), origin))
     held = sum(row.value for row in rows), sum(row.upper for row in rows)
     rows.append(_row(
         "allocator", max(0, expected.peak_reserved - held[0]),
@@ -55,10 +66,12 @@ def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
     )
 
 
-def _replay(trace: Trace, profile: DeviceProfile, upper: bool) -> CachingAllocator:
+def _replay(
+    trace: Trace, profile: DeviceProfile, upper: bool, scratch: Scratch | None
+) -> CachingAllocator:
     allocator = CachingAllocator()
     handles: dict[int, int] = {}
-    for storage, size in _events(trace, profile, upper):
+    for storage, size in _events(trace, profile, upper, scratch):
         if size > 0:
             handles[storage] = allocator.allocate(size)
         elif storage in handles:
@@ -66,7 +79,9 @@ def _replay(trace: Trace, profile: DeviceProfile, upper: bool) -> CachingAllocat
     return allocator
 
 
-def _events(trace: Trace, profile: DeviceProfile, upper: bool) -> Iterator[tuple[int, int]]:
+def _events(
+    trace: Trace, profile: DeviceProfile, upper: bool, scratch: Scratch | None
+) -> Iterator[tuple[int, int]]:
     """Storages as they come and go, with the workspaces of the operators between them."""
     for storage, size in trace.held.items():
         if size:
@@ -78,19 +93,22 @@ def _events(trace: Trace, profile: DeviceProfile, upper: bool) -> Iterator[tuple
             function = op.call[0] if op.call else None
             if (backward := first.get(index)) is not None:
                 yield _BLAS[backward], profile.workspaces.blas_bytes[upper]
-            if function in _CONVOLUTIONS and (size := _workspace(op, profile, upper)):
-                yield -2, size
-                yield -2, -size
+            if function in _CONVOLUTIONS:
+                size = _workspace(op, profile, upper, scratch)
+                if size:
+                    yield -2, size
+                    yield -2, -size
         done = max(done, until)
         if event is not None and event.size:
             yield event.storage, event.size
 
 
-def _workspace(op: Op, profile: DeviceProfile, upper: bool) -> int:
-    made = max(0, op.after - op.before)
+def _workspace(op: Op, profile: DeviceProfile, upper: bool, scratch: Scratch | None) -> int:
     assert op.call is not None
+    if scratch is not None:
+        return scratch(op.call, op.made)
     channels_last = _is_channels_last(op.call[1][0])
-    return profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
+    return profile.workspaces.conv_bytes(op.made, channels_last=channels_last)[upper]
 
 
 def _is_channels_last(facts: Any) -> bool:

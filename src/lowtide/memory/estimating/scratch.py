@@ -133,19 +133,19 @@ def _measure(call: Call) -> int:
         return asked
     # In low precision oneDNN asks for room that it may not use; pages count when touched.
     with torch.inference_mode():
-        return min(asked, _touched_bytes(_ready(call)) or asked)
+        return min(asked, _touched_bytes(ready(call)) or asked)
 
 
 def _asked(call: Call) -> int:
     with torch.inference_mode():
-        return live_peak_bytes(_ready(call))
+        return live_peak_bytes(ready(call))
 
 
-def _ready(call: Call) -> Callable[[], Any]:
-    """The operator with real arguments of the described kinds."""
+def ready(call: Call, device: torch.device | None = None) -> Callable[[], Any]:
+    """The operator with real arguments of the described kinds, on a device (None: the CPU)."""
     function, args, keywords = call
-    given = [_make(arg) for arg in args]
-    named = {name: _make(value) for name, value in keywords.items()}
+    given = [_make(arg, device) for arg in args]
+    named = {name: _make(value, device) for name, value in keywords.items()}
     return lambda: function(*given, **named)
 
 
@@ -166,12 +166,12 @@ def _touched_bytes(run: Callable[[], Any]) -> int | None:
     return most
 
 
-def _make(value: Any) -> Any:
+def _make(value: Any, device: torch.device | None) -> Any:
     """Arguments of the described kind; zeros are valid as values and as indices."""
     if isinstance(value, TensorFacts):
         span = sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True)) + 1
-        storage = torch.zeros(0 if 0 in value.shape else span, dtype=value.dtype)
+        storage = torch.zeros(0 if 0 in value.shape else span, dtype=value.dtype, device=device)
         return storage.as_strided(value.shape, value.stride)
     if isinstance(value, tuple):
-        return [_make(part) for part in value]
+        return [_make(part, device) for part in value]
     return value

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lowtide.core.heap import REUSED_BELOW, trim_heap
 from lowtide.memory.estimating.calibration import NO_MARGIN
+from lowtide.memory.estimating.card_scratch import CardScratch, convolution_settings
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
 from lowtide.memory.estimating.pricing_cuda import price_on_cuda
 from lowtide.memory.estimating.scratch import HostScratch
@@ -55,14 +56,19 @@ def tell(
     """What one image's run takes beside weights and input: on this machine's CPU, or on a card
     with that ``profile``.
 
-    Storages are followed exactly. On the CPU the scratch of operators is measured, each once, and
-    the row ``allocator`` is what lives in blocks that a heap may keep after they are freed; on
-    a card it is the profile's, and storages pass through the allocator's simulation. ``held``
-    says whether the image is there as a whole and the result is put together, which then counts,
-    or both are files that are read and written by rows. Remembered in the cache folder.
+    Storages are followed exactly. The scratch of operators is measured, each once; a card that is
+    known by its ``profile`` only has that one's. On the CPU the row ``allocator`` is what lives in
+    blocks that a heap may keep after they are freed; for a card storages pass through the
+    allocator's simulation. ``held`` says whether the image is there as a whole and the result is
+    put together, which then counts, or both are files that are read and written by rows.
+    Remembered in the cache folder.
     """
     store = store_of(program)
-    key = f"takes {layout.key} {held}{f' on {profile.name}' if profile else ''}"
+    where = ""
+    if profile is not None:
+        measured = convolution_settings() if program.graph.card else "not here"
+        where = f" on {profile.name} {measured}"
+    key = f"takes {layout.key} {held}{where}"
     rows = store.get(key)
     if rows is None:
         known, sure = _measured(program, layout, held, profile)
@@ -86,8 +92,12 @@ def _measured(
         scratch.store.save()
         sure = not scratch.assumed
         rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
-    else:
+    elif program.graph.card is None:
         rows = list(price_on_cuda(trace, profile, NO_MARGIN).rows)
+    else:
+        measured = CardScratch(program.graph.card)
+        rows = list(price_on_cuda(trace, profile, NO_MARGIN, measured.of).rows)
+        measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)

@@ -86,6 +86,12 @@ class Graph:
         """Whether the model was on the CPU when its graph was taken."""
         return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
 
+    @cached_property
+    def card(self) -> torch.device | None:
+        """The card that the model was on then."""
+        devices = (tensor.device for tensor in self.tensors.values())
+        return next((device for device in devices if device.type == "cuda"), None)
+
     def users(self) -> dict[int, list[Node]]:
         """By result the operators that take it."""
         found: dict[int, list[Node]] = {}

@@ -1,0 +1,81 @@
+"""What convolutions take for themselves on a card that is there: measured once each, then kept.
+
+Libraries choose a convolution's kernel by precision, size and card: one converts its image and its
+result to the order of channels that it wants, in as many bytes again, another needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.core.units import MIB
+from lowtide.memory.estimating.calls import (
+    Call,
+    operand_bytes,
+    row_count,
+    rows_seen,
+    signature,
+    with_rows,
+)
+from lowtide.memory.estimating.scratch import ready
+from lowtide.memory.store import OperatorStore, cache_folder
+
+# They are measured on so many rows and scaled, since bands come in many heights and each size costs
+# a library some time to choose a kernel for; on fewer rows it chooses others.
+_ROWS, _LEAST_ROWS = 64, 16
+# A plan may not take what it is to save.
+_AT_ONCE = 128 * MIB
+# Another thread may take memory meanwhile.
+_TIMES = 2
+
+
+class CardScratch:
+    """Measures convolutions on ``device``, each signature once, kept in a store.
+
+    ``taken`` tells what a run allocates beside its result; by default a card's allocator does.
+    """
+
+    def __init__(
+        self, device: torch.device, store: OperatorStore | None = None, *,
+        taken: Callable[[Callable[[], Tensor]], int] | None = None,
+    ) -> None:  # fmt: skip
+        self._device = device
+        self.store = store or OperatorStore(cache_folder(), device=str(device))
+        self._taken = taken or self._by_the_allocator
+
+    def of(self, call: Call, made: int) -> int:
+        """Bytes that a convolution takes beside its result of ``made`` bytes."""
+        rows = row_count(call)
+        most = _AT_ONCE * rows // max(1, operand_bytes(call) + made)
+        few = with_rows(call, max(_LEAST_ROWS, rows_seen(call), min(_ROWS, most)))
+        key = f"card {signature(few)} {convolution_settings()}"
+        known = self.store.get(key)
+        if known is None:
+            run = ready(few, self._device)
+            with torch.inference_mode():
+                run()  # what a library keeps from then on is no scratch
+                known = min(self._taken(run) for _ in range(_TIMES))
+            self.store.put(key, known)
+        return math.ceil(known * rows / row_count(few))
+
+    def _by_the_allocator(self, run: Callable[[], Tensor]) -> int:
+        # A sum of all that was ever handed out: the peak is somebody else's to restart.
+        before = _handed_out(self._device)
+        result = run()
+        return max(0, _handed_out(self._device) - before - result.nbytes)
+
+
+def convolution_settings() -> str:
+    """What of PyTorch's settings decides which kernel a convolution gets."""
+    cudnn: Any = torch.backends.cudnn
+    settings = cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    return f"{cudnn.version()} {''.join(str(int(setting)) for setting in settings)}"
+
+
+def _handed_out(device: torch.device) -> int:
+    return torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]

@@ -1,0 +1,124 @@
+"""What convolutions take for themselves on a card, measured there: all but the calls to one."""
+
+import pytest
+import torch
+from test_scratch import convolution
+from torch import nn
+
+import lowtide
+from lowtide.core.units import MIB
+from lowtide.memory.estimating.calibration import NO_MARGIN
+from lowtide.memory.estimating.card_scratch import CardScratch
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.pricing_cuda import price_on_cuda
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.profiles import load_profile
+from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.tracer import describe
+from lowtide.streaming.bands.certify import tf32
+
+CPU = torch.device("cpu")
+# Bytes of a row of the result.
+MADE = 24 * 600 * 4
+
+
+class Counted:
+    """A convolution's room on the CPU, and how many rows were run for it."""
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, run):
+        result = run()
+        self.rows.append(result.shape[2])
+        return live_peak_bytes(run) - result.nbytes
+
+
+def test_a_convolution_is_measured_once_for_all_heights(tmp_path):
+    store, taken = OperatorStore(tmp_path), Counted()
+    scratch = CardScratch(CPU, store, taken=taken)
+    assert scratch.of(convolution(64), 64 * MADE) == _room(64)
+    assert scratch.of(convolution(96), 96 * MADE) == pytest.approx(_room(96), rel=0.02)
+    assert scratch.of(convolution(8), 8 * MADE) == _room(64) / 8
+    store.save()
+    again = CardScratch(CPU, OperatorStore(tmp_path), taken=taken)
+    assert again.of(convolution(64), 64 * MADE) == _room(64)
+    assert taken.rows == [64, 64]
+
+
+def test_of_a_wide_one_fewer_rows_are_run(tmp_path):
+    taken = Counted()
+    wide = convolution(500, channels_last=True, width=20_000)
+    scratch = CardScratch(CPU, OperatorStore(tmp_path), taken=taken)
+    scratch.of(wide, 500 * 20_000 * 24 * 4)
+    # Operands and result are 128 MiB then.
+    assert taken.rows[0] * 20_000 * (16 + 24) * 4 == pytest.approx(128 * MIB, rel=0.05)
+    scratch.of(convolution(500, width=200_000), 500 * 200_000 * 24 * 4)
+    assert taken.rows[-1] == 16
+
+
+def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
+    store, taken = OperatorStore(tmp_path), Counted()
+    for allowed in (False, True):
+        with tf32(allowed):
+            for _ in range(2):
+                CardScratch(CPU, store, taken=taken).of(convolution(), 0)
+    assert len(taken.rows) == 4
+
+
+def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
+    taken = Counted()
+    image, kernel = torch.empty(1, 16, 200, 200_000), torch.empty(1, 16, 9, 1)
+    settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
+    args = tuple(describe(arg) for arg in (image, kernel, None, *settings))
+    call = torch.ops.aten.convolution.default, args, {}
+    CardScratch(CPU, OperatorStore(tmp_path), taken=taken).of(call, 168 * 200_000 * 4)
+    assert taken.rows == [1, 1]
+
+
+def _room(rows):
+    function, args, _ = convolution(rows)
+    given = [torch.zeros(arg.shape) if hasattr(arg, "stride") else arg for arg in args]
+    return live_peak_bytes(lambda: function(*given)) - rows * MADE
+
+
+def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
+    trace = trace_step(model, InferenceStep((torch.rand(1, 8, 512, 512),)))
+    profile = load_profile("rtx3060-12gb")
+
+    def scratch(bytes_of):
+        priced = price_on_cuda(trace, profile, NO_MARGIN, bytes_of)
+        return next(row for row in priced.rows if row.name == "scratch")
+
+    supposed, nothing = scratch(None), scratch(lambda call, made: 0)
+    assert nothing.value == nothing.upper < supposed.value
+    assert scratch(lambda call, made: 3 * made).value > supposed.value
+    assert (supposed.origin, nothing.origin) == ("prior", "probed")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precise", [False, True])
+def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).cuda().eval()
+    image = torch.rand(1, 64, 512, 512, device="cuda")
+    with tf32(not precise), torch.inference_mode():
+        model(image)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        whole = model(image)
+        taken = torch.cuda.max_memory_allocated() - before
+        small = lowtide.stream(model, budget=taken // 2 + whole.nbytes)
+        plan = small.prepare(image)
+        small(image)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        small(image)
+        seen = torch.cuda.max_memory_allocated() - before
+    # What is told is what is reserved, which is rounded up.
+    assert seen <= plan.layout.bytes <= 1.2 * seen + 20 * MIB

@@ -15,6 +15,7 @@ from lowtide.core import scratch
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands import sweep
 from lowtide.streaming.bands.certify import Certificate, _measured
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.pages import MemoryPage, memory_order
@@ -289,6 +290,21 @@ def test_layouts_are_remembered(model, monkeypatch):
     assert (again.key, again.bytes) == (first.key, first.bytes)
     with pytest.raises(AssertionError, match="looked at again"):
         lowtide.stream(model, budget="64MiB").prepare(torch.rand(1, 3, 96, 72))
+
+
+@pytest.mark.parametrize("kept, planned", [(512, [True, True, False]), (0, [True, True, True])])
+def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatch, kept, planned):
+    asked = []
+    plan = sweep.schedule
+    monkeypatch.setattr(sweep, "schedule", lambda *args: asked.append(args) or plan(*args))
+    monkeypatch.setattr(sweep, "_PLANS_KEPT_ON_CPU", kept)
+    small = lowtide.stream(model, budget="64MiB")
+    image = torch.rand(1, 3, 75, 53)
+    small.prepare(image)
+    for anew in planned:
+        asked.clear()
+        assert (small(image) - whole(model, image)).abs().max() <= 5e-6
+        assert bool(asked) == anew
 
 
 def test_a_wrong_rule_is_found_out(monkeypatch):

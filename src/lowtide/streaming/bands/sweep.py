@@ -21,8 +21,9 @@ from lowtide.streaming.bands.segments import Segment, last_reads
 from lowtide.streaming.bands.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
-# Bands of all segments, some kilobytes each.
-_PLANS_KEPT = 4096
+# Bands of all segments whose plans are kept, up to 20 kilobytes each; on the CPU they share the
+# memory of what is computed.
+_PLANS_KEPT, _PLANS_KEPT_ON_CPU = 4096, 512
 
 
 class Sweep:
@@ -38,9 +39,11 @@ class Sweep:
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
         self._constants = constants or Constants(program)
-        # A card waits while bands are planned: those of earlier runs, by segment, if not too many.
+        # Plans of earlier runs, by segment, if not too many: a card waits while bands are planned.
+        # On the CPU they are worth their memory only if runs are repeated.
         self._planned: dict[int, list[Band]] = {}
-        self._keeps_plans = not program.graph.on_cpu and sum(bands) <= _PLANS_KEPT
+        self._on_cpu, self._run_once = program.graph.on_cpu, set[int]()
+        self._keeps_plans = sum(bands) <= (_PLANS_KEPT_ON_CPU if self._on_cpu else _PLANS_KEPT)
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
         self._work = sum(
@@ -87,10 +90,12 @@ class Sweep:
             }  # fmt: skip
 
     def _plan(self, place: int, segment: Segment, bands: int) -> Iterator[Band]:
-        if not self._keeps_plans:
-            return schedule(self._program, segment, bands)
         if place not in self._planned:
-            self._planned[place] = list(schedule(self._program, segment, bands))
+            plan = schedule(self._program, segment, bands)
+            if not self._keeps_plans or (self._on_cpu and place not in self._run_once):
+                self._run_once.add(place)
+                return plan
+            self._planned[place] = list(plan)
         return iter(self._planned[place])
 
     def _segment(

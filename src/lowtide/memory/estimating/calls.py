@@ -74,15 +74,19 @@ class _Convolution(NamedTuple):
     kernel: TensorFacts
     settings: tuple[Any, ...]
 
+    @property
+    def rows_seen(self) -> int:
+        """Rows of the image that one row of the result looks at."""
+        return self.settings[2][0] * (self.kernel.shape[2] - 1) + 1
+
     def result_rows(self, rows: int) -> int:
         """Rows of the result for so many rows of the image."""
-        stride, padding, dilation, transposed, extra = (
+        stride, padding, _, transposed, extra = (
             value if isinstance(value, bool) else value[0] for value in self.settings[:5]
         )
-        span = dilation * (self.kernel.shape[2] - 1)
         if transposed:
-            return (rows - 1) * stride - 2 * padding + span + extra + 1
-        return (rows + 2 * padding - span - 1) // stride + 1
+            return (rows - 1) * stride - 2 * padding + self.rows_seen + extra
+        return (rows + 2 * padding - self.rows_seen) // stride + 1
 
 
 def _convolution(call: Call) -> _Convolution:
@@ -98,11 +102,8 @@ def row_count(call: Call) -> int:
 
 
 def rows_seen(call: Call) -> int:
-    """Rows of the image that one of the result of a convolution looks at."""
-    convolution = _convolution(call)
-    dilation = convolution.settings[2]
-    step = dilation if isinstance(dilation, int) else dilation[0]
-    return step * (convolution.kernel.shape[2] - 1) + 1
+    """Rows of the image that one row of a convolution's result looks at."""
+    return _convolution(call).rows_seen
 
 
 def with_rows(call: Call, rows: int) -> Call:

@@ -14,7 +14,7 @@ from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.simulation.allocator import CachingAllocator
-from lowtide.memory.tracing.trace import Op, Trace
+from lowtide.memory.tracing.trace import Trace
 
 _PRODUCTS = frozenset({
     torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
@@ -26,8 +26,6 @@ _CONVOLUTIONS = frozenset({
 # Workspaces that stay with a thread once it has multiplied matrices: the step's own, and that of
 # autograd, which runs backward passes on CUDA in a thread of its own. (A convolution's has -2.)
 _BLAS = {False: -1, True: -3}
-
-
 # What a convolution takes beside its result of so many bytes.
 Scratch = Callable[[Call, int], int]
 
@@ -39,7 +37,10 @@ def price_on_cuda(
 
     Convolutions take what ``scratch`` says, or what the profile supposes.
     """
-    expected, upper = (_replay(trace, profile, bound, scratch) for bound in (False, True))
+    expected, upper = (
+        _replay(trace, blas, scratch or _supposed(profile, upper))
+        for upper, blas in enumerate(profile.workspaces.blas_bytes)
+    )  # fmt: skip
     where = trace.peak_op()
     rows = traced_rows(trace, None)
     live = sum(row.value for row in rows)
@@ -66,12 +67,18 @@ def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
     )
 
 
-def _replay(
-    trace: Trace, profile: DeviceProfile, upper: bool, scratch: Scratch | None
-) -> CachingAllocator:
+def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
+    def scratch(call: Call, made: int) -> int:
+        channels_last = _is_channels_last(call[1][0])
+        return profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
+
+    return scratch
+
+
+def _replay(trace: Trace, blas_bytes: int, scratch: Scratch) -> CachingAllocator:
     allocator = CachingAllocator()
     handles: dict[int, int] = {}
-    for storage, size in _events(trace, profile, upper, scratch):
+    for storage, size in _events(trace, blas_bytes, scratch):
         if size > 0:
             handles[storage] = allocator.allocate(size)
         elif storage in handles:
@@ -79,9 +86,7 @@ def _replay(
     return allocator
 
 
-def _events(
-    trace: Trace, profile: DeviceProfile, upper: bool, scratch: Scratch | None
-) -> Iterator[tuple[int, int]]:
+def _events(trace: Trace, blas_bytes: int, scratch: Scratch) -> Iterator[tuple[int, int]]:
     """Storages as they come and go, with the workspaces of the operators between them."""
     for storage, size in trace.held.items():
         if size:
@@ -90,25 +95,14 @@ def _events(
     for event in (*trace.events, None):
         until = len(trace.ops) if event is None else event.op
         for index, op in enumerate(trace.ops[done:until], done):
-            function = op.call[0] if op.call else None
             if (backward := first.get(index)) is not None:
-                yield _BLAS[backward], profile.workspaces.blas_bytes[upper]
-            if function in _CONVOLUTIONS:
-                size = _workspace(op, profile, upper, scratch)
-                if size:
-                    yield -2, size
-                    yield -2, -size
+                yield _BLAS[backward], blas_bytes
+            if op.call and op.call[0] in _CONVOLUTIONS and (size := scratch(op.call, op.made)):
+                yield -2, size
+                yield -2, -size
         done = max(done, until)
         if event is not None and event.size:
             yield event.storage, event.size
-
-
-def _workspace(op: Op, profile: DeviceProfile, upper: bool, scratch: Scratch | None) -> int:
-    assert op.call is not None
-    if scratch is not None:
-        return scratch(op.call, op.made)
-    channels_last = _is_channels_last(op.call[1][0])
-    return profile.workspaces.conv_bytes(op.made, channels_last=channels_last)[upper]
 
 
 def _is_channels_last(facts: Any) -> bool:

@@ -42,8 +42,9 @@ class Sweep:
         # Plans of earlier runs, by segment, if not too many: a card waits while bands are planned.
         # On the CPU they are worth their memory only if runs are repeated.
         self._planned: dict[int, list[Band]] = {}
-        self._on_cpu, self._run_once = program.graph.on_cpu, set[int]()
-        self._keeps_plans = sum(bands) <= (_PLANS_KEPT_ON_CPU if self._on_cpu else _PLANS_KEPT)
+        on_cpu = program.graph.on_cpu
+        self._repeated = set[int]() if on_cpu else set(range(len(segments)))
+        self._keeps_plans = sum(bands) <= (_PLANS_KEPT_ON_CPU if on_cpu else _PLANS_KEPT)
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
         self._work = sum(
@@ -92,8 +93,8 @@ class Sweep:
     def _plan(self, place: int, segment: Segment, bands: int) -> Iterator[Band]:
         if place not in self._planned:
             plan = schedule(self._program, segment, bands)
-            if not self._keeps_plans or (self._on_cpu and place not in self._run_once):
-                self._run_once.add(place)
+            if not self._keeps_plans or place not in self._repeated:
+                self._repeated.add(place)
                 return plan
             self._planned[place] = list(plan)
         return iter(self._planned[place])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from common import in_turns, ratio_of, spread
 from streaming_models import given, made
 from torch import Tensor
 
+from lowtide.core.errors import BudgetError
 from lowtide.memory.failures import is_out_of_memory
 from lowtide.streaming.bands.certify import tf32
 from lowtide.streaming.bands.placement import Wanted
@@ -24,6 +25,16 @@ EXACT_TO = 2048
 RECORDED_TO = 1024
 # These make masks on the processor when they are run whole, which no graph can hold.
 UNRECORDED = ("SwinIR",)
+
+
+class Planned(NamedTuple):
+    """A run by bands, how it goes, what it is told to take beside weights and image, and the
+    budget for that."""
+
+    run: Callable[[], Tensor]
+    title: str
+    told_bytes: int
+    budget_bytes: int
 
 
 class Case:
@@ -55,19 +66,27 @@ class Case:
             made = Recording(self.model, self.image, recorder_of("cuda"))
         return lambda: made(self.image)
 
-    def streamed(
-        self, budget: int, recorded: bool = False
-    ) -> tuple[Callable[[], Tensor], str]:
-        """A run by bands within a budget, planned already, and how it goes."""
+    def streamed(self, budget: int, recorded: bool = False) -> Planned:
+        """A run by bands within a budget, planned already."""
         module = Streamed(self.model, budget=budget, pages=self.pages, recorded=recorded)
         with tf32(self.precision == "tf32"):
-            title = module.prepare(self.image).title
+            prepared = module.prepare(self.image)
 
         def run() -> Tensor:
             with torch.inference_mode(), tf32(self.precision == "tf32"):
                 return module(self.image)
 
-        return run, title
+        return Planned(run, prepared.title, prepared.layout.bytes, budget)
+
+    def to_record(self, budget: int) -> Planned:
+        """A run by bands that is recorded with its second image, within a budget or the least that
+        does, for a recording needs more beside its rows."""
+        try:
+            return self.streamed(budget, recorded=True)
+        except BudgetError as error:
+            if error.smallest is None:
+                raise
+            return self.streamed(error.smallest, recorded=True)
 
     def exact(self) -> Tensor | None:
         """The result in fp64, or None where that would not fit, or is known by another case; of
@@ -98,13 +117,16 @@ def fitting(run: Callable[[], Tensor]) -> Tensor | None:
     return None
 
 
-def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int]:
-    """What `fitting` returns, and the most that the allocator handed out meanwhile."""
+def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int, int]:
+    """What `fitting` returns, the most that the allocator handed out meanwhile, and how many bytes
+    more it took from the card."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     result = fitting(run)
     torch.cuda.synchronize()
-    return result, torch.cuda.max_memory_allocated()
+    return result, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved() - before
 
 
 def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -120,11 +142,9 @@ def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[f
     return taken
 
 
-def as_graphs(
-    case: Case, again: tuple[Callable[[], Tensor], str], streamed: Tensor, rounds: int
-) -> dict[str, Any]:
+def as_graphs(case: Case, again: Planned, streamed: Tensor, rounds: int) -> dict[str, Any]:
     """What recording does to the streamed run and to the whole one."""
-    run, plan = again
+    run = again.run
     run()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -134,7 +154,8 @@ def as_graphs(
     held = torch.cuda.memory_reserved() - before
     taken = seconds({"whole": case.whole, "kept": case.recording(), "recorded": run}, rounds)
     return {
-        "way": "recorded", "plan": plan, "held_bytes": held,
+        "way": "recorded", "plan": again.title, "budget_bytes": again.budget_bytes,
+        "told_bytes": again.told_bytes, "held_bytes": held,
         "wall_s": spread(taken["recorded"]), "ratio": ratio_of(taken["recorded"], taken["whole"]),
         "ratio_to_recorded": ratio_of(taken["recorded"], taken["kept"]),
         "max_abs_error_to_streamed": error,

@@ -4,7 +4,8 @@
 
 A row for each model, side, precision and way. All cases are planned at once, in processes of their
 own, and then have the card one after another. Clock time between events, in turns; bytes are the
-most that PyTorch's allocator handed out, weights included. Errors are against a run in fp64 where
+most that PyTorch's allocator handed out, weights included; and of a streamed run what the allocator
+took from the card, beside what was told. Errors are against a run in fp64 where
 that fits, and the streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32``
 with it. The budget is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for
 which they go to the host: which share of the time of copies a kernel ran then is told by a profile.
@@ -49,19 +50,19 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
     title = title_of(case.name, case.side, case.precision, case.pages)
     facts = {"model": case.name, "side": case.side, "precision": case.precision}
     with turn.alone():
-        whole, found = with_peak(case.whole)
+        whole, found, _ = with_peak(case.whole)
         # Kept for comparison only, it would count as what the other way takes.
         whole = None if whole is None else whole.cpu()
         torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     budget = int(SHARES[case.pages] * (total if whole is None else found))
     started = time.perf_counter()
-    run, plan = case.streamed(budget)
+    run, plan, told, _ = case.streamed(budget)
     planned = time.perf_counter() - started
-    again = case.streamed(budget, recorded=True) if case.is_recorded else None
+    again = case.to_record(budget) if case.is_recorded else None
     torch.cuda.empty_cache()
     turn.wait_for(PLANNED)
-    result, peak = with_peak(run)
+    result, peak, reserved = with_peak(run)
     assert result is not None, "streamed, it is out of memory"
     torch.cuda.empty_cache()
     exact = case.exact()
@@ -80,6 +81,7 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
         more["max_abs_error"] = largest(result, whole)
     yield {f"{title}, streamed": {
         **facts, "way": "streamed", "plan": plan, "budget_bytes": budget, "peak_bytes": peak,
+        "told_bytes": told, "reserved_bytes": reserved,
         "wall_s": spread(taken["streamed"]), "error_to_fp64": largest(result, exact), **more,
         "planned_s": round(planned, 1),
     }}  # fmt: skip
@@ -94,7 +96,7 @@ def limit(side: int, card: int, turn: Turn) -> Iterator[Found]:
     """Whether a side fits in a card of so many bytes, whole and streamed."""
     total = torch.cuda.get_device_properties(0).total_memory
     case = Case(MODEL, side, "fp32", "auto")
-    run, _ = case.streamed(int(card * 0.9))
+    run = case.streamed(int(card * 0.9)).run
     turn.wait_for(PLANNED)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, card / total))

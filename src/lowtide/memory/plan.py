@@ -42,8 +42,8 @@ class BandPlan(BaseModel):
     each number up to which operators are run again rather than their results kept, ``bands`` how
     many bands each segment is run in. Of what is kept between segments ``pages`` says where it
     lies, but for the results in ``held``, which stay in memory: ``pages_bytes`` is the most of all,
-    ``away_bytes`` of what lies elsewhere. ``operators`` is a digest of the network's operators,
-    which the numbers belong to.
+    ``away_bytes`` of what lies elsewhere. A card's allocator is given a piece of ``piece_bytes`` to
+    cut up. ``operators`` is a digest of the network's operators, which the numbers belong to.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +55,7 @@ class BandPlan(BaseModel):
     held: tuple[int, ...] = ()
     pages_bytes: int
     away_bytes: int = 0
+    piece_bytes: int = 0
     operators: str
 
     @property

@@ -50,7 +50,7 @@ def run_banded(
     make_page = page_maker(
         program, banded.pages, torch.device(network.device), scratch, held=frozenset(banded.held)
     )
-    sweep = Sweep(program, segments, banded.bands, make_page)
+    sweep = Sweep(program, segments, banded.bands, make_page, piece=banded.piece_bytes)
     pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
     runs = [sweep.run(page, meter.band, before_step) for page in pages]
     try:

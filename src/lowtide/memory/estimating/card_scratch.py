@@ -1,7 +1,8 @@
 """What convolutions take for themselves on a card that is there: measured once each, then kept.
 
 Libraries choose a convolution's kernel by precision, size and card: one converts its image and its
-result to the order of channels that it wants, in as many bytes again, another needs nothing.
+result to the order of channels that it wants, in as many bytes again, one only its image, and
+another needs nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ from lowtide.memory.estimating.calls import (
 from lowtide.memory.estimating.scratch import ready
 from lowtide.memory.store import OperatorStore, cache_folder
 
-# They are measured on so many rows and scaled, since bands come in many heights and each size costs
-# a library some time to choose a kernel for; on fewer rows it chooses others.
-_ROWS, _LEAST_ROWS = 64, 16
-# A plan may not take what it is to save.
+# Operands and result of what is measured: a plan may not take what it is to save. Libraries have
+# kernels of other needs for small images, even for single heights of them, but not for larger ones.
 _AT_ONCE = 128 * MIB
 # Another thread may take memory meanwhile.
 _TIMES = 2
@@ -49,10 +48,24 @@ class CardScratch:
         self._taken = taken or self._by_the_allocator
 
     def of(self, call: Call, made: int) -> int:
-        """Bytes that a convolution takes beside its result of ``made`` bytes."""
-        rows = row_count(call)
-        most = _AT_ONCE * rows // max(1, operand_bytes(call) + made)
-        few = with_rows(call, max(_LEAST_ROWS, rows_seen(call), min(_ROWS, most)))
+        """Bytes that a convolution takes beside its result of ``made`` bytes.
+
+        Of a large one they are taken to grow by the row, as from one to the other of two heights
+        that are measured, beside what weights take once.
+        """
+        rows, least = row_count(call), rows_seen(call)
+        most = max(least, _AT_ONCE * rows // max(1, operand_bytes(call) + made))
+        if rows <= most:
+            return self._measured(call)
+        # Powers of two, so that they are the same for all heights of bands.
+        high = max(least, 1 << most.bit_length() - 1)
+        low = max(least, high // 2)
+        fewer, taken = (self._measured(with_rows(call, some)) for some in (low, high))
+        if low == high:
+            return math.ceil(taken * rows / high)
+        return max(0, math.ceil(taken + (taken - fewer) * (rows - high) / (high - low)))
+
+    def _measured(self, few: Call) -> int:
         key = f"card {signature(few)} {convolution_settings()}"
         known = self.store.get(key)
         if known is None:
@@ -61,7 +74,7 @@ class CardScratch:
                 run()  # what a library keeps from then on is no scratch
                 known = min(self._taken(run) for _ in range(_TIMES))
             self.store.put(key, known)
-        return math.ceil(known * rows / row_count(few))
+        return known
 
     def _by_the_allocator(self, run: Callable[[], Tensor]) -> int:
         # A sum of all that was ever handed out: the peak is somebody else's to restart.

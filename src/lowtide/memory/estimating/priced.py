@@ -11,7 +11,8 @@ from lowtide.memory.tracing.trace import KINDS, TITLES, Trace
 
 @dataclass(frozen=True)
 class Priced:
-    """A ledger with the phase and the operator of the peak."""
+    """A ledger with the phase and the operator of the peak, and the bytes of a ``piece`` of memory
+    that is taken and given back before the run, which is told with it."""
 
     rows: tuple[LedgerRow, ...]
     phase: str
@@ -19,6 +20,7 @@ class Priced:
     live_bytes: int
     notes: tuple[str, ...] = ()
     objects: Objects | None = None
+    piece: int = 0
 
 
 def traced_rows(trace: Trace, op: int | None) -> list[LedgerRow]:

@@ -13,7 +13,7 @@ from lowtide.memory.estimating.calls import Call
 from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.simulation.allocator import CachingAllocator
+from lowtide.memory.simulation.piece import Event, best_piece, replayed
 from lowtide.memory.tracing.trace import Trace
 
 _PRODUCTS = frozenset({
@@ -31,16 +31,21 @@ Scratch = Callable[[Call, int], int]
 
 
 def price_on_cuda(
-    trace: Trace, profile: DeviceProfile, calibration: Calibration, scratch: Scratch | None = None
-) -> Priced:
+    trace: Trace, profile: DeviceProfile, calibration: Calibration,
+    scratch: Scratch | None = None, *, in_one: bool = False,
+) -> Priced:  # fmt: skip
     """What the process would hold on ``profile``'s device: reserved bytes and the context.
 
-    Convolutions take what ``scratch`` says, or what the profile supposes.
+    Convolutions take what ``scratch`` says, or what the profile supposes. If ``in_one``, a piece
+    of memory is taken and given back before the run, of a size that `Priced.piece` tells.
     """
-    expected, upper = (
-        _replay(trace, blas, scratch or _supposed(profile, upper))
+    held = [(storage, size) for storage, size in trace.held.items() if size]
+    runs = [
+        list(_events(trace, blas, scratch or _supposed(profile, upper)))
         for upper, blas in enumerate(profile.workspaces.blas_bytes)
-    )  # fmt: skip
+    ]
+    piece = best_piece(held, runs[0]) if in_one else 0
+    expected, upper = (replayed(held, events, piece) for events in runs)
     where = trace.peak_op()
     rows = traced_rows(trace, None)
     live = sum(row.value for row in rows)
@@ -49,16 +54,16 @@ def price_on_cuda(
     beside, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
     origin: Origin = "prior" if scratch is None else "probed"
     rows.append(_row("scratch", max(beside, blas[0]), max(most, blas[1]), origin))
-    held = sum(row.value for row in rows), sum(row.upper for row in rows)
+    known = sum(row.value for row in rows), sum(row.upper for row in rows)
     rows.append(_row(
-        "allocator", max(0, expected.peak_reserved - held[0]),
-        max(0, upper.peak_reserved - held[1]), "simulated",
+        "allocator", max(0, expected.peak_reserved - known[0]),
+        max(0, upper.peak_reserved - known[1]), "simulated",
     ))  # fmt: skip
     rows.append(_row("context", profile.context_bytes, profile.context_upper_bytes, "prior"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
     name = trace.ops[where].name if where < len(trace.ops) else ""
-    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes)
+    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, piece=piece)
 
 
 def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
@@ -75,22 +80,8 @@ def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
     return scratch
 
 
-def _replay(trace: Trace, blas_bytes: int, scratch: Scratch) -> CachingAllocator:
-    allocator = CachingAllocator()
-    handles: dict[int, int] = {}
-    for storage, size in _events(trace, blas_bytes, scratch):
-        if size > 0:
-            handles[storage] = allocator.allocate(size)
-        elif storage in handles:
-            allocator.free(handles.pop(storage))
-    return allocator
-
-
-def _events(trace: Trace, blas_bytes: int, scratch: Scratch) -> Iterator[tuple[int, int]]:
+def _events(trace: Trace, blas_bytes: int, scratch: Scratch) -> Iterator[Event]:
     """Storages as they come and go, with the workspaces of the operators between them."""
-    for storage, size in trace.held.items():
-        if size:
-            yield storage, size
     done, first = 0, _multiplying(trace)
     for event in (*trace.events, None):
         until = len(trace.ops) if event is None else event.op

@@ -16,9 +16,12 @@ from lowtide.streaming.bands.program import Program
 DRAFTED_WITHIN = 1.4
 # The part of a draft that its layout hardly ever takes less of.
 _AT_LEAST = 0.87
-# Layouts of one program are off their drafts by much the same, where bands are as high; those with
-# pages in different places a little less so.
-_ALIKE, _ALIKE_ELSEWHERE = 0.97, 0.93
+# Layouts of one program are off their drafts by much the same, where bands are as high, and surely
+# where several were; those with pages in different places a little less so.
+_APART, _APART_ELSEWHERE, _APART_OF_SEVERAL = 0.03, 0.07, 0.01
+_SEVERAL, _SAME_BYTES = 2, 0.01
+# In the last round twice as far apart is possible.
+_LAST_ROUND = 2.0
 
 
 def choose(
@@ -34,14 +37,17 @@ def choose(
     drafter, failed = Drafter(program), list[tuple[Layout, int]]()
     drafts: list[Layout] = []
     pace = drafter.pace
-    # In the last round those that were passed over have their turn.
-    rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
-    for caps, least in rounds:
+    # In the last round those that were passed over have their turn, unless others speak clearly.
+    rounds = (
+        (pace.caps, _AT_LEAST, 1.0), (pace.small_caps, _AT_LEAST, 1.0),
+        ((), 1 / DRAFTED_WITHIN, _LAST_ROUND),
+    )  # fmt: skip
+    for caps, least, doubt in rounds:
         more = drafter.drafts(caps, pages, SHARES if mixed else ()) if caps else ()
         drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:
-            part = max(least, _expected(draft, failed)) if caps else least
+            part = max(least, _expected(draft, failed, doubt))
             if limit_bytes is not None and draft.bytes * part > limit_bytes:
                 passed.append(draft)
                 continue
@@ -64,23 +70,36 @@ def choose(
     )
 
 
-def _expected(draft: Layout, failed: Sequence[tuple[Layout, int]]) -> float:
+def _expected(draft: Layout, failed: Sequence[tuple[Layout, int]], doubt: float) -> float:
     """The multiple of itself that a draft can be expected to take at least, by the one among those
-    that took too much whose bands are most like its own; 0 where nothing is known.
+    that took too much whose bands are most like its own; 0 where nothing is known. The two may be
+    ``doubt`` times as far apart as such mostly are.
 
     What goes beyond drafts is mostly what operators take for themselves, which is a smaller part
     of lower bands.
     """
     if not failed:
         return 0.0
+    twins = [took / one.bytes for one, took in failed if _same(one, draft)]
+    if len(twins) >= _SEVERAL:
+        return (1 - doubt * _APART_OF_SEVERAL) * min(twins)
     height = math.log(max(draft.bands))
     other, took = min(failed, key=lambda one: (
         abs(math.log(max(one[0].bands)) - height), one[0].pages != draft.pages,
         abs(one[0].bytes - draft.bytes),
     ))  # fmt: skip
     times, lower = took / other.bytes, max(other.bands) / max(draft.bands)
-    alike = _ALIKE if other.pages == draft.pages else _ALIKE_ELSEWHERE
-    return alike * (1 + (times - 1) * min(1.0, lower**2) if times > 1 else times)
+    apart = _APART if other.pages == draft.pages else _APART_ELSEWHERE
+    return (1 - doubt * apart) * (1 + (times - 1) * min(1.0, lower**2) if times > 1 else times)
+
+
+def _same(one: Layout, other: Layout) -> bool:
+    """Whether two have bands as high, pages in one place, and about as many bytes."""
+    apart = abs(one.bytes - other.bytes)
+    return (
+        max(one.bands) == max(other.bands) and one.pages == other.pages
+        and apart <= _SAME_BYTES * other.bytes
+    )  # fmt: skip
 
 
 def _untold(failed: Sequence[tuple[Layout, int]], drafts: Sequence[Layout]) -> Layout | None:

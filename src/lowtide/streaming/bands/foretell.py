@@ -29,6 +29,7 @@ from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.drafts import Layout, store_of
 from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.piece import is_cut
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
@@ -44,65 +45,75 @@ _OWN = ("live activations", "scratch"), ("live activations", "scratch", "allocat
 @dataclass(frozen=True)
 class Told:
     """``rows`` are those of a ledger, weights and inputs left out; ``bytes`` what bands, pages in
-    memory and operators take at once by them."""
+    memory and operators take at once by them, on a card if a ``piece`` of so many bytes is taken
+    and given back before the run."""
 
     rows: tuple[LedgerRow, ...]
     bytes: int
+    piece: int = 0
 
 
 def tell(
-    program: Program, layout: Layout, *, held: bool, profile: DeviceProfile | None = None
-) -> Told:
+    program: Program, layout: Layout, *, held: bool, profile: DeviceProfile | None = None,
+    in_one: bool = True,
+) -> Told:  # fmt: skip
     """What one image's run takes beside weights and input: on this machine's CPU, or on a card
     with that ``profile``.
 
     Storages are followed exactly. The scratch of operators is measured, each once; a card that is
     known by its ``profile`` only has that one's. On the CPU the row ``allocator`` is what lives in
     blocks that a heap may keep after they are freed; for a card storages pass through the
-    allocator's simulation. ``held`` says whether the image is there as a whole and the result is
-    put together, which then counts, or both are files that are read and written by rows.
+    allocator's simulation, if ``in_one`` with the piece with which they take least. ``held`` says
+    whether the image is there as a whole and the result is put together, which then counts, or
+    both are files that are read and written by rows.
     Remembered in the cache folder.
     """
     store = store_of(program)
     where = ""
     if profile is not None:
+        # Copies to the host and from it have streams, and so segments, of their own.
+        in_one = in_one and layout.pages != "host" and is_cut()
         measured = convolution_settings() if program.graph.card else "not here"
-        where = f" on {profile.name} {measured}"
+        where = f" on {profile.name} {measured}{' in one' if in_one else ''}"
     key = f"takes {layout.key} {held}{where}"
-    rows = store.get(key)
-    if rows is None:
-        known, sure = _measured(program, layout, held, profile)
+    kept = store.get(key)
+    if kept is None:
+        rows, piece, sure = _measured(program, layout, held, profile, in_one)
         if sure:
-            store.put(key, [row.model_dump() for row in known])
+            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": piece})
             store.save()
     else:
-        known = tuple(LedgerRow.model_validate(row) for row in rows)
-    return Told(known, sum(row.value for row in known if row.name in _OWN[profile is not None]))
+        rows = tuple(LedgerRow.model_validate(row) for row in kept["rows"])
+        piece = kept["piece"]
+    own = _OWN[profile is not None]
+    return Told(rows, sum(row.value for row in rows if row.name in own), piece)
 
 
 def _measured(
-    program: Program, layout: Layout, held: bool, profile: DeviceProfile | None
-) -> tuple[tuple[LedgerRow, ...], bool]:
-    """The rows, and whether they hold another time too: an operator too large for the memory that
-    is free now is taken at its bound."""
-    trace, sure = foretell(program, layout, held=held), True
+    program: Program, layout: Layout, held: bool, profile: DeviceProfile | None, in_one: bool
+) -> tuple[tuple[LedgerRow, ...], int, bool]:
+    """The rows and the piece, and whether they hold another time too: an operator too large for
+    the memory that is free now is taken at its bound."""
+    trace, piece, sure = foretell(program, layout, held=held), 0, True
     if profile is None:
         scratch = HostScratch(OperatorStore(cache_folder()))
         rows = price_on_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
         sure = not scratch.assumed
         rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
-    elif program.graph.card is None:
-        rows = list(price_on_cuda(trace, profile, NO_MARGIN).rows)
     else:
-        measured = CardScratch(program.graph.card)
-        rows = list(price_on_cuda(trace, profile, NO_MARGIN, measured.of).rows)
-        measured.store.save()
+        card = program.graph.card
+        measured = None if card is None else CardScratch(card)
+        scratch = None if measured is None else measured.of
+        priced = price_on_cuda(trace, profile, NO_MARGIN, scratch, in_one=in_one)
+        rows, piece = priced.rows, priced.piece
+        if measured is not None:
+            measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
     kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
-    return tuple(kept), sure
+    return tuple(kept), piece, sure
 
 
 def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:
@@ -139,7 +150,7 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
             tracer.mark("bands")
             made = itertools.islice(sweep.run(source), _bands_told(layout))
             if held:
-                collect(twin, made)
+                collect(twin, made, None if program.graph.on_cpu else torch.device("cpu"))
             deque(made, maxlen=0)  # none is held while the next band is computed
     return tracer.trace
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from lowtide.streaming.bands.amounts import bytes_of_band, bytes_of_step, bytes_taken
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
+from lowtide.streaming.bands.piece import offer_piece
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.rows import Reduction, RowOp
 from lowtide.streaming.bands.schedule import Band, schedule
@@ -27,14 +28,18 @@ _PLANS_KEPT, _PLANS_KEPT_ON_CPU = 4096, 512
 
 
 class Sweep:
-    """Runs of a program: each has pages of its own, all share masks and biases."""
+    """Runs of a program: each has pages of its own, all share masks and biases.
+
+    A run first takes a ``piece`` of so many bytes and gives it back, for its device's allocator to
+    cut up, unless that keeps as much already.
+    """
 
     def __init__(
         self, program: Program, segments: list[Segment], bands: Sequence[int],
-        make_page: MakePage, constants: Constants | None = None,
+        make_page: MakePage, constants: Constants | None = None, *, piece: int = 0,
     ) -> None:  # fmt: skip
         self._program, self._segments, self._make_page = program, segments, make_page
-        self._bands = bands
+        self._bands, self._piece = bands, piece
         self._going = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
@@ -79,6 +84,7 @@ class Sweep:
         (given,) = self._program.graph.inputs
         self._pages = {given: source}
         self._device = source.device
+        offer_piece(self._piece, self._device)
         for place, (segment, bands) in enumerate(zip(self._segments, self._bands, strict=True)):
             for index in segment.before:
                 self._whole(index)
@@ -230,13 +236,19 @@ def _next_in_inference(going: Iterator[tuple[int, Tensor]]) -> list[tuple[int, T
     return list(islice(going, 1))
 
 
-def collect(program: Program, made: Iterable[tuple[int, Tensor]]) -> Tensor:
+def collect(
+    program: Program, made: Iterable[tuple[int, Tensor]], device: torch.device | None = None
+) -> Tensor:
     """The result as a whole, of rows as a sweep makes them.
 
-    Its memory is taken when the first rows come, after the segments that make none.
+    Its memory is taken when the first rows come, after the segments that make none; or at once on
+    ``device``, so that it is none of what a run's piece is cut into, which could not be used as a
+    whole again while the result is kept.
     """
     like, dim = program.graph.nodes[program.output].like, program.rows[program.output].dim
     result: Tensor | None = None
+    if device is not None:
+        result = torch.empty(like.shape, dtype=like.dtype, device=device)
     for first, rows in made:
         if result is None:
             result = torch.empty(like.shape, dtype=like.dtype, device=rows.device)

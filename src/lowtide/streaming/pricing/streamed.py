@@ -125,11 +125,11 @@ class BandPricing:
         height, width = self._size
         assert plan.banded is not None
         layout = self.programs.drafted(height, width, plan.banded.key)
-        rows = self.programs.told(height, width, layout).rows
-        both = in_both_heaps([self._plan(layout, rows)], self.picture.streamed)
+        told = self.programs.told(height, width, layout)
+        both = in_both_heaps([self._plan(layout, told.rows, told.piece)], self.picture.streamed)
         return next(one for one in both if one.heap == plan.heap)
 
-    def _plan(self, layout: Layout, running: Sequence[LedgerRow]) -> Plan:
+    def _plan(self, layout: Layout, running: Sequence[LedgerRow], piece: int = 0) -> Plan:
         costs, shape, info = self.costs, self.shape, self.picture.info
         height, width = self._size
         return Plan(
@@ -147,6 +147,7 @@ class BandPricing:
                 cuts=layout.cuts, again=layout.again, bands=layout.bands, pages=layout.pages,
                 held=tuple(sorted(layout.held)), pages_bytes=int(layout.pages_bytes * self._share),
                 away_bytes=int(layout.away_bytes * self._share),
+                piece_bytes=int(piece * self._share) // self._images,
                 operators=self.programs.operators(height, width),
             ),
         )  # fmt: skip

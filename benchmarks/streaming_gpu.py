@@ -5,10 +5,10 @@
 A row for each model, side, precision and way. All cases are planned at once, in processes of their
 own, and then have the card one after another. Clock time between events, in turns; bytes are the
 most that PyTorch's allocator handed out, weights included; and of a streamed run what the allocator
-took from the card, beside what was told. Errors are against a run in fp64 where
-that fits, and the streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32``
-with it. The budget is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for
-which they go to the host: which share of the time of copies a kernel ran then is told by a profile.
+took from the card, beside what was told. Errors are against a run in fp64 where that fits, and the
+streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32`` with it. The budget
+is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for which they go to the
+host: which share of the time of copies a kernel ran then is told by a profile.
 Up to 1024², both are also recorded as CUDA graphs where that can be, as for many images of one
 size: ``held_bytes`` is what the streamed one then keeps of the card. And which side a card of
 ``--card`` takes, whole and streamed, with the allocator held to that.

@@ -36,8 +36,8 @@ def growing(steps=40):
     sizes = [(11 + 2 * step) * MIB for step in range(steps)]
     events = [(0, sizes[0])]
     for step, size in enumerate(sizes[1:], 1):
-        events += [(step, size), (step - 1, 0)]
-    return [*events, (steps - 1, 0)]
+        events += [(step, size), (step - 1, -sizes[step - 1])]
+    return [*events, (steps - 1, -sizes[-1])]
 
 
 def drawn(seed):
@@ -46,7 +46,8 @@ def drawn(seed):
         events.append((storage, source.randint(1, 40 * MIB)))
         alive.append(storage)
         while len(alive) > source.randint(1, 6):
-            events.append((alive.pop(source.randrange(len(alive))), 0))
+            gone = alive.pop(source.randrange(len(alive)))
+            events.append((gone, -dict(events)[gone]))
     return events
 
 
@@ -67,7 +68,7 @@ def test_a_piece_is_only_taken_where_less_is_reserved(seed):
 
 
 def test_of_equal_sizes_nothing_is_gained():
-    equal = [event for step in range(9) for event in ((step, 20 * MIB), (step, 0))]
+    equal = [event for step in range(9) for event in ((step, 20 * MIB), (step, -20 * MIB))]
     assert best_piece(HELD, equal) == best_piece(HELD, []) == 0
 
 
@@ -136,6 +137,12 @@ def test_a_run_takes_the_piece_before_all_else():
         assert torch.allclose(found, model(image), atol=1e-6)
         assert tracer.trace.events[0].size == size or not size
         peaks[size] = tracer.trace.peak_bytes
+        # Asked for, the result is taken before it.
+        with Tracer() as tracer, torch.inference_mode():
+            collect(program, sweep.run(MemoryPage.of(image, 2)), image.device)
+        assert [event.size for event in tracer.trace.events[:2]][: 1 + (size > 0)] == (
+            [found.nbytes, size] if size else [found.nbytes]
+        )
     assert peaks[0] < 3 * MIB <= peaks[3 * MIB] < 4 * MIB
 
 

@@ -7,6 +7,7 @@ import torch
 from running import program_of
 from torch import nn
 
+from lowtide.core.errors import BudgetError
 from lowtide.streaming.bands import drafts
 from lowtide.streaming.bands.choose import choose
 from lowtide.streaming.bands.drafts import Drafter
@@ -61,3 +62,21 @@ def test_what_is_told_of_one_place_speaks_for_others(program):
     chosen = choose(program, limit, tell, places, mixed=True)
     assert chosen.bytes <= limit
     assert len(asked) == len(set(asked)), asked
+
+
+def test_a_budget_that_is_just_too_small_is_refused_before_all_layouts_are_told(program):
+    caps = *CARD.caps, *CARD.small_caps
+    found = list(Drafter(program).drafts(caps, ("memory",)))
+    least = min(one.bytes for one in found)
+    limit = int(1.25 * least)
+    near = [one for one in found if one.bytes <= 1.4 * limit]
+    asked = list[object]()
+
+    def tell(draft):
+        asked.append(draft.key)
+        return int(1.3 * draft.bytes)
+
+    with pytest.raises(BudgetError) as caught:
+        choose(program, limit, tell, ("memory",))
+    assert caught.value.smallest == int(1.3 * least)
+    assert len(asked) <= 2 * len(near) / 3, (len(asked), len(near))

@@ -3,12 +3,14 @@ allocator fewer gaps that nothing fits than segments of all the sizes that are a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lowtide.memory.simulation.allocator import CachingAllocator
+from lowtide.memory.simulation.allocator import CachingAllocator, replay
 
-# (storage number, bytes): more than zero come, none go.
+# (storage number, bytes), as `replay` takes them.
 Event = tuple[int, int]
+# A number that no storage has.
+_PIECE = -9
 # What is tried, in hundredths of what the run holds at most: the best one depends on all that
 # follows. Of runs with many events fewer are tried, so that no more than these are replayed.
 _SHARES = range(40, 131, 3)
@@ -20,17 +22,17 @@ _WORTH = 0.98
 def replayed(held: Sequence[Event], events: Sequence[Event], piece: int = 0) -> CachingAllocator:
     """The allocator after a run of ``events`` beside what is ``held`` from the start, with a piece
     of so many bytes taken and given back between the two (0: none)."""
-    allocator, handles = CachingAllocator(), dict[int, int]()
-    for storage, size in held:
-        handles[storage] = allocator.allocate(size)
-    if piece:
-        allocator.free(allocator.allocate(piece))
-        allocator.peak_allocated = allocator.allocated  # of the run alone
-    for storage, size in events:
-        if size > 0:
-            handles[storage] = allocator.allocate(size)
-        elif storage in handles:
-            allocator.free(handles.pop(storage))
+    allocator = CachingAllocator()
+
+    def asked() -> Iterator[Event]:
+        yield from held
+        if piece:
+            yield _PIECE, piece
+            yield _PIECE, -piece
+            allocator.peak_allocated = allocator.allocated  # of the run alone
+        yield from events
+
+    replay(asked(), allocator)
     return allocator
 
 

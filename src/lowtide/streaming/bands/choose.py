@@ -21,7 +21,7 @@ _AT_LEAST = 0.87
 _APART, _APART_ELSEWHERE, _APART_OF_SEVERAL = 0.03, 0.07, 0.01
 _SEVERAL, _SAME_BYTES = 2, 0.01
 # In the last round twice as far apart is possible.
-_LAST_ROUND = 2.0
+_LAST_ROUND = 2
 
 
 def choose(
@@ -38,16 +38,13 @@ def choose(
     drafts: list[Layout] = []
     pace = drafter.pace
     # In the last round those that were passed over have their turn, unless others speak clearly.
-    rounds = (
-        (pace.caps, _AT_LEAST, 1.0), (pace.small_caps, _AT_LEAST, 1.0),
-        ((), 1 / DRAFTED_WITHIN, _LAST_ROUND),
-    )  # fmt: skip
-    for caps, least, doubt in rounds:
+    rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
+    for caps, least in rounds:
         more = drafter.drafts(caps, pages, SHARES if mixed else ()) if caps else ()
         drafts = sorted([*drafts, *more], key=lambda one: one.cost)
         passed = list[Layout]()
         for draft in drafts:
-            part = max(least, _expected(draft, failed, doubt))
+            part = max(least, _expected(draft, failed, 1 if caps else _LAST_ROUND))
             if limit_bytes is not None and draft.bytes * part > limit_bytes:
                 passed.append(draft)
                 continue

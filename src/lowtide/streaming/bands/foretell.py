@@ -103,11 +103,11 @@ def _measured(
         rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
     else:
         card = program.graph.card
-        measured = None if card is None else CardScratch(card)
-        scratch = None if measured is None else measured.of
+        measured = CardScratch(card) if card else None
+        scratch = measured.of if measured else None
         priced = price_on_cuda(trace, profile, NO_MARGIN, scratch, in_one=in_one)
         rows, piece = priced.rows, priced.piece
-        if measured is not None:
+        if measured:
             measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace

@@ -6,7 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +22,7 @@ from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, tf32_is_allowed
 from lowtide.streaming.bands.choose import choose
 from lowtide.streaming.bands.drafts import Layout
-from lowtide.streaming.bands.foretell import tell
+from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.placement import Placement, Wanted, page_maker, placements
 from lowtide.streaming.bands.program import Program, track
@@ -182,13 +181,18 @@ class Streamed(nn.Module):
         room = self._room(on_cpu, copies)
         # A recording has memory of its own, which no piece of a run's can be.
         in_one = self._replays is None
-        told = partial(tell, program, held=True, profile=profile, in_one=in_one)
+        told: dict[object, Told] = {}
+
+        def bytes_of(draft: Layout) -> int:
+            found = tell(program, draft, held=True, profile=profile, in_one=in_one)
+            told[draft.key] = found
+            return found.bytes
+
         try:
             layout = choose(
-                program, room.within(allowed), lambda draft: told(draft).bytes,
+                program, room.within(allowed), bytes_of,
                 placements(image.device, self._place), mixed=self._place == "auto",
             )
-            piece = told(layout).piece
         except BudgetError as error:
             least = room.least(error.smallest or 0)
             raise BudgetError(
@@ -202,7 +206,9 @@ class Streamed(nn.Module):
         make_page = page_maker(
             program, layout.pages, image.device, self._scratch, held=layout.held
         )
-        sweep = Sweep(program, layout.segments, layout.bands, make_page, piece=piece)
+        sweep = Sweep(
+            program, layout.segments, layout.bands, make_page, piece=told[layout.key].piece
+        )
         return Prepared(program, layout, sweep, certificate)
 
     def _room(self, on_cpu: bool, copies: int) -> _Room:

@@ -64,10 +64,10 @@ def tiling_error(rows: Rows) -> str:
 
 def streaming_gpu(rows: Rows) -> str:
     """Both ways of each model, copies of pages on the host, and what fits in a smaller card."""
-    head = ["run", "peak", "clock s (range)", "of the whole's (range)", "from the whole's",
-            "from fp64"]  # fmt: skip
+    head = ["run", "peak", "said before", "reserved", "clock s (range)", "of the whole's (range)",
+            "from the whole's", "from fp64"]  # fmt: skip
     runs = table(head, [
-        [row["row"], *((row["error"], *4 * "–") if "error" in row else _gpu_run(row))]
+        [row["row"], *((row["error"], *6 * "–") if "error" in row else _gpu_run(row))]
         for row in rows if row.get("way") in ("whole", "streamed")
     ])  # fmt: skip
     profiles = [row for row in rows if "copies_s" in row]
@@ -102,8 +102,11 @@ def _gpu_graphs(rows: Rows) -> str:
 def _gpu_run(row: dict[str, Any]) -> list[str]:
     ranged = "{median:.3f} ({min:.3f} to {max:.3f})"
     errors = (row.get(name) for name in ("max_abs_error", "error_to_fp64"))
+    own = (row.get(name) for name in ("told_bytes", "reserved_bytes"))
     return [
-        format_bytes(row["peak_bytes"]), ranged.format(**row["wall_s"]),
+        format_bytes(row["peak_bytes"]),
+        *("–" if size is None else format_bytes(size) for size in own),
+        ranged.format(**row["wall_s"]),
         ranged.format(**row["ratio"]) if "ratio" in row else "–",
         *("–" if error is None else f"{error:.1e}" for error in errors),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -49,21 +50,22 @@ class Stream:
 class Access:
     stream: str
     clock: dict
-    tensor: torch.Tensor
+    range: tuple[int, int]
     writes: bool
-
-    @property
-    def range(self):
-        first = self.tensor.data_ptr()
-        return first, first + self.tensor.numel() * self.tensor.itemsize
+    tensor: torch.Tensor | None = None
 
     def before(self, other):
         return other.clock.get(self.stream, 0) >= self.clock[self.stream]
 
 
 class Streams:
-    def __init__(self, monkeypatch):
+    """If ``frees``, tensors may go, and those that are followed are the computing stream's to write
+    to from then on, as an allocator gives them to others at once; else all stay, so that no memory
+    is another's."""
+
+    def __init__(self, monkeypatch, *, frees=False):
         self.host, self.log, self.recorded = {}, [], []
+        self._frees, self._followed, self.freed = frees, set(), 0
         self.computing = self.now = Stream("computing", self)
         names = (f"copies {number}" for number in itertools.count(1))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(next(names), self))
@@ -92,8 +94,22 @@ class Streams:
             self.now = before
 
     def access(self, tensor, *, writes):
-        """The current stream touches a tensor, which stays so that its memory is no other's."""
-        self.log.append(Access(self.now.name, self.now.begin(), tensor, writes))
+        """The current stream touches a tensor."""
+        kept = None if self._frees else tensor
+        self.log.append(Access(self.now.name, self.now.begin(), extent(tensor), writes, kept))
+
+    def follow(self, tensor):
+        """Note when its memory goes."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._followed:
+            self._followed.add(storage._cdata)
+            where = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            weakref.finalize(storage, self._gone, storage._cdata, where).atexit = False
+
+    def _gone(self, key, where):
+        self._followed.remove(key)
+        self.freed += 1
+        self.log.append(Access("computing", self.computing.begin(), where, writes=True))
 
     @property
     def races(self):
@@ -104,6 +120,11 @@ class Streams:
             if meet and not (one.before(other) or other.before(one)):
                 found.append((one, other))
         return found
+
+
+def extent(tensor):
+    """The addresses of one without gaps."""
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def merge(into, other):

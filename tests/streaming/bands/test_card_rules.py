@@ -15,13 +15,13 @@ from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.drafts import SHARES, Drafter
 from lowtide.streaming.bands.foretell import tell
 from lowtide.streaming.bands.graph import Graph
-from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.pages import MemoryPage, copied_together
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import track
 from lowtide.streaming.bands.rules import projected, two_layers
 from lowtide.streaming.bands.schedule import schedule
 from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.bands.sweep import Sweep, collect
+from lowtide.streaming.bands.sweep import Sweep, collect, empty_result
 from lowtide.streaming.bands.twice import made_twice
 from lowtide.streaming.bands.weigh import glance
 
@@ -55,7 +55,8 @@ def test_bands_give_what_the_model_gives(name):
         tracer.label(program.graph.tensors.values(), "weights")
         tracer.label([image], "inputs")
         with tracer:
-            found = collect(program, sweep.run(MemoryPage.of(image, 2)), image.device)
+            result = empty_result(program, image.device)
+            found = collect(program, sweep.run(MemoryPage.of(image, 2)), result)
         assert (found - whole).abs().max() <= BOUND * whole.abs().max()
         # What is told of a run is what lives in it, but for masks that are looked at once: one is
         # as large as the image here.
@@ -69,6 +70,38 @@ def light_chain(depth=12):
     for _ in range(depth):
         layers += [nn.Conv2d(8, 8, 3, padding=1), nn.PReLU(8)]
     return nn.Sequential(*layers, nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2)).eval()
+
+
+def test_a_convolution_of_few_channels_to_many_is_light():
+    class Net(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.chain = nn.Sequential(
+                nn.Conv2d(channels, 16, 3, padding=1), nn.PReLU(16),
+                nn.Conv2d(16, 16, 3, padding=1), nn.PReLU(16),
+                nn.Conv2d(16, channels, 3, padding=1), nn.PixelShuffle(1),
+            )  # fmt: skip
+
+        def forward(self, x):
+            return self.chain(x) + x  # whose rows are held beside the chain's
+
+    for channels, light in ((1, True), (8, False)):
+        program = track(capture(Net(channels).eval(), torch.rand(1, channels, 96, 20)))
+        (part,) = segment(program, ())
+        convolutions = [
+            index for index in part.steps
+            if "conv" in str(program.graph.nodes[index].target)
+        ]  # fmt: skip
+        assert (convolutions[0] in made_twice(program, part, 2)) == light
+        (first, *_) = schedule(program, part, 2)
+        assert bool(first.holds.get(convolutions[0])) != light
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_copies_of_parts_give_what_cat_gives(dim):
+    rows = torch.rand(2, 5, 8, 6)
+    pieces = rows.narrow(dim, 0, 2), rows.narrow(dim, 1, 4)
+    assert torch.equal(copied_together(pieces, dim), torch.cat(pieces, dim))
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 5, 9, 24, 97])

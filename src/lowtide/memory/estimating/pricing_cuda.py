@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.simulation.piece import Event, best_piece, replayed
-from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.trace import Op, Trace
 
 _PRODUCTS = frozenset({
     torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
@@ -24,28 +25,37 @@ _CONVOLUTIONS = frozenset({
     torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
 })  # fmt: skip
 # Workspaces that stay with a thread once it has multiplied matrices: the step's own, and that of
-# autograd, which runs backward passes on CUDA in a thread of its own. (A convolution's has -2.)
+# autograd, which runs backward passes on CUDA in a thread of its own; and what a convolution takes.
 _BLAS = {False: -1, True: -3}
+_SCRATCH, _COPY = -2, -4
 # What a convolution takes beside its result of so many bytes.
 Scratch = Callable[[Call, int], int]
 
 
 def price_on_cuda(
     trace: Trace, profile: DeviceProfile, calibration: Calibration,
-    scratch: Scratch | None = None, *, in_one: bool = False,
+    scratch: Scratch | None = None, *, in_one: str | None = None,
 ) -> Priced:  # fmt: skip
     """What the process would hold on ``profile``'s device: reserved bytes and the context.
 
-    Convolutions take what ``scratch`` says, or what the profile supposes. If ``in_one``, a piece
-    of memory is taken and given back before the run, of a size that `Priced.piece` tells.
+    Convolutions take what ``scratch`` says, or what the profile supposes. Before the phase
+    ``in_one`` a piece of memory is taken and given back, of a size that `Priced.piece` tells, and
+    before it what products of matrices have for good.
     """
     held = [(storage, size) for storage, size in trace.held.items() if size]
+    first = next((start for start, name in trace.marks if name == in_one), 0)
+    early = (event for event in trace.events if event.op < first and event.size)
+    held += [(event.storage, event.size) for event in early]
     runs = [
-        list(_events(trace, blas, scratch or _supposed(profile, upper)))
+        (held, list(_events(trace, blas, scratch or _supposed(profile, upper), first)))
         for upper, blas in enumerate(profile.workspaces.blas_bytes)
     ]
-    piece = best_piece(held, runs[0]) if in_one else 0
-    expected, upper = (replayed(held, events, piece) for events in runs)
+    piece = 0
+    if in_one is not None:
+        prepared = [_products_first(*run) for run in runs]
+        piece = best_piece(*prepared[0])
+        runs = prepared if piece else runs
+    expected, upper = (replayed(*run, piece) for run in runs)
     where = trace.peak_op()
     rows = traced_rows(trace, None)
     live = sum(row.value for row in rows)
@@ -75,25 +85,79 @@ def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
 def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
     def scratch(call: Call, made: int) -> int:
         channels_last = _is_channels_last(call[1][0])
-        return profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
+        known = profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
+        return known + _copy_of_image(call)
 
     return scratch
 
 
-def _events(trace: Trace, blas_bytes: int, scratch: Scratch) -> Iterator[Event]:
-    """Storages as they come and go, with the workspaces of the operators between them."""
-    done, first = 0, _multiplying(trace)
-    for event in (*trace.events, None):
+def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iterator[Event]:
+    """Storages as they come and go from operator ``start`` on, with what the operators take for
+    themselves: workspaces of products stay, convolutions take theirs once their result is there,
+    but for copies of images that lie in no order of theirs, which are made before it."""
+    done, copied, first = start, (-1, 0), _multiplying(trace)
+    for event in (*(event for event in trace.events if event.op >= start), None):
         until = len(trace.ops) if event is None else event.op
         for index, op in enumerate(trace.ops[done:until], done):
             if (backward := first.get(index)) is not None:
                 yield _BLAS[backward], blas_bytes
-            if op.call and op.call[0] in _CONVOLUTIONS and (size := scratch(op.call, op.made)):
-                yield -2, size
-                yield -2, -size
+            before = copied[1] if copied[0] == index else 0
+            if op.call and op.call[0] in _CONVOLUTIONS:
+                rest = scratch(op.call, op.made) - before
+                yield from ((_SCRATCH, rest), (_SCRATCH, -rest)) if rest else ()
+            if before:
+                yield _COPY, -before
         done = max(done, until)
+        if event is not None and event.size > 0 and copied[0] < until < len(trace.ops):
+            copied = until, _copied(trace.ops[until], scratch)
+            if copied[1]:
+                yield _COPY, copied[1]
         if event is not None and event.size:
             yield event.storage, event.size
+
+
+def _products_first(
+    held: list[Event], events: list[Event]
+) -> tuple[list[Event], list[Event]]:
+    """What is held, with the workspaces that stay, and the rest of a run."""
+    staying = set(_BLAS.values())
+    first = [event for event in events if event[0] in staying]
+    return [*held, *first], [event for event in events if event[0] not in staying]
+
+
+def _copied(op: Op, scratch: Scratch) -> int:
+    """Of what a convolution takes for itself the bytes of its image, if that is copied first."""
+    if op.call is None or op.call[0] is not torch.ops.aten.convolution.default:
+        return 0
+    size = _copy_of_image(op.call)
+    return min(size, scratch(op.call, op.made)) if size else 0
+
+
+def _copy_of_image(call: Call) -> int:
+    """The bytes of a convolution's image if it has gaps, or lies in no order that PyTorch knows by
+    its strides: those of its batch, of one image too, are to be larger than all others."""
+    image, weight = call[1][:2]
+    channels_last = _suggests_channels_last(image) or _suggests_channels_last(weight)
+    order = (0, 2, 3, 1) if channels_last else range(len(image.shape))
+    dense = 1
+    for place in reversed(order):
+        if image.shape[place] > 1 and image.stride[place] != dense:
+            return math.prod(image.shape) * image.dtype.itemsize
+        dense *= image.shape[place]
+    return 0
+
+
+def _suggests_channels_last(facts: Any) -> bool:
+    """``c10::is_channels_last_strides_2d`` of pytorch/pytorch."""
+    if len(facts.shape) != 4:
+        return False
+    least = 0
+    for place in (1, 3, 2, 0):
+        stride = facts.stride[place]
+        if not facts.shape[place] or stride < least or (place == 0 and least == facts.stride[1]):
+            return False
+        least = stride * facts.shape[place]
+    return True
 
 
 def _is_channels_last(facts: Any) -> bool:

@@ -3,14 +3,15 @@ are in this file.
 
 A carrier belongs to one device and knows four moves:
 
-    room     memory on the host for one page; on CUDA no copy to it overtakes those from it that
-             its last owner began
+    room     memory on the host for one page
     out      begin to copy from the device to the host
     back     begin to copy from the host to the device, after what was begun with ``out`` there
-    release  the room may be another page's
+    release  the room may be another page's: all that came from it is over
 
-Python issues the work of a card faster than that does it, and whatever was issued keeps its memory
-until it is done. Runs of bytes on their way can therefore be waited for.
+Copies have streams of their own, but all device memory is that of the stream that computes: blocks
+of others are not used again by it, nor known to be free before the card says so, and what a run
+takes could not be told. Bytes on their way are therefore held until the computing stream was made
+to wait for them. Python waits for nothing.
 """
 
 from __future__ import annotations
@@ -32,34 +33,35 @@ _KEPT = 8
 
 @dataclass(eq=False)
 class Room:
-    """Host memory of one page, uint8, and when it was last written and read (events)."""
+    """Host memory of one page, uint8, and when it was last written (an event)."""
 
     memory: Tensor
     written: Any = None
-    read: Any = None
 
 
 class Leaving(Protocol):
-    """Bytes on their way to the host, which are kept until they are waited for."""
+    """Bytes on their way to the host, whose memory has to be held until they are there."""
 
-    def wait(self) -> None:
-        """Return when they are there."""
+    def there(self) -> None:
+        """Whatever is computed from now on finds them there: their memory may be let go."""
         ...
 
 
 class Coming(Protocol):
-    """Bytes on their way to the device."""
+    """Bytes on their way to the device, whose memory has to be held until they are here."""
+
+    @property
+    def done(self) -> Any:
+        """When the device is done with them: an event, once they are over."""
+        ...
 
     def here(self) -> Tensor:
         """The bytes, which whatever is computed from now on may read."""
         ...
 
-    def read(self) -> None:
-        """What was issued so far is all that reads them."""
-        ...
-
-    def wait(self) -> None:
-        """Return when all that reads them is done."""
+    def over(self) -> None:
+        """What was issued so far is all that reads them: their memory may be let go, or others may
+        come to it."""
         ...
 
 
@@ -76,12 +78,17 @@ class Carrier(Protocol):
         """Begin to copy ``run``, uint8 on the device, to byte ``at`` of a page."""
         ...
 
-    def back(self, room: Room, places: Sequence[tuple[int, int]]) -> Coming:
-        """Begin to copy bytes (from, to before) of a page, one after another, to the device."""
+    def back(
+        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        after: Coming | None = None,
+    ) -> Coming:  # fmt: skip
+        """Begin to copy bytes (from, to before) of a page, one after another, to ``run``, uint8 on
+        the device: as soon as those are over that came there before, or, without ``after``, when
+        all is done that was issued so far."""
         ...
 
     def release(self, room: Room) -> None:
-        """The page is not needed any longer."""
+        """The page is not needed any longer, and all that came from it is over."""
         ...
 
 
@@ -90,16 +97,17 @@ class Done:
     """Bytes that are where they are wanted, and read as soon as a call returns."""
 
     run: Tensor
+    done: Any = None
 
     def here(self) -> Tensor:
         """The bytes."""
         return self.run
 
-    def read(self) -> None:
-        """Nothing to mark."""
+    def there(self) -> None:
+        """They are."""
 
-    def wait(self) -> None:
-        """Nothing to wait for."""
+    def over(self) -> None:
+        """They are."""
 
 
 class HostCarrier:
@@ -116,9 +124,13 @@ class HostCarrier:
         room.memory[at : at + len(run)].copy_(run)
         return Done(run)
 
-    def back(self, room: Room, places: Sequence[tuple[int, int]]) -> Coming:
+    def back(
+        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        after: Coming | None = None,
+    ) -> Coming:  # fmt: skip
         """A copy."""
-        return Done(torch.cat([room.memory[first:last] for first, last in places]))
+        torch.cat([room.memory[first:last] for first, last in places], out=run)
+        return Done(run)
 
     def release(self, room: Room) -> None:
         """Memory goes when nothing refers to it."""
@@ -126,25 +138,27 @@ class HostCarrier:
 
 @dataclass
 class _OnItsWay:
+    """A run of bytes, the event of its copy, the stream that computes, and when that was done with
+    them (an event)."""
+
     run: Tensor
     copied: Any
-    used: Any = None
+    computing: Any
+    done: Any = None
 
     def here(self) -> Tensor:
-        """The current stream waits for the copy."""
-        stream = torch.cuda.current_stream(self.run.device)
-        stream.wait_event(self.copied)
-        # Its memory is that of another stream, which would use it again too early.
-        self.run.record_stream(stream)
+        """The computing stream waits for the copy."""
+        self.computing.wait_event(self.copied)
         return self.run
 
-    def read(self) -> None:
-        """Mark where the current stream is."""
-        self.used = torch.cuda.current_stream(self.run.device).record_event()
+    def there(self) -> None:
+        """The computing stream waits for the copy, whose memory is its own."""
+        self.here()
 
-    def wait(self) -> None:
-        """For the mark, or for the copy where nothing was marked."""
-        (self.used or self.copied).synchronize()
+    def over(self) -> None:
+        """Mark where the computing stream is, after the copy even where nothing read it."""
+        self.here()
+        self.done = self.computing.record_event()
 
 
 @dataclass
@@ -152,10 +166,10 @@ class CudaCarrier:
     """One CUDA device: a stream for copies to the host, and one for copies from it.
 
     Both wait for just what they need, so that copies go on while the current stream computes: to
-    the host for the computation that was issued before, from the host for the last copy to the
-    same page. Rooms are used again, by the next run too, since locking pages takes longer than
-    copying them. Those of a run that take more than a small part of the host's memory are unlocked
-    at its end, all others with the carrier.
+    the host for the computation that was issued before, from the host for the last copy to the same
+    page and for what read the memory that they go to. Rooms are used again, by the next run too,
+    since locking pages takes longer than copying them. Those of a run that take more than a small
+    part of the host's memory are unlocked at its end, all others with the carrier.
     """
 
     device: torch.device
@@ -176,32 +190,35 @@ class CudaCarrier:
             return Room(self._pinned.empty(nbytes))
         room = min(fitting, key=lambda one: len(one.memory))
         self._free.remove(room)
-        if room.read is not None:
-            self._out.wait_event(room.read)
         return room
 
     def out(self, run: Tensor, room: Room, at: int) -> Leaving:
         """On the stream to the host, after what the current stream was given so far."""
-        self._out.wait_event(torch.cuda.current_stream(self.device).record_event())
+        computing = torch.cuda.current_stream(self.device)
+        self._out.wait_event(computing.record_event())
         with torch.cuda.device(self.device), torch.cuda.stream(self._out):
             room.memory[at : at + len(run)].copy_(run, non_blocking=True)
             room.written = self._out.record_event()
-        run.record_stream(self._out)
-        return _OnItsWay(run, room.written)
+        return _OnItsWay(run, room.written, computing)
 
-    def back(self, room: Room, places: Sequence[tuple[int, int]]) -> Coming:
-        """On the stream from the host, into memory of that stream."""
+    def back(
+        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        after: Coming | None = None,
+    ) -> Coming:  # fmt: skip
+        """On the stream from the host."""
+        computing = torch.cuda.current_stream(self.device)
+        free = computing.record_event() if after is None else after.done
         with torch.cuda.device(self.device), torch.cuda.stream(self._back):
+            self._back.wait_event(free)
             if room.written is not None:
                 self._back.wait_event(room.written)
-            size = sum(last - first for first, last in places)
-            run, at = torch.empty(size, dtype=torch.uint8, device=self.device), 0
+            at = 0
             for first, last in places:
                 part = run[at : at + last - first]
                 part.copy_(room.memory[first:last], non_blocking=True)
                 at += last - first
-            room.read = self._back.record_event()
-        return _OnItsWay(run, room.read)
+            copied = self._back.record_event()
+        return _OnItsWay(run, copied, computing)
 
     def release(self, room: Room) -> None:
         """Keep the room for the next page, or unlock all if this was the last page of many."""

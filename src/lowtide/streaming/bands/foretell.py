@@ -33,9 +33,11 @@ from lowtide.streaming.bands.piece import is_cut
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.program import Program
 from lowtide.streaming.bands.spans import Spans, count
-from lowtide.streaming.bands.sweep import Sweep, collect
+from lowtide.streaming.bands.sweep import Sweep, collect, empty_result
 
 _UNSEEN = torch._C._DisableTorchDispatch
+# The phase of a trace that a piece of memory is for.
+_BANDS = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _ALIKE = 48
 # What of a run is its own, on the CPU and on a card, whose allocator keeps what it rounds up.
@@ -71,8 +73,7 @@ def tell(
     store = store_of(program)
     where = ""
     if profile is not None:
-        # Copies to the host and from it have streams, and so segments, of their own.
-        in_one = in_one and layout.pages != "host" and is_cut()
+        in_one = in_one and is_cut()
         measured = convolution_settings() if program.graph.card else "not here"
         where = f" on {profile.name} {measured}{' in one' if in_one else ''}"
     key = f"takes {layout.key} {held}{where}"
@@ -105,7 +106,9 @@ def _measured(
         card = program.graph.card
         measured = CardScratch(card) if card else None
         scratch = measured.of if measured else None
-        priced = price_on_cuda(trace, profile, NO_MARGIN, scratch, in_one=in_one)
+        priced = price_on_cuda(
+            trace, profile, NO_MARGIN, scratch, in_one=_BANDS if in_one else None
+        )
         rows, piece = priced.rows, priced.piece
         if measured:
             measured.store.save()
@@ -141,16 +144,19 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
     with faker.running():
         tracer.label(weights, "weights")
         source: Page = _Coming(like.shape, like.dtype)
+        # It stays: it is the caller's.
+        image = torch.empty(like.shape if held else 0, dtype=like.dtype)
         if held:
-            image = torch.empty(like.shape, dtype=like.dtype)
             tracer.label([image], "inputs")
             source = MemoryPage.of(image, 2)
-            del image
         with tracer:
-            tracer.mark("bands")
+            tracer.mark("result")
+            early = held and not program.graph.on_cpu
+            result = empty_result(twin, torch.device("cpu")) if early else None
+            tracer.mark(_BANDS)
             made = itertools.islice(sweep.run(source), _bands_told(layout))
             if held:
-                collect(twin, made, None if program.graph.on_cpu else torch.device("cpu"))
+                collect(twin, made, result)
             deque(made, maxlen=0)  # none is held while the next band is computed
     return tracer.trace
 
@@ -241,10 +247,12 @@ class _Uncarried(HostCarrier):
         return Room(torch.empty(0))
 
     def out(self, run: Tensor, room: Room, at: int) -> Leaving:
-        """The run stays until it is waited for."""
+        """The run stays until its memory is let go."""
         return Done(run)
 
-    def back(self, room: Room, places: Sequence[tuple[int, int]]) -> Coming:
-        """A run on the device."""
-        size = sum(last - first for first, last in places)
-        return Done(torch.empty(size, dtype=torch.uint8))
+    def back(
+        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        after: Coming | None = None,
+    ) -> Coming:  # fmt: skip
+        """The memory on the device is there already."""
+        return Done(run)

@@ -31,6 +31,9 @@ class Whole:
 
 
 Step = RowOp | Reduction | Whole
+_PRODUCTS = frozenset({
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention",
+})  # fmt: skip
 
 
 @dataclass
@@ -61,6 +64,11 @@ class Program:
         )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
         return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
+
+    @cached_property
+    def multiplies(self) -> bool:
+        """Whether a step is a product of matrices, or has some."""
+        return any(short(node.target) in _PRODUCTS for node in self.graph.nodes)
 
     @cached_property
     def families(self) -> dict[int, int]:

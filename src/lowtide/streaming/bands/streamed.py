@@ -24,10 +24,11 @@ from lowtide.streaming.bands.choose import choose
 from lowtide.streaming.bands.drafts import Layout
 from lowtide.streaming.bands.foretell import Told, tell
 from lowtide.streaming.bands.pages import MemoryPage
+from lowtide.streaming.bands.piece import set_aside
 from lowtide.streaming.bands.placement import Placement, Wanted, page_maker, placements
 from lowtide.streaming.bands.program import Program, track
 from lowtide.streaming.bands.replays import HINT, Replays
-from lowtide.streaming.bands.sweep import Sweep, collect
+from lowtide.streaming.bands.sweep import Sweep, collect, empty_result
 from lowtide.streaming.recorded import require_graphs
 
 # Sizes of image whose programs are kept.
@@ -222,8 +223,14 @@ class Streamed(nn.Module):
         return run(image) if self._replays is None else self._replays(run, image)
 
     def _by_bands(self, image: Tensor) -> Tensor:
-        device = None if image.device.type == "cpu" else image.device
-        return collect(self.prepare(image).program, self.rows(image), device)
+        prepared, device = self.prepare(image), image.device
+        if device.type == "cpu":
+            return collect(prepared.program, self.rows(image))
+        size = prepared.program.bytes_of(prepared.program.output)
+        aside = set_aside(prepared.sweep.piece, device, size)
+        result = empty_result(prepared.program, device)
+        del aside
+        return collect(prepared.program, self.rows(image), result)
 
 
 def stream(

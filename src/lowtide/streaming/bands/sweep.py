@@ -39,7 +39,7 @@ class Sweep:
         make_page: MakePage, constants: Constants | None = None, *, piece: int = 0,
     ) -> None:  # fmt: skip
         self._program, self._segments, self._make_page = program, segments, make_page
-        self._bands, self._piece = bands, piece
+        self._bands, self.piece = bands, piece
         self._going = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
@@ -84,7 +84,7 @@ class Sweep:
         (given,) = self._program.graph.inputs
         self._pages = {given: source}
         self._device = source.device
-        offer_piece(self._piece, self._device)
+        offer_piece(self.piece, self._device, products=self._program.multiplies)
         for place, (segment, bands) in enumerate(zip(self._segments, self._bands, strict=True)):
             for index in segment.before:
                 self._whole(index)
@@ -113,26 +113,30 @@ class Sweep:
                 self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
-        band = next(plan, None)
-        while band is not None:
+        ahead = deque[Band]()
+        for band in islice(plan, 2):
+            self._look_ahead(band, ahead)
+        while ahead:
+            band = ahead.popleft()
             yield from self._band(segment, band, buffers, states)
-            following = next(plan, None)
-            if following is not None:
-                self._expect(following)
+            for following in islice(plan, 1):
+                self._look_ahead(following, ahead)
             for index in going:
                 self._pages[index].keep(band.leaves.get(index, []))
             if self._on_band is not None:
                 self._on_band(bytes_of_band(self._program, band) / max(self._work, 1))
-            band = following
         for index in going:
             self._pages.pop(index).close()
+        for page in self._pages.values():
+            page.expect([])
         for index, state in states.items():
             step = self._program.steps[index]
             assert isinstance(step, Reduction)
             self._wholes[index] = step.finish(state)
 
-    def _expect(self, band: Band) -> None:
+    def _look_ahead(self, band: Band, ahead: deque[Band]) -> None:
         """Tell the pages what a band will read of them; not those that this segment makes."""
+        ahead.append(band)
         for index, spans in band.reads.items():
             if index in self._pages:
                 self._pages[index].expect(spans)
@@ -236,22 +240,25 @@ def _next_in_inference(going: Iterator[tuple[int, Tensor]]) -> list[tuple[int, T
     return list(islice(going, 1))
 
 
-def collect(
-    program: Program, made: Iterable[tuple[int, Tensor]], device: torch.device | None = None
-) -> Tensor:
-    """The result as a whole, of rows as a sweep makes them.
+def empty_result(program: Program, device: torch.device) -> Tensor:
+    """Memory for the result as a whole.
 
-    Its memory is taken when the first rows come, after the segments that make none; or at once on
-    ``device``, so that it is none of what a run's piece is cut into, which could not be used as a
-    whole again while the result is kept.
+    On a card it is taken before a run: of what a run's piece is cut into it must be none, since
+    that could not be used as a whole again while the result is kept.
     """
-    like, dim = program.graph.nodes[program.output].like, program.rows[program.output].dim
-    result: Tensor | None = None
-    if device is not None:
-        result = torch.empty(like.shape, dtype=like.dtype, device=device)
+    like = program.graph.nodes[program.output].like
+    return torch.empty(like.shape, dtype=like.dtype, device=device)
+
+
+def collect(
+    program: Program, made: Iterable[tuple[int, Tensor]], result: Tensor | None = None
+) -> Tensor:
+    """The result as a whole, of rows as a sweep makes them: in the memory of ``result``, or in some
+    that is taken when the first rows come, after the segments that make none."""
+    dim = program.rows[program.output].dim
     for first, rows in made:
         if result is None:
-            result = torch.empty(like.shape, dtype=like.dtype, device=rows.device)
+            result = empty_result(program, rows.device)
         result.narrow(dim, first, rows.shape[dim]).copy_(rows)
         del rows  # or they would be held while the next band is computed
     assert result is not None

@@ -20,6 +20,8 @@ from lowtide.streaming.bands.segments import Segment
 _MOST = 16
 # And of a band this part, since low bands would be made twice as a whole.
 _PART = 2
+# A convolution of an image to so many times its bytes is light too, whatever is copied before it.
+_WIDER = 8
 
 
 def made_twice(program: Program, segment: Segment, bands: int) -> frozenset[int]:
@@ -53,8 +55,13 @@ def _readers(program: Program, segment: Segment) -> dict[int, list[int]]:
 
 
 def _is_light(program: Program, index: int, step: RowOp) -> bool:
-    light = step.overlap or short(program.graph.nodes[index].target) in TAKE_PARTS
-    return bool(light) and step.rows.grain == 1
+    if step.rows.grain != 1:
+        return False
+    given = sum(map(program.row_bytes, step.inputs))
+    return (
+        step.overlap > 0 or short(program.graph.nodes[index].target) in TAKE_PARTS
+        or (step.framed and _WIDER * given <= program.row_bytes(index))
+    )  # fmt: skip
 
 
 def _rows_twice(

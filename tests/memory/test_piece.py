@@ -179,6 +179,42 @@ def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
     assert taken == [0, 0, 0, 20 * MIB]
 
 
+def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
+    cuda, made = torch.device("cuda", 0), []
+    monkeypatch.setattr(torch, "empty", lambda size, **_: made.append(size) or torch.zeros(1))
+
+    def card(*free, device=0, pool=(0, 0)):
+        blocks = [{"size": size * MIB, "state": "inactive"} for size in free]
+        blocks.append({"size": 99 * MIB, "state": "active_allocated"})
+        segment = {"device": device, "segment_pool_id": pool, "blocks": blocks}
+        monkeypatch.setattr(piece, "_kept", lambda _: sum(free) * MIB)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
+
+    for free, facts, aside in (
+        ((50,), {}, True),  # the piece alone: the result would be cut out of it
+        ((50, 20), {}, False),  # there is a block for the result
+        ((30, 30), {}, False),  # the piece was parted: a new one would be one more
+        ((40,), {}, False),
+        ((50,), {"device": 1}, False),
+        ((50,), {"pool": (0, 7)}, False),
+    ):
+        made.clear()
+        card(*free, **facts)
+        assert (piece.set_aside(50 * MIB, cuda, 20 * MIB) is not None) == aside
+        assert made == [50 * MIB] * aside
+    assert piece.set_aside(0, cuda, 20 * MIB) is None
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_the_workspace_of_products_comes_before_the_piece(products):
+    with Tracer() as tracer:
+        piece.offer_piece(MIB, torch.device("cpu"), products=products)
+    names = [op.name for op in tracer.trace.ops]
+    assert ("mm.default" in names[:-1]) == products
+    taken = [event for event in tracer.trace.events if event.size > 0]
+    assert taken[-1].size == MIB and taken[-1].op == len(names) - 1
+
+
 @pytest.mark.parametrize("settings", ["max_split_size_mb:128", "backend:cudaMallocAsync"])
 def test_an_allocator_that_cuts_no_blocks_gets_none(settings, monkeypatch):
     assert piece.is_cut()

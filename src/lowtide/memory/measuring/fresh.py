@@ -80,8 +80,8 @@ def measure_fresh(
     counts. ``env`` is added to the environment, and what is None there taken out. The child has
     this process's ``sys.path`` and working folder; processes that it starts are not measured. On
     Linux with glibc its heap gives back every block of 64 KiB or more when it is freed, so that
-    resident memory follows what is allocated, for 20 to 60 % more time (`FreshUsage.allocator` says
-    so).
+    resident memory follows what is allocated, for more time: about half as much more, of networks
+    of windows several times as much (`FreshUsage.allocator` says so).
 
     Raises `OutOfMemoryError` if the run ended for lack of memory, `LowtideError` if it raised,
     was killed by a signal or took more than ``timeout`` seconds, each with the end of its

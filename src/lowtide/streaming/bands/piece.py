@@ -41,8 +41,7 @@ def offer_piece(nbytes: int, device: torch.device, *, products: bool = False) ->
 def set_aside(nbytes: int, device: torch.device, beside: int) -> Tensor | None:
     """The piece of an earlier run that the allocator of a card keeps, so that what is taken next,
     of ``beside`` bytes, is not cut out of it; None if there is none, or enough beside it."""
-    kept = _kept(device)
-    if not nbytes or not nbytes <= kept < nbytes + beside:
+    if not nbytes or not nbytes <= _kept(device) < nbytes + beside:
         return None
     if not any(size >= nbytes for size in _free_blocks(device)):
         return None  # a new one would be one more

@@ -226,11 +226,11 @@ class Streamed(nn.Module):
         prepared, device = self.prepare(image), image.device
         if device.type == "cpu":
             return collect(prepared.program, self.rows(image))
-        size = prepared.program.bytes_of(prepared.program.output)
-        aside = set_aside(prepared.sweep.piece, device, size)
-        result = empty_result(prepared.program, device)
-        del aside
-        return collect(prepared.program, self.rows(image), result)
+        program = prepared.program
+        aside = set_aside(prepared.sweep.piece, device, program.bytes_of(program.output))
+        result = empty_result(program, device)
+        del aside  # or the run could not be cut out of it
+        return collect(program, self.rows(image), result)
 
 
 def stream(

@@ -15,6 +15,7 @@ from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.ledger import LedgerRow, Origin
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.simulation.piece import Event, best_piece, replayed
+from lowtide.memory.tracing.strides import dense_strides
 from lowtide.memory.tracing.trace import Op, Trace
 
 _PRODUCTS = frozenset({
@@ -95,25 +96,26 @@ def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iter
     """Storages as they come and go from operator ``start`` on, with what the operators take for
     themselves: workspaces of products stay, convolutions take theirs once their result is there,
     but for copies of images that lie in no order of theirs, which are made before it."""
-    done, copied, first = start, (-1, 0), _multiplying(trace)
+    done, copies, first = start, dict[int, int](), _multiplying(trace)
     for event in (*(event for event in trace.events if event.op >= start), None):
         until = len(trace.ops) if event is None else event.op
         for index, op in enumerate(trace.ops[done:until], done):
             if (backward := first.get(index)) is not None:
                 yield _BLAS[backward], blas_bytes
-            before = copied[1] if copied[0] == index else 0
+            copied = copies.pop(index, 0)
             if op.call and op.call[0] in _CONVOLUTIONS:
-                rest = scratch(op.call, op.made) - before
+                rest = scratch(op.call, op.made) - copied
                 yield from ((_SCRATCH, rest), (_SCRATCH, -rest)) if rest else ()
-            if before:
-                yield _COPY, -before
+            if copied:
+                yield _COPY, -copied
         done = max(done, until)
-        if event is not None and event.size > 0 and copied[0] < until < len(trace.ops):
-            copied = until, _copied(trace.ops[until], scratch)
-            if copied[1]:
-                yield _COPY, copied[1]
-        if event is not None and event.size:
-            yield event.storage, event.size
+        if event is None or not event.size:
+            continue
+        if event.size > 0 and until not in copies and until < len(trace.ops):
+            copies[until] = _copied(trace.ops[until], scratch)
+            if copies[until]:
+                yield _COPY, copies[until]
+        yield event.storage, event.size
 
 
 def _products_first(
@@ -138,13 +140,11 @@ def _copy_of_image(call: Call) -> int:
     its strides: those of its batch, of one image too, are to be larger than all others."""
     image, weight = call[1][:2]
     channels_last = _suggests_channels_last(image) or _suggests_channels_last(weight)
-    order = (0, 2, 3, 1) if channels_last else range(len(image.shape))
-    dense = 1
-    for place in reversed(order):
-        if image.shape[place] > 1 and image.stride[place] != dense:
-            return math.prod(image.shape) * image.dtype.itemsize
-        dense *= image.shape[place]
-    return 0
+    order = (1, 3, 2, 0) if channels_last else range(len(image.shape))[::-1]
+    dense = dense_strides(image.shape, order)
+    lies = zip(image.shape, image.stride, dense, strict=True)
+    fits = all(side == 1 or stride == wanted for side, stride, wanted in lies)
+    return 0 if fits else math.prod(image.shape) * image.dtype.itemsize
 
 
 def _suggests_channels_last(facts: Any) -> bool:

@@ -107,6 +107,21 @@ def test_a_program_knows_whether_it_multiplies():
     assert found == [False, True]
 
 
+def test_a_run_says_whether_it_multiplies(monkeypatch):
+    offered = []
+    monkeypatch.setattr(
+        "lowtide.streaming.bands.sweep.offer_piece",
+        lambda size, _, *, products: offered.append((size, products)),
+    )
+    image = torch.rand(1, 3, 24, 20)
+    for net in nn.Conv2d(3, 8, 1), nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(20, 30)):
+        program = track(capture(net.eval(), image))
+        pages = memory_pages(program, image.device)
+        sweep = Sweep(program, segment(program), (2,), pages, piece=MIB)
+        collect(program, sweep.run(MemoryPage.of(image, 2)))
+    assert offered == [(MIB, False), (MIB, True)]
+
+
 @pytest.mark.parametrize("part", [False, True])
 def test_the_image_of_a_convolution_is_copied_before_its_result(part):
     model, image = nn.Conv2d(8, 4, 3, padding=1), torch.rand(1, 8, 40, 30)

@@ -100,6 +100,36 @@ def test_all_bands_were_fetched_ahead(monkeypatch):
     assert carrier.begun == 6 * pages
 
 
+def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
+    open_pages, kept = [], []
+
+    class Watched(HostPage):
+        def __init__(self, *args):
+            # A segment begins: what the one before read is not here any longer.
+            kept.extend(len(page._ahead) for page in open_pages)
+            super().__init__(*args)
+            open_pages.append(self)
+
+        def close(self):
+            open_pages.remove(self)
+            super().close()
+
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = nn.Conv2d(3, 16, 3, padding=1), net()[1:]
+
+        def forward(self, x):
+            found = self.first(x)
+            return self.rest(found) + found  # a page from the first segment to the last
+
+    monkeypatch.setattr("lowtide.streaming.bands.placement.HostPage", Watched)
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(Skips().eval(), image)
+    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=HostCarrier()))
+    assert len(kept) >= 2 and not any(kept)
+
+
 def test_rows_in_any_order_of_memory_come_back_in_it():
     rows = torch.rand(1, 8, 12, 5).contiguous(memory_format=torch.channels_last)
     page = HostPage(rows.shape, rows.dtype, 2, HostCarrier())

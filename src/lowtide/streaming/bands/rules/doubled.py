@@ -19,6 +19,7 @@ from torch import Tensor
 from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref, put
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
+from lowtide.streaming.bands.rules.laying import is_put_in_order
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument, short
 from lowtide.streaming.bands.rules.stencils import REORDERED, beside_image, framed, pair
 from lowtide.streaming.bands.spans import Span
@@ -142,7 +143,7 @@ def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     if rows is None or rows.dim != 2:
         return None
     biased = node.args[2] is not None
-    after_tokens = bool(tracked.plain)
+    put_in_order = is_put_in_order(node.args[0], tracked)
 
     def seen(span: Span) -> Span:
         return span[0] // 2 - 1, span[1] // 2 + 1
@@ -153,7 +154,7 @@ def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         first, last = seen(span)
-        piece = in_order(pieces[0]) if after_tokens else pieces[0]
+        piece = in_order(pieces[0]) if put_in_order else pieces[0]
         piece = framed(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
         return _between(piece, whole[0], whole[1] if biased else None)
 

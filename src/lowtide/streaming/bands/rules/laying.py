@@ -4,7 +4,8 @@ Where a network goes from an image to tokens, it adds what lies channel after ch
 token after token. PyTorch's sum lies as the first of both, so everything up to the next
 convolution mixes the two orders, and every norm puts its input in order for itself. Here a sum
 that a norm reads lies token after token, and a convolution after it gets its input channel after
-channel, as in a whole run: the other order rounds up to eight times as much.
+channel, as in a whole run: the other order rounds up to eight times as much. Where a whole run has
+that order, as of HAT's convolutions beside its attention, it stays, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from lowtide.attention.layouts import in_order
 from lowtide.streaming.bands.graph import Graph, Node, Ref, binder
 from lowtide.streaming.bands.rows import Run
-from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.bands.rules.rule import Tracked, short
 from lowtide.streaming.bands.spans import Span
 
 # Through which a result is looked at: the same memory, or a copy in the same order.
@@ -25,7 +26,12 @@ _VIEWS = {
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "permute", "transpose", "t",
     "unsqueeze", "squeeze", "slice", "contiguous",
 }  # fmt: skip
+_RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten", "contiguous"}
 _EITHER = {"add", "mul"}
+# From (images, height, width, channels).
+_TO_IMAGE = [0, 3, 1, 2]
+# Whose result lies as their image does.
+_KEEPING = {"conv2d", "gelu", "relu", "leaky_relu", "silu"}
 
 
 def is_symmetric(node: Node) -> bool:
@@ -55,6 +61,39 @@ def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:
                 return True
             if name in _VIEWS:
                 waiting.append(user.index)
+    return False
+
+
+def is_put_in_order(image: Ref, tracked: Tracked) -> bool:
+    """Whether a convolution gets this image channel after channel, however it lies."""
+    return bool(tracked.plain) and not _has_channels_together(image, tracked.graph)
+
+
+def _has_channels_together(image: Any, graph: Graph) -> bool:
+    """Whether kernels of a whole run take an image for one of channels last: it is of tokens that a
+    norm made, or of a convolution of such an image.
+
+    Of sums of tokens it is not known, whose batch of one has any stride: PyTorch goes by that too.
+    """
+    while isinstance(image, Ref):
+        node = graph.nodes[image.node]
+        name = short(node.target)
+        if name == "permute":
+            return list(node.args[1]) == _TO_IMAGE and _is_norm(node.args[0], graph)
+        if name not in _KEEPING:
+            return False
+        image = node.args[0]
+    return False
+
+
+def _is_norm(tokens: Any, graph: Graph) -> bool:
+    while isinstance(tokens, Ref):
+        node = graph.nodes[tokens.node]
+        if short(node.target) == "layer_norm":
+            return True
+        if short(node.target) not in _RESHAPES:
+            return False
+        tokens = node.args[0]
     return False
 
 

@@ -14,6 +14,7 @@ from lowtide.streaming.bands.graph import Node
 from lowtide.streaming.bands.pages import joined
 from lowtide.streaming.bands.rows import Needs, RowOp, Rows
 from lowtide.streaming.bands.rules.kernel import Kernel
+from lowtide.streaming.bands.rules.laying import is_put_in_order
 from lowtide.streaming.bands.rules.light import as_light
 from lowtide.streaming.bands.rules.rule import Rule, Tracked, argument
 from lowtide.streaming.bands.spans import Span
@@ -119,10 +120,10 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
         pad = pair(given, 0)
     biased = bias is not None
 
-    after_tokens = bool(tracked.plain)
+    put_in_order = is_put_in_order(node.args[0], tracked)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        piece = in_order(piece) if after_tokens else piece
+        piece = in_order(piece) if put_in_order else piece
         return F.conv2d(
             piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
         )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lowtide.core.heap import KEPT_AT_MOST, REUSED_BELOW
 from lowtide.core.processor import processor
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,6 +33,12 @@ HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 HEAP_KEEPS_SMALL = {
     **HUGE_PAGES, "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
 }  # fmt: skip
+# The heap as the command line has it, and as glibc has it where nobody sets anything.
+HEAP_OF_COMMAND_LINE: dict[str, str | None] = {
+    **HUGE_PAGES, "MALLOC_MMAP_THRESHOLD_": str(REUSED_BELOW),
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_MOST),
+}  # fmt: skip
+HEAP_OF_GLIBC: dict[str, str | None] = {"MALLOC_MMAP_THRESHOLD_": None}
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 

@@ -1,7 +1,7 @@
 """Models streamed in bands beside the same models run whole, and beside tiles.
 
     LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--inputs 1]
-        [--usual-heap] [--fresh]
+        [--heap glibc|command-line] [--fresh]
 
 A row for each model, size and way, written as soon as its peak is known and completed by the
 rest. Peaks: a fresh process for each row, whose heap gives freed memory back, so that its
@@ -11,7 +11,8 @@ processor seconds, in a heap that keeps what was freed for all of them. Capture 
 times; it is told beside them. Errors: against the whole run, and of both against one in fp64,
 for so many inputs, unless they are the same; autoencoders are not compared with it, which would
 take hours. All rows of one model and size come from one machine: if some of them are missing and
-the others are from elsewhere, all are measured.
+the others are from elsewhere, all are measured. With ``--heap`` the times in another heap are added
+to rows of this machine: what is freed and fetched again costs a whole run more than a streamed one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser
+from common import (
+    HEAP_KEEPS,
+    HEAP_OF_COMMAND_LINE,
+    HEAP_OF_GLIBC,
+    ResultFile,
+    ratio_of,
+    row_parser,
+)
 from streaming_runs import DISK, MEMORY, PARTLY, ways
 
 from lowtide.memory.measuring.fresh import measure_fresh
@@ -74,12 +82,15 @@ CASES = (
 )
 
 
+HEAPS = {"glibc": HEAP_OF_GLIBC, "command-line": HEAP_OF_COMMAND_LINE}
+
+
 def main() -> None:
     """Measure what is missing."""
     parser = row_parser(__doc__, pairs=3)
     parser.add_argument(
-        "--usual-heap", action="store_true",
-        help="add the times with glibc's own settings, by as many pairs, to rows that are there",
+        "--heap", choices=HEAPS,
+        help="add the times in this heap, by as many pairs, to rows measured on this machine",
     )  # fmt: skip
     parser.add_argument("--inputs", type=int, default=1, help="that are compared with fp64")
     options = parser.parse_args()
@@ -91,8 +102,8 @@ def main() -> None:
     for one in CASES:
         if options.only not in one.title:
             continue
-        if options.usual_heap:
-            measure_usual(results, one, options.pairs)
+        if options.heap:
+            measure_in_heap(results, one, options.heap, options.pairs)
             continue
         if not (has_times(results, one) and has_errors(results, one, options.inputs)):
             results.drop_elsewhere(one.rows.values())
@@ -167,22 +178,25 @@ def measure_errors(results: ResultFile, one: Case, inputs: int) -> None:
             )
 
 
-def measure_usual(results: ResultFile, one: Case, pairs: int) -> None:
-    """What the same runs take with a heap that gives back and fetches memory as glibc does, if
-    they were measured on this machine."""
+def measure_in_heap(results: ResultFile, one: Case, heap: str, pairs: int) -> None:
+    """What the same runs take in another heap, if they were measured on this machine."""
     rows = [results.row(row) for row in one.rows.values() if results.has(row)]
     if len(rows) < len(one.rows) or not all(map(results.measured_here, rows)):
+        print(f"{one.title}: no rows of this machine; measure them first, without --heap")
         return
-    if all("usual_heap_cpu_s" in row for row in rows):
+    name = heap.replace("-", "_")
+    if all(f"{name}_heap_cpu_s" in row for row in rows):
         return
     timed = measure_fresh(
-        "streaming_runs:run_times", one.model, one.height, one.width, one.budgets(results), pairs
-    ).result
+        "streaming_runs:run_times", one.model, one.height, one.width, one.budgets(results), pairs,
+        env=HEAPS[heap],
+    ).result  # fmt: skip
     for way, figures in timed.items():
+        ratio = ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"])
         results.complete(
-            one.rows[way], usual_heap_cpu_s=figures["cpu_s"],
-            usual_heap_ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]),
-        )  # fmt: skip
+            one.rows[way],
+            **{f"{name}_heap_cpu_s": figures["cpu_s"], f"{name}_heap_ratio": ratio},
+        )
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ def streaming(rows: Rows) -> str:
     """A line for each model, size and way, in the order of names and sizes; what is not complete
     yet is left out."""
     head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
-            "of the whole's (range)", "glibc's own heap", "largest difference",
-            "from fp64 (each input)", "one of 100 000 from fp64", "rms from fp64", "PSNR",
-            "processor"]  # fmt: skip
+            "of the whole's (range)", "command line's heap", "glibc's own heap",
+            "largest difference", "from fp64 (each input)", "one of 100 000 from fp64",
+            "rms from fp64", "PSNR", "processor"]  # fmt: skip
     done = [row for row in rows if "cpu_s" in row]
     models = list(dict.fromkeys(row["model"] for row in done))
     done.sort(key=lambda row: (models.index(row["model"]), row["height"]))
@@ -23,7 +23,8 @@ def streaming(rows: Rows) -> str:
         [f"{row['model']}, {row['height']}×{row['width']}", row["way"],
          format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
-         _median(row["cpu_s"]), _ranged(row), _usual(row), f"{row['max_abs_error']:.1e}",
+         _median(row["cpu_s"]), _ranged(row), _in_heap(row, "command_line"),
+         _in_heap(row, "glibc"), f"{row['max_abs_error']:.1e}",
          *_from_exact(row),
          _decibels(row["psnr_db"], "–"), row["processor"]]
         for row in done
@@ -48,11 +49,10 @@ def _largest(errors: list[float]) -> str:
     return f"{max(errors):.2e}{each}"
 
 
-def _usual(row: dict[str, Any]) -> str:
-    """Seconds and their part of the whole's, in the heap as it is without settings."""
-    if "usual_heap_cpu_s" not in row:
-        return "–"
-    return f"{_median(row['usual_heap_cpu_s'])}, {row['usual_heap_ratio']['median']:.2f}"
+def _in_heap(row: dict[str, Any], heap: str) -> str:
+    """Seconds and their part of the whole's in another heap than that of the other times."""
+    seconds, ratio = f"{heap}_heap_cpu_s", f"{heap}_heap_ratio"
+    return f"{_median(row[seconds])}, {row[ratio]['median']:.2f}" if seconds in row else "–"
 
 
 def tiling_error(rows: Rows) -> str:

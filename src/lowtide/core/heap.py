@@ -15,7 +15,7 @@ from typing import Literal
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Blocks below this are reused; larger ones go back when they are freed, and come in huge pages.
 REUSED_BELOW = 16 << 20
-_KEPT_AT_MOST = 512 << 20
+KEPT_AT_MOST = 512 << 20
 _GIVEN_BACK_FROM = 64 << 10
 # PyTorch asks for huge pages, 2 MiB each, for every block that is at least as large, if this is
 # set before its first one; Linux gives them to who asks, as most systems are set.
@@ -48,7 +48,7 @@ def tune_heap() -> bool:
         os.environ.setdefault(_HUGE_PAGES, "1")
         _tuned = bool(
             library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW)
-            and library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)
+            and library.mallopt(_M_TRIM_THRESHOLD, KEPT_AT_MOST)
         )
     return _tuned
 
@@ -72,7 +72,7 @@ def use_heap(setting: HeapSetting) -> None:
         return
     keeps = setting == "keeps"
     library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW if keeps else _GIVEN_BACK_FROM)
-    library.mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST if keeps else _GIVEN_BACK_FROM)
+    library.mallopt(_M_TRIM_THRESHOLD, KEPT_AT_MOST if keeps else _GIVEN_BACK_FROM)
     library.malloc_trim(0)
 
 

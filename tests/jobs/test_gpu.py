@@ -31,6 +31,24 @@ def test_stays_within_its_budget_and_prediction(tmp_path, photo, save):
     assert memory.peak_bytes <= memory.upper_bytes
 
 
+def test_bands_take_what_was_said_of_them(tmp_path, photo, save, read):
+    source = save(tmp_path / "in.png", np.tile(photo, (5, 5, 1)))
+    found = {
+        strategy: lowtide.upscale(
+            source, tmp_path / f"{strategy}.png", device="cuda:0", precision="fp32",
+            strategy=strategy,
+        ).images[0]
+        for strategy in ("whole", "streamed")
+    }  # fmt: skip
+    whole, streamed = found["whole"], found["streamed"]
+    # The allocator is given a piece of memory, out of which bands are cut.
+    assert streamed.plan.banded.piece_bytes > 0
+    assert streamed.memory.peak_bytes <= streamed.memory.upper_bytes
+    assert streamed.memory.peak_bytes < whole.memory.peak_bytes
+    difference = read(tmp_path / "whole.png").astype(int) - read(tmp_path / "streamed.png")
+    assert np.abs(difference).max() <= 1
+
+
 def test_low_precision_is_chosen_and_measured(tmp_path, photo, save):
     source = save(tmp_path / "in.png", photo)
     report = lowtide.upscale(source, tmp_path / "out.png", device="cuda:0")

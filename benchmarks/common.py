@@ -38,7 +38,9 @@ HEAP_OF_COMMAND_LINE: dict[str, str | None] = {
     **HUGE_PAGES, "MALLOC_MMAP_THRESHOLD_": str(REUSED_BELOW),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_MOST),
 }  # fmt: skip
-HEAP_OF_GLIBC: dict[str, str | None] = {"MALLOC_MMAP_THRESHOLD_": None}
+HEAP_OF_GLIBC: dict[str, str | None] = {
+    "MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"
+}  # fmt: skip
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from common import HUGE_PAGES, ResultFile, in_turns, ratio_of, row_parser
+from common import HEAP_OF_GLIBC, HUGE_PAGES, ResultFile, in_turns, ratio_of, row_parser
 from fast_windows import model_of
 from streaming_models import MODELS, given
 from torch import nn
@@ -34,7 +34,7 @@ OWN, PLAIN, KEEPS, GIVES_BACK = "glibc's own", "keeps, small pages", "keeps", "g
 # What their processes start with: glibc's own heap moves its threshold as a program runs, and
 # PyTorch asks for huge pages only if that is set before the imports above make a tensor.
 ENVIRONMENTS: dict[str, Mapping[str, str | None]] = {
-    OWN: {"MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"},
+    OWN: HEAP_OF_GLIBC,
     PLAIN: {"THP_MEM_ALLOC_ENABLE": "0"}, KEEPS: HUGE_PAGES, GIVES_BACK: HUGE_PAGES,
 }
 _IMAGES = 3

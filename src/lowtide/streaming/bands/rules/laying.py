@@ -69,32 +69,24 @@ def is_put_in_order(image: Ref, tracked: Tracked) -> bool:
     return bool(tracked.plain) and not _has_channels_together(image, tracked.graph)
 
 
-def _has_channels_together(image: Any, graph: Graph) -> bool:
+def _has_channels_together(image: Ref, graph: Graph) -> bool:
     """Whether kernels of a whole run take an image for one of channels last: it is of tokens that a
     norm made, or of a convolution of such an image.
 
     Of sums of tokens it is not known, whose batch of one has any stride: PyTorch goes by that too.
     """
-    while isinstance(image, Ref):
-        node = graph.nodes[image.node]
-        name = short(node.target)
-        if name == "permute":
-            return list(node.args[1]) == _TO_IMAGE and _is_norm(node.args[0], graph)
-        if name not in _KEEPING:
-            return False
-        image = node.args[0]
-    return False
+    turned = _source(image, graph, _KEEPING)
+    if short(turned.target) != "permute" or list(turned.args[1]) != _TO_IMAGE:
+        return False
+    return short(_source(turned.args[0], graph, _RESHAPES).target) == "layer_norm"
 
 
-def _is_norm(tokens: Any, graph: Graph) -> bool:
-    while isinstance(tokens, Ref):
-        node = graph.nodes[tokens.node]
-        if short(node.target) == "layer_norm":
-            return True
-        if short(node.target) not in _RESHAPES:
-            return False
-        tokens = node.args[0]
-    return False
+def _source(ref: Ref, graph: Graph, through: set[str]) -> Node:
+    """What a result was made of by these operators, each of its first argument."""
+    node = graph.nodes[ref.node]
+    while short(node.target) in through:
+        node = graph.nodes[node.args[0].node]
+    return node
 
 
 def plainly(node: Node, inputs: Sequence[int]) -> Run:

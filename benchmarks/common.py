@@ -41,6 +41,10 @@ HEAP_OF_COMMAND_LINE: dict[str, str | None] = {
 HEAP_OF_GLIBC: dict[str, str | None] = {
     "MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"
 }  # fmt: skip
+# glibc tuned as is usual for large tensors: blocks below 1 GiB are kept, up to 2 GiB of them.
+HEAP_TO_1GIB: dict[str, str | None] = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
+}  # fmt: skip
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 

@@ -1,7 +1,7 @@
 """Models streamed in bands beside the same models run whole, and beside tiles.
 
     LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--inputs 1]
-        [--heap glibc|command-line] [--fresh]
+        [--heap glibc|command-line|to-1GiB] [--fresh]
 
 A row for each model, size and way, written as soon as its peak is known and completed by the
 rest. Peaks: a fresh process for each row, whose heap gives freed memory back, so that its
@@ -24,6 +24,7 @@ from common import (
     HEAP_KEEPS,
     HEAP_OF_COMMAND_LINE,
     HEAP_OF_GLIBC,
+    HEAP_TO_1GIB,
     ResultFile,
     ratio_of,
     row_parser,
@@ -82,7 +83,9 @@ CASES = (
 )
 
 
-HEAPS = {"glibc": HEAP_OF_GLIBC, "command-line": HEAP_OF_COMMAND_LINE}
+HEAPS = {
+    "glibc": HEAP_OF_GLIBC, "command-line": HEAP_OF_COMMAND_LINE, "to-1GiB": HEAP_TO_1GIB
+}  # fmt: skip
 
 
 def main() -> None:

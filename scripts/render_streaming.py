@@ -13,7 +13,7 @@ def streaming(rows: Rows) -> str:
     """A line for each model, size and way, in the order of names and sizes; what is not complete
     yet is left out."""
     head = ["model and size", "way", "budget", "peak", "of the whole's", "processor s",
-            "of the whole's (range)", "command line's heap", "glibc's own heap",
+            "of the whole's (range)", "heap to 1 GiB", "command line's heap", "glibc's own heap",
             "largest difference", "from fp64 (each input)", "one of 100 000 from fp64",
             "rms from fp64", "PSNR", "processor"]  # fmt: skip
     done = [row for row in rows if "cpu_s" in row]
@@ -23,8 +23,8 @@ def streaming(rows: Rows) -> str:
         [f"{row['model']}, {row['height']}×{row['width']}", row["way"],
          format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "–",
          format_bytes(row["peak_bytes"]), f"{row['share_of_peak']:.0%}",
-         _median(row["cpu_s"]), _ranged(row), _in_heap(row, "command_line"),
-         _in_heap(row, "glibc"), f"{row['max_abs_error']:.1e}",
+         _median(row["cpu_s"]), _ranged(row), _in_heap(row, "to_1GiB"),
+         _in_heap(row, "command_line"), _in_heap(row, "glibc"), f"{row['max_abs_error']:.1e}",
          *_from_exact(row),
          _decibels(row["psnr_db"], "–"), row["processor"]]
         for row in done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSource, RowWriter
+from lowtide.core.scratch import ScratchSpace
 from lowtide.memory.plan import BandPlan, Plan
 from lowtide.streaming.bands.placement import page_maker
 from lowtide.streaming.bands.programs import Programs
@@ -29,7 +29,7 @@ WRITE_ROWS = 32
 
 def run_banded(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
+    *, scratch: ScratchSpace | None = None, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """Run the whole image by a plan whose strategy is `streamed`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import RowSink, RowSource
+from lowtide.core.scratch import ScratchSpace
 from lowtide.memory.plan import Plan
 from lowtide.streaming.banded import run_banded
 from lowtide.streaming.bands.programs import Programs
@@ -70,10 +72,11 @@ def run(
     """
     if plan.strategy == "streamed":
         by_bands = run_panels if plan.tiles > 1 else run_banded
-        by_bands(
-            network, source, sink, plan, programs or Programs(network), scratch=scratch,
-            on_rows=on_rows, cancel=cancel, before_step=make_room,
-        )  # fmt: skip
+        with closing(ScratchSpace(scratch)) as space:
+            by_bands(
+                network, source, sink, plan, programs or Programs(network), scratch=space,
+                on_rows=on_rows, cancel=cancel, before_step=make_room,
+            )  # fmt: skip
         return Outcome(tiles=1)
     return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, others)
 

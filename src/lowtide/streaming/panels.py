@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.rows import ImageInfo, RowSource, RowWriter
-from lowtide.core.scratch import ScratchFile
+from lowtide.core.scratch import ScratchFile, ScratchSpace
 from lowtide.memory.plan import Plan
 from lowtide.streaming.banded import Teller, run_banded
 from lowtide.streaming.bands.programs import Programs
@@ -35,11 +35,12 @@ def panel_columns(plan: Plan) -> Axis:
 
 def run_panels(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None,
+    *, scratch: ScratchSpace | None = None, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """As `run_banded`, panel by panel; ``source`` is closed before the first. Raises what that
     does, and `OutputError` when the disk of ``scratch`` is full."""
+    scratch = scratch or ScratchSpace()
     columns = panel_columns(plan)
     told, done = Teller(plan.height * plan.scale, on_rows), 0
 
@@ -51,7 +52,7 @@ def run_panels(
 
     with ExitStack() as files:
         panels = [
-            files.enter_context(RowFile(_part(source.info, width), scratch))
+            files.enter_context(RowFile(_part(source.info, width), scratch.folder))
             for _, width in _shares(columns, source.info.width)
         ]
         _deal(source, panels, columns, cancel)
@@ -62,7 +63,7 @@ def run_panels(
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
             wanted = min(high, plan.width) - low
-            result = RowFile(_part(source.info, wanted * plan.scale), scratch)
+            result = RowFile(_part(source.info, wanted * plan.scale), scratch.folder)
             made.append(files.enter_context(result))
             left = (low - columns.starts[index]) * plan.scale
             run_banded(

@@ -125,14 +125,17 @@ def test_rows_come_from_the_top_down(model):
     assert (torch.cat([rows for _, rows in found], 2) - whole(model, image)).abs().max() <= 5e-6
 
 
-def test_an_abandoned_run_leaves_nothing(model):
+def test_an_abandoned_run_leaves_nothing_but_room_for_the_next(model):
     small = lowtide.stream(model, budget="64MiB", pages="disk")
-    rows = small.rows(torch.rand(1, 3, 96, 64))
     before = open_files()
-    next(rows)
-    rows.close()
-    gc.collect()
-    assert open_files() <= before
+    for _ in range(2):
+        rows = small.rows(torch.rand(1, 3, 96, 64))
+        next(rows)
+        rows.close()
+        gc.collect()
+    blocks = small._scratch.blocks()
+    assert len(blocks._free) == blocks._count > 0
+    assert open_files() <= before + 1
 
 
 def open_files():
@@ -428,6 +431,22 @@ def test_a_full_disk_is_an_error_that_says_so(model, monkeypatch):
     before = open_files()
     with pytest.raises(OutputError, match="disk is full"):
         lowtide.stream(model, budget="64MiB", pages="disk")(torch.rand(1, 3, 64, 64))
+    gc.collect()
+    assert open_files() <= before
+
+
+def test_a_second_run_writes_over_the_pages_of_the_first(model):
+    small, images = lowtide.stream(model, budget="64MiB", pages="disk"), torch.rand(3, 1, 3, 96, 64)
+    before = open_files()
+    small(images[0])
+    file = small._scratch.blocks()._file._file
+    size = file.seek(0, 2)
+    for image in images[1:]:
+        assert torch.equal(small(image), lowtide.stream(model, budget="64MiB")(image))
+    assert open_files() <= before + 1
+    assert small._scratch.blocks()._file._file is file
+    assert file.seek(0, 2) == size > 0
+    del small, file
     gc.collect()
     assert open_files() <= before
 

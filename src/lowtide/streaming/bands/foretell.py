@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.heap import REUSED_BELOW, trim_heap
+from lowtide.core.scratch import ScratchSpace
 from lowtide.memory.estimating.calibration import NO_MARGIN
 from lowtide.memory.estimating.card_scratch import CardScratch, convolution_settings
 from lowtide.memory.estimating.pricing_cpu import price_on_cpu
@@ -226,7 +227,7 @@ class _Coming:
 class _Unwritten(DiskPage):
     """A page on disk without a disk."""
 
-    def _open(self) -> None:
+    def _open(self, space: ScratchSpace) -> None:
         pass
 
     def _put(self, at: int, run: Tensor) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from pathlib import Path
 from typing import Literal
 
 import torch
 
+from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.bands.carrier import Carrier, carrier_of
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.host_page import HostPage
@@ -28,16 +28,16 @@ def placements(device: torch.device, wanted: Wanted) -> tuple[Placement, ...]:
 
 
 def page_maker(
-    program: Program, pages: Placement, device: torch.device, folder: Path | None = None, *,
-    held: Set[int] = frozenset(), on_disk: type[DiskPage] = DiskPage,
+    program: Program, pages: Placement, device: torch.device, space: ScratchSpace | None = None,
+    *, held: Set[int] = frozenset(), on_disk: type[DiskPage] = DiskPage,
     carrier: Carrier | None = None,
 ) -> MakePage:  # fmt: skip
     """Makes the pages of a run on ``device``: there, on its host (moved by ``carrier``), or
-    ``on_disk`` in ``folder``; those that are ``held`` there in any case."""
+    ``on_disk`` in a ``space``; those that are ``held`` there in any case."""
     in_memory = memory_pages(program, device)
     if pages == "memory":
         return in_memory
-    nodes, rows = program.graph.nodes, program.rows
+    nodes, rows, space = program.graph.nodes, program.rows, space or ScratchSpace()
     carried = (carrier or carrier_of(device)) if pages == "host" else None
 
     def make(index: int) -> Page:
@@ -46,7 +46,7 @@ def page_maker(
         like, dim = nodes[index].like, rows[index].dim
         if carried is not None:
             return HostPage(like.shape, like.dtype, dim, carried)
-        return on_disk(like.shape, like.dtype, dim, device, folder)
+        return on_disk(like.shape, like.dtype, dim, device, space)
 
     return make
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.scratch import ScratchSpace
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import profile_of
@@ -128,7 +129,7 @@ class Streamed(nn.Module):
         if recorded and pages not in ("auto", "memory"):
             raise UsageError(f"a recorded run has no pages on {pages}", hint=HINT)
         self.module = module
-        self._budget, self._scratch = budget, scratch
+        self._budget, self._scratch = budget, ScratchSpace(scratch)
         self._place: Wanted = "memory" if recorded else pages
         self._replays = Replays() if recorded else None
         self._certified = certified
@@ -243,9 +244,10 @@ def stream(
         result = small(image)            # equal to model(image) but for rounding
 
     ``pages`` says where maps are kept that no band can do without: in ``"memory"`` of the image's
-    device, for a card in that of its ``"host"``, on ``"disk"`` (in files of the folder ``scratch``
-    that have no name and vanish with the process), or wherever the budget lets them: with
-    ``"auto"`` in memory as many as fit, and the others in the next of these places. ``recorded``
+    device, for a card in that of its ``"host"``, on ``"disk"`` (in a file of the folder ``scratch``
+    that has no name and vanishes with the module; between calls up to 1 GiB of it stays for the
+    next), or wherever the budget lets them: with ``"auto"`` in memory as many as fit, and the
+    others in the next of these places. ``recorded``
     makes a CUDA graph of the run, for many images of one size on a card.
     """
     return Streamed(module, budget=budget, pages=pages, scratch=scratch, recorded=recorded)

@@ -78,8 +78,7 @@ class ScratchBlocks:
     """Blocks of `BLOCK` bytes in one `ScratchFile`; those given back are taken again.
 
     What is written over takes less time than a new file: the system has room for it in its memory
-    already. When none is taken, at most 1 GiB stays.
-    May be used by several threads at once.
+    already. When none is taken, at most 1 GiB stays. May be used by several threads at once.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

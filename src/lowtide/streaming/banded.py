@@ -29,7 +29,7 @@ WRITE_ROWS = 32
 
 def run_banded(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: ScratchSpace | None = None, on_rows: Callable[[int], None] | None = None,
+    *, scratch: ScratchSpace, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """Run the whole image by a plan whose strategy is `streamed`.

@@ -35,12 +35,11 @@ def panel_columns(plan: Plan) -> Axis:
 
 def run_panels(
     network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: ScratchSpace | None = None, on_rows: Callable[[int], None] | None = None,
+    *, scratch: ScratchSpace, on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
 ) -> None:  # fmt: skip
     """As `run_banded`, panel by panel; ``source`` is closed before the first. Raises what that
     does, and `OutputError` when the disk of ``scratch`` is full."""
-    scratch = scratch or ScratchSpace()
     columns = panel_columns(plan)
     told, done = Teller(plan.height * plan.scale, on_rows), 0
 

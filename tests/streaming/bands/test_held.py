@@ -1,5 +1,6 @@
 """How long pages live, what they occupy meanwhile, and which of them stay in memory."""
 
+import os
 import random
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from running import program_of
 from torch import nn
 
-from lowtide.core.scratch import ScratchSpace
+from lowtide.core import scratch
+from lowtide.streaming.bands import disk_page
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.disk_page import DiskPage
 from lowtide.streaming.bands.drafts import Drafter
@@ -101,7 +103,9 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
     assert any(one.held for one in drafts)
 
 
-def test_files_take_what_is_said_of_them():
+def test_files_take_what_is_said_of_them(monkeypatch):
+    for module in (scratch, disk_page):
+        monkeypatch.setattr(module, "BLOCK", 256)  # of which a page has many, and none in part
     written, most = {}, 0
 
     class Watched(DiskPage):
@@ -118,16 +122,18 @@ def test_files_take_what_is_said_of_them():
     layers = []
     for _ in range(8):
         layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)]
-    image = torch.rand(1, 4, 64, 24)
-    program = program_of(nn.Sequential(*layers), image)
+    module, image = nn.Sequential(*layers), torch.rand(1, 4, 64, 24)
+    program = program_of(module, image)
     for layout in Drafter(program).drafts((1 << 14,), ("disk",), (0.5,)):
-        most, space = 0, ScratchSpace()
+        most, space = 0, scratch.ScratchSpace()
         pages = page_maker(
             program, "disk", image.device, space, held=layout.held, on_disk=Watched
         )
         sweep = Sweep(program, layout.segments, layout.bands, pages)
         with torch.no_grad():
-            collect(program, sweep.run(MemoryPage.of(image, 2)))
+            found = collect(program, sweep.run(MemoryPage.of(image, 2)))
+            torch.testing.assert_close(found, module(image), rtol=0, atol=5e-6)
         assert most == layout.file_bytes
+        assert os.fstat(space.blocks()._file._file.fileno()).st_size == most
         assert layout.file_bytes < layout.written_bytes or not layout.written_bytes
         assert not written

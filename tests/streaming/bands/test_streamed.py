@@ -373,7 +373,7 @@ def test_refuses_training():
 
 def test_a_disk_page_holds_rows_of_any_dimension():
     rows = torch.randn(2, 3, 10, 4).to(torch.bfloat16)
-    page = DiskPage(rows.shape, rows.dtype, 2, rows.device)
+    page = DiskPage(rows.shape, rows.dtype, 2, rows.device, scratch.ScratchSpace())
     page.write(4, rows[:, :, 4:])
     page.write(0, rows[:, :, :4])
     expected = torch.cat([rows[:, :, 8:], rows[:, :, 1:6]], 2)
@@ -389,7 +389,7 @@ def test_pages_keep_the_order_in_memory(kind, order):
     rows = laid.permute([order.index(place) for place in range(4)])
     page = MemoryPage(2, rows.device)
     if kind == "disk":
-        page = DiskPage(rows.shape, rows.dtype, 2, rows.device)
+        page = DiskPage(rows.shape, rows.dtype, 2, rows.device, scratch.ScratchSpace())
     for first, last in ((0, 4), (4, 9), (9, 10)):
         page.write(first, rows[:, :, first:last])
     found = page.read([(1, 6), (8, 10)])

@@ -21,11 +21,11 @@ class DiskPage:
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, dim: int, device: torch.device,
-        space: ScratchSpace | None = None,
+        space: ScratchSpace,
     ) -> None:  # fmt: skip
         self.device, self._form = device, Rowwise(shape, dtype, dim)
         self._places: dict[int, int] = {}  # by number within the map, which block of the file
-        self._open(space or ScratchSpace())
+        self._open(space)
 
     def _open(self, space: ScratchSpace) -> None:
         self._blocks = space.blocks()

@@ -34,8 +34,9 @@ class Layout:
     often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
     mostly rows that two of them see) and what those that are run again read and write,
     ``pages_bytes`` the most that pages occupy at once. Pages in ``held`` stay in memory wherever
-    others are: of these ``away_bytes`` is the most, ``file_bytes`` the most that files take, which
-    go as a whole, and ``written_bytes`` the sum. ``pace`` tells what time all that takes.
+    others are: of these ``away_bytes`` is the most, ``file_bytes`` the most that pages take on
+    disk, which go as a whole, and ``written_bytes`` the sum. ``pace`` tells what time all that
+    takes.
     """
 
     cuts: tuple[int, ...]

@@ -247,8 +247,8 @@ def stream(
     device, for a card in that of its ``"host"``, on ``"disk"`` (in a file of the folder ``scratch``
     that has no name and vanishes with the module; between calls up to 1 GiB of it stays for the
     next), or wherever the budget lets them: with ``"auto"`` in memory as many as fit, and the
-    others in the next of these places. ``recorded``
-    makes a CUDA graph of the run, for many images of one size on a card.
+    others in the next of these places. ``recorded`` makes a CUDA graph of the run, for many images
+    of one size on a card.
     """
     return Streamed(module, budget=budget, pages=pages, scratch=scratch, recorded=recorded)
 

@@ -13,6 +13,7 @@ from lowtide.core import scratch
 from lowtide.core.errors import Cancelled, ImageError, OutputError
 from lowtide.core.rows import ImageInfo
 from lowtide.streaming.bands.programs import Programs
+from lowtide.streaming.bands.segments import segment
 from lowtide.streaming.executor import run
 from lowtide.streaming.panels import MOVED_ROWS, RowFile, panel_columns
 from lowtide.streaming.pricing.facts import Picture, Shape
@@ -102,6 +103,22 @@ def test_a_file_that_ends_early_is_named_as_such():
     source.array = array[:17]
     with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
         run(net, source, ArraySink(), plan, programs=programs)
+
+
+def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
+    net, array = network(conv_net()), picture(40, 60, 3)
+    plan, programs = in_panels(net, array, 20)
+    program = programs.of(plan.padded_height, plan.tile_width)
+    cuts = (list(program.steps)[len(program.steps) // 2],)
+    bands = (3,) * len(segment(program, cuts))
+    how = plan.banded.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
+    made, create = [], scratch.ScratchBlocks.__init__
+    monkeypatch.setattr(
+        scratch.ScratchBlocks, "__init__", lambda self, at: (made.append(at), create(self, at))[1]
+    )
+    assert_same(net, array, plan.model_copy(update={"banded": how}), programs, scratch=tmp_path)
+    assert made == [tmp_path]
+    assert len(panel_columns(plan).starts) > 1
 
 
 def test_a_full_disk_is_said(monkeypatch):

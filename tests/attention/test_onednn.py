@@ -38,9 +38,42 @@ def test_parity_with_exact_attention(sizes, scale):
     wanted = attention(query.double(), key.double(), value.double(), None, spec)
     found = attention(query, key, value, None, spec, backend="onednn")
     plain = attention(query, key, value, None, spec, backend="sdpa-math")
+    assert_as_near(found, plain, wanted)
+
+
+def assert_as_near(found, plain, wanted):
     usual = (plain.double() - wanted).square().mean().sqrt()
     floor = torch.finfo(torch.float32).eps * wanted.abs().max()
     assert (found.double() - wanted).square().mean().sqrt() <= 3 * max(usual, floor)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 65, 83), (2, 3, 65, 83), (2, 1, 65, 83), (1, 1, 1, 83), (3, 65, 1), (65, 83)]
+)
+@pytest.mark.parametrize("at_once", [7 * 83, 1 << 20])  # scores: ten parts, and one
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_numbers_are_added_to_scores(monkeypatch, shape, at_once, size):
+    monkeypatch.setattr(onednn, "SCORES", at_once)
+    query, key, value = tensors(2, 3, 65, 83, 33, 17)
+    mask = torch.randn(shape) * size
+    before = mask.clone()
+    exact = [one.double() for one in (query, key, value, mask)]
+    wanted = attention(*exact, backend="reference")
+    found = attention(query, key, value, mask, backend="onednn")
+    assert_as_near(found, attention(query, key, value, mask, backend="sdpa-math"), wanted)
+    assert torch.equal(mask, before)
+
+
+def test_keys_that_nobody_sees():
+    query, key, value = tensors(2, 3, 65, 83, 8)
+    mask = torch.zeros(1, 3, 65, 83)
+    mask[:, :, :, 60:] = -torch.inf
+    mask[:, 1, 9] = -torch.inf
+    found = attention(query, key, value, mask, backend="onednn")
+    torch.testing.assert_close(found, attention(query, key, value, mask, backend="reference"))
+    assert (found[:, 1, 9] == 0).all() and (found[:, 0, 9] != 0).all()
+    query[0, 1, 9] = torch.nan  # which is to be seen, though it sees no key
+    assert attention(query, key, value, mask, backend="onednn")[0, 1, 9].isnan().all()
 
 
 def test_views_of_one_tensor_are_taken_as_they_are():
@@ -63,25 +96,29 @@ def test_numbers_that_are_not_finite_stay_to_be_seen():
 
 @pytest.mark.parametrize("sizes", [(1, 2, 576, 1024, 32), (2, 1, 300, 9000, 16), (5, 4, 64, 70, 8)])
 @pytest.mark.parametrize("size", [1, 1000])  # of scores: large ones are computed again
-def test_what_it_holds(sizes, size):
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_it_holds(sizes, size, masked):
     query, key, value = tensors(*sizes)
     query *= size
-    call = describe_call((query, key, value), None, AttentionSpec())
+    mask = torch.randn(1, *sizes[1:4]) if masked else None
+    call = describe_call((query, key, value), mask, AttentionSpec())
     with torch.no_grad():
-        peak = live_peak_bytes(lambda: BACKEND.run(query, key, value, None, AttentionSpec()))
+        peak = live_peak_bytes(lambda: BACKEND.run(query, key, value, mask, AttentionSpec()))
     held = peak - query.nbytes  # the result has the query's shape
     told = BACKEND.workspace_bytes(HERE, call)
     assert 0.5 * told <= held <= 1.05 * told + 4096
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 577, 1000, 32, 16), (1, 1, 7, 9, 8), (0, 2, 7, 9, 8)])
-def test_a_trace_has_the_work_of_all_heads(sizes):
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_trace_has_the_work_of_all_heads(sizes, masked):
     batch, heads, queries, keys, width, *_ = sizes
     query, key, value = tensors(*sizes)
+    mask = torch.zeros(1, heads, queries, keys, device="meta") if masked else None
 
     class Whole(torch.nn.Module):
         def forward(self, image):
-            return BACKEND.run(image, key.to("meta"), value.to("meta"), None, AttentionSpec())
+            return BACKEND.run(image, key.to("meta"), value.to("meta"), mask, AttentionSpec())
 
     trace = trace_step(Whole(), InferenceStep((query.to("meta"),)))
     products = batch * heads * queries * keys * (width + value.shape[-1])
@@ -94,7 +131,9 @@ def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):
     few = explain(query[:, :, :48], key, value)
     assert few.startswith("→ sdpa-flash ")
     assert "for so few tokens PyTorch's own kernel is as fast" in few
-    assert explain(query, key, value, torch.zeros(576, 1024)).startswith("→ sdpa-flash ")
+    bias = torch.zeros(1, 2, 576, 1024)
+    assert explain(query, key, value, bias).startswith("→ onednn ")
+    assert explain(query, key, value, bias > 0).startswith("→ sdpa-flash ")
     assert explain(query.double(), key.double(), value.double()).startswith("→ sdpa-flash ")
 
 
@@ -117,20 +156,26 @@ def test_other_processors_keep_pytorchs_own(monkeypatch):
 
 def test_what_it_cannot_do_is_refused_by_name():
     query, key, value = tensors(1, 2, 40, 40, 8)
-    for spec, reason in (
-        (AttentionSpec(causal=True), "there is a mask"),
-        (AttentionSpec(dropout=0.1), "there is dropout"),
+    seen = torch.ones(40, 40, dtype=torch.bool)
+    learned = torch.zeros(40, 40, requires_grad=True)
+    for spec, mask, reason in (
+        (AttentionSpec(causal=True), None, "it is causal"),
+        (AttentionSpec(dropout=0.1), None, "there is dropout"),
+        (AttentionSpec(), seen, "the mask is of truths"),
+        (AttentionSpec(), learned, "gradients are recorded"),
     ):
         with pytest.raises(UsageError, match=reason):
-            attention(query, key, value, None, spec, backend="onednn")
+            attention(query, key, value, mask, spec, backend="onednn")
     with pytest.raises(UsageError, match="gradients are recorded"):
         attention(query.requires_grad_(), key, value, backend="onednn")
 
 
 @pytest.mark.parametrize("form", ["halo", "blended"])
-def test_windows_of_an_image(on_amd, form):
-    module = LocalWindowAttention(64, form=form).eval()
-    plain = LocalWindowAttention(64, form=form, backend="sdpa-flash").eval()
+@pytest.mark.parametrize("position", ["rope", "table", "decomposed"])
+def test_windows_of_an_image(on_amd, form, position):
+    more = {"form": form, "position": position}
+    module = LocalWindowAttention(64, **more).eval()
+    plain = LocalWindowAttention(64, **more, backend="sdpa-flash").eval()
     plain.load_state_dict(module.state_dict())
     image = torch.randn(1, 64, 61, 75)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from lowtide.attention.powers import LOG2_E, takes_powers, weighted
 from lowtide.attention.windowed import attend_windows
 
 
-def softened(scores, values):
+def softened(scores, values, **more):
     """`weighted` of scores, and how often it asked for them."""
     asked = []
 
@@ -21,7 +21,7 @@ def softened(scores, values):
         return scores * LOG2_E
 
     out = scores.new_empty(*scores.shape[:-1], values.shape[-1])
-    weighted(again, partial(torch.matmul, other=values), out)
+    weighted(again, partial(torch.matmul, other=values), out, **more)
     return out, len(asked)
 
 
@@ -55,6 +55,9 @@ def test_a_query_does_not_depend_on_others():
     assert torch.equal(found[others], usual[others])
     torch.testing.assert_close(found[[3, 17]], values[scores[[3, 17]].argmax(-1)])
     assert found[[20, 21]].isnan().all()
+    cleared, _ = softened(scores, values, zeros_for_blind=True)
+    assert (cleared[21] == 0).all() and cleared[20].isnan().all()
+    assert torch.equal(cleared[others], usual[others])
 
 
 @pytest.mark.parametrize("size", [1.0, 40.0])

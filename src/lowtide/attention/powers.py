@@ -26,8 +26,9 @@ def takes_powers(*tensors: Tensor) -> bool:
 
 
 def weighted(
-    scores: Callable[[], Tensor], weigh: Callable[[Tensor], Tensor], out: Tensor
-) -> None:
+    scores: Callable[[], Tensor], weigh: Callable[[Tensor], Tensor], out: Tensor,
+    *, zeros_for_blind: bool = False,
+) -> None:  # fmt: skip
     """Put softmax(scores / `LOG2_E`) · values into ``out``.
 
     Powers of two take PyTorch's CPU kernels a third of the time of a softmax, and the sums divide
@@ -39,6 +40,8 @@ def weighted(
         scores: makes them anew, (..., queries, keys); called again if they are needed again.
         weigh: multiplies weights, (..., queries, keys), and values.
         out: (..., queries, channels).
+        zeros_for_blind: whether a query that sees no key, whose scores are all -inf, gets zeros;
+            otherwise it gets what a softmax gives, which is not a number.
     """
     weights = scores()
     sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
@@ -51,6 +54,9 @@ def weighted(
         return
     within = (sums >= _LEAST_SUM) & (sums <= _MOST_SUM)
     weights = scores()
-    weights.sub_(weights.amax(-1, keepdim=True))
-    sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
-    torch.where(within, out, weigh(weights).div_(sums), out=out)
+    largest = weights.amax(-1, keepdim=True)
+    sums = torch.exp2(weights.sub_(largest), out=weights).sum(-1, keepdim=True)
+    found = weigh(weights).div_(sums)
+    if zeros_for_blind:
+        found.masked_fill_(largest == -torch.inf, 0)
+    torch.where(within, out, found, out=out)

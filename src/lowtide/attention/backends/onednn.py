@@ -39,11 +39,12 @@ class OneDnn(Backend):
         return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
 
     def refusal(self, device: Device, call: AttentionCall) -> str | None:
-        """Plain attention in fp32 alone, without gradients."""
+        """Attention in fp32, perhaps with numbers added to its scores, without gradients."""
         rules = (
             ("the type is not fp32", call.dtype != torch.float32),
-            ("gradients are recorded", call.needs_grad),
-            ("there is a mask", call.has_mask or call.is_causal),
+            ("gradients are recorded", call.needs_grad or call.mask_needs_grad),
+            ("the mask is of truths, not of numbers", call.mask_is_truth),
+            ("it is causal", call.is_causal),
             ("there is dropout", call.dropout > 0),
             ("several query heads share a key head", call.is_grouped),
             ("there are no tokens", not (call.query_tokens and call.key_tokens)),
@@ -60,18 +61,19 @@ class OneDnn(Backend):
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
     def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
-        """One image's queries, a head's keys and values, and the scores of some of its queries."""
-        queries = 4 * call.heads * call.query_tokens * call.head_dim
-        return queries + self.copied_bytes(call) + self.scores_bytes(call)
+        """What some queries of a head take, and its keys and values."""
+        return self.copied_bytes(call) + self.part_bytes(call)
 
     def copied_bytes(self, call: AttentionCall) -> int:
         """A head's keys and values, unless they lie together already."""
         return 4 * call.key_tokens * (call.head_dim + call.value_dim)
 
-    def scores_bytes(self, call: AttentionCall) -> int:
-        """Scores that are there at once, and what comes of them."""
+    def part_bytes(self, call: AttentionCall) -> int:
+        """Queries that are computed at once, their scores, what is added to these, and what comes
+        of them."""
         rows = min(call.query_tokens, _rows(call.key_tokens))
-        return 4 * rows * (call.key_tokens + call.value_dim)
+        scores = call.key_tokens * (2 if call.has_mask else 1)
+        return 4 * rows * (call.head_dim + scores + call.value_dim)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
@@ -80,30 +82,47 @@ class OneDnn(Backend):
         last two bits."""
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
-        asked, rows = query.new_empty(heads, queries, width), _rows(key.shape[2])
-        scale = scale_of(query, spec) * LOG2_E
+        rows = min(queries, _rows(key.shape[2]))
+        room, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
+        every = None if mask is None else mask.expand(-1, -1, queries, key.shape[2])
         # Without bytes one head is as good as all.
         alike = isinstance(query, FakeTensor)
 
-        def of_head(image: int, head: int) -> None:
+        def of_image(head: int, part: slice, shared: Tensor | None, image: int) -> None:
             seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
+            added = _added(every, image, head, part) if shared is None else shared
+            some = query[image, head, part]
+            asked = torch.mul(some, scale, out=room[: len(some)])
+            scores, weigh = partial(_product, asked, seen, added), partial(_product, columns=given)
+            weighted(scores, weigh, result[image, head, part], zeros_for_blind=added is not None)
+
+        def of_head(head: int) -> None:
             for first in range(0, queries, rows):
                 part = slice(first, first + rows)
-                scores = partial(_product, asked[head, part], seen)
-                weighted(scores, partial(_product, columns=given), result[image, head, part])
+                # Once for all images: windows share what is added to their scores.
+                together = every is not None and len(every) == 1
+                shared = _added(every, 0, head, part) if together else None
+                for_each(batch, partial(of_image, head, part, shared), alike=alike)
 
-        def of_image(image: int) -> None:
-            torch.mul(query[image], scale, out=asked)
-            for_each(heads, partial(of_head, image), alike=alike)
-
-        for_each(batch, of_image, alike=alike)
+        for_each(heads, of_head, alike=alike)
         return result
 
 
-def _product(rows: Tensor, columns: Tensor) -> Tensor:
-    """rows · columnsᵀ."""
+def _added(mask: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
+    """What is added to scores of a head, in their units: (queries, keys), in order."""
+    if mask is None:
+        return None
+    one = mask[min(image, mask.shape[0] - 1), min(head, mask.shape[1] - 1), part]
+    return torch.mul(one.to(torch.float32), LOG2_E).contiguous()
+
+
+def _product(rows: Tensor, columns: Tensor, plus: Tensor | None = None) -> Tensor:
+    """rows · columnsᵀ + plus."""
     assert ONEDNN_LINEAR is not None  # see `missing`
-    return ONEDNN_LINEAR(rows, columns, None, "none", [], "")
+    # PyTorch knows the shape of one without a sum only.
+    if plus is None or isinstance(rows, FakeTensor):
+        return ONEDNN_LINEAR(rows, columns, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(rows, plus, columns, None, "add")
 
 
 def _rows(keys: int) -> int:

@@ -41,7 +41,8 @@ class LocalWindowAttention(KnownRows):
 
     - FLOPs: 8·N·C² for the projections, and 4·C·N·(q·w / t)² for attention, less at borders;
     - bytes beside input and result: about 3·(C·w·W + C·q·(w / t)·W) numbers for images W wide,
-      whatever their height; where `onednn` computes, q²·w² more, the scores of one head.
+      whatever their height; where `onednn` computes, q²·w² more, the scores of one head, and as
+      many again with a bias.
 
     Exact up to rounding: equal to the formula (halo, HaloNet, arXiv 2103.12731) for every size.
     Images smaller than a window are attended as a whole. Pixels that are not finite make those

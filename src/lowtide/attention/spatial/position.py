@@ -115,18 +115,17 @@ class TableBias(Position):
 
     def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
         """The same without an index: for each query its keys' entries lie side by side."""
-        spread = self.table.to(like.dtype).mT
-        for dim, shape in enumerate((right, down), 1):
-            spread = _by_query(spread, dim, shape, self._farthest)
-        return spread.flatten(3, 4).flatten(1, 2)[None]
+        table = self.table.to(like.dtype).mT
+        by_row = _by_query(table, 2, down, self._farthest)  # (heads, rows, right, rows)
+        # Both axes' queries come first, then both axes' keys.
+        return _by_query(by_row, 2, right, self._farthest).flatten(3, 4).flatten(1, 2)[None]
 
 
 def _by_query(table: Tensor, dim: int, shape: Shape, farthest: int) -> Tensor:
-    """Distances along ``dim`` as queries there and keys at the end."""
+    """Distances along ``dim`` as the keys that each query sees; queries follow the heads."""
     offset, queries, keys = shape
-    # The last query's entries come first.
-    first = farthest + offset - (queries - 1)
-    return table.narrow(dim, first, queries + keys - 1).unfold(dim, keys, 1).flip(dim)
+    first = farthest + offset
+    return torch.stack([table.narrow(dim, first - one, keys) for one in range(queries)], 1)
 
 
 class DecomposedBias(Position):
@@ -157,8 +156,7 @@ class DecomposedBias(Position):
             _by_query(table.to(like.dtype), 1, shape, self._farthest)
             for table, shape in ((self.down, down), (self.right, right))
         )
-        # Its memory would follow that of the two, and fused kernels want keys side by side.
-        spread = (columns[:, :, None, :, None] + rows[:, None, :, None, :]).contiguous()
+        spread = columns[:, :, None, :, None] + rows[:, None, :, None, :]
         return spread.flatten(3, 4).flatten(1, 2)[None]
 
     def whole_table(self) -> Tensor:

@@ -152,11 +152,11 @@ def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
 
     tokens = queries // step.rows.size
 
-    def scores(rows: int) -> int:
-        return backend.scores_bytes(replace(call, query_tokens=rows * tokens))
+    def taken(rows: int) -> int:
+        return backend.part_bytes(replace(call, query_tokens=rows * tokens))
 
     copies = 0 if heads == 1 else backend.copied_bytes(call)
-    return replace(step, run=run, scratch=0.5, scratch_of=scores, scratch_bytes=copies)
+    return replace(step, run=run, scratch_of=taken, scratch_bytes=copies)
 
 
 RULES: dict[str, Rule] = {

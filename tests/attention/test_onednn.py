@@ -64,6 +64,14 @@ def test_numbers_are_added_to_scores(monkeypatch, shape, at_once, size):
     assert torch.equal(mask, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_added_numbers_may_be_of_another_type(dtype):
+    query, key, value = tensors(1, 2, 40, 50, 8)
+    mask = torch.randn(2, 40, 50).to(dtype)
+    found = attention(query, key, value, mask, backend="onednn")
+    assert torch.equal(found, attention(query, key, value, mask.float(), backend="onednn"))
+
+
 def test_keys_that_nobody_sees():
     query, key, value = tensors(2, 3, 65, 83, 8)
     mask = torch.zeros(1, 3, 65, 83)

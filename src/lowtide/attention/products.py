@@ -81,11 +81,20 @@ def linear_in_any_order(
         found = F.linear(x, weight, bias)
         found = F.gelu(found) if gelu else found
         return found if plus is None else found + plus
+    return onednn_linear(x, weight, bias, gelu=gelu, plus=plus)
+
+
+def onednn_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False,
+    plus: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`linear_in_any_order` of tensors that oneDNN is known to take, where `has_onednn`."""
+    assert ONEDNN_LINEAR is not None
     # PyTorch knows the shape of one without a sum only.
     if plus is not None and not isinstance(x, FakeTensor):
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, weight, bias, "add")
     then, how = ("gelu", "none") if gelu else ("none", "")
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], how)
+    return ONEDNN_LINEAR(x, weight, bias, then, [], how)
 
 
 def mlp(
@@ -145,15 +154,10 @@ def _in_pieces(first: Layer, second: Layer) -> _Pieces:
 
 
 def _both_layers(tokens: Tensor, layers: _Pieces, bias: Tensor | None) -> Tensor:
-    run = torch.ops.mkldnn._linear_pointwise
     sums: Tensor | None = None
     for weight, shift, columns in layers:
-        between = run(tokens, weight, shift, "gelu", [], "none")
-        # PyTorch knows the shape of one without a sum only.
-        if sums is None or isinstance(tokens, FakeTensor):
-            sums = run(between, columns, bias, "none", [], "")
-        else:
-            sums = run.binary(between, sums, columns, None, "add")
+        between = onednn_linear(tokens, weight, shift, gelu=True)
+        sums = onednn_linear(between, columns, bias if sums is None else None, plus=sums)
     assert sums is not None
     return sums
 

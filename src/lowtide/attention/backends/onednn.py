@@ -12,7 +12,7 @@ from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.backends.chunked import SCORES
 from lowtide.attention.call import AttentionCall, AttentionSpec, Device
 from lowtide.attention.powers import LOG2_E, weighted
-from lowtide.attention.products import ONEDNN_LINEAR, has_onednn
+from lowtide.attention.products import has_onednn, onednn_linear
 from lowtide.core.processor import is_amd
 from lowtide.core.stand_in import for_each
 
@@ -84,45 +84,36 @@ class OneDnn(Backend):
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         rows = min(queries, _rows(key.shape[2]))
         room, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
-        every = None if mask is None else mask.expand(-1, -1, queries, key.shape[2])
+        added = None if mask is None else mask.expand(-1, heads, queries, key.shape[2])
+        # What is added to the scores of all images, as windows have it, is made once for them.
+        apart = added is not None and len(added) > 1
         # Without bytes one head is as good as all.
         alike = isinstance(query, FakeTensor)
 
         def of_image(head: int, part: slice, shared: Tensor | None, image: int) -> None:
             seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
-            added = _added(every, image, head, part) if shared is None else shared
+            plus = _in_units(added, image, head, part) if apart else shared
             some = query[image, head, part]
             asked = torch.mul(some, scale, out=room[: len(some)])
-            scores, weigh = partial(_product, asked, seen, added), partial(_product, columns=given)
-            weighted(scores, weigh, result[image, head, part], zeros_for_blind=added is not None)
+            scores = partial(onednn_linear, asked, seen, plus=plus)
+            weigh, found = partial(onednn_linear, weight=given), result[image, head, part]
+            weighted(scores, weigh, found, zeros_for_blind=plus is not None)
 
         def of_head(head: int) -> None:
             for first in range(0, queries, rows):
                 part = slice(first, first + rows)
-                # Once for all images: windows share what is added to their scores.
-                together = every is not None and len(every) == 1
-                shared = _added(every, 0, head, part) if together else None
+                shared = None if apart else _in_units(added, 0, head, part)
                 for_each(batch, partial(of_image, head, part, shared), alike=alike)
 
         for_each(heads, of_head, alike=alike)
         return result
 
 
-def _added(mask: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
-    """What is added to scores of a head, in their units: (queries, keys), in order."""
-    if mask is None:
+def _in_units(added: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
+    """What is added to some queries' scores, as powers of two take it: in order, in fp32."""
+    if added is None:
         return None
-    one = mask[min(image, mask.shape[0] - 1), min(head, mask.shape[1] - 1), part]
-    return torch.mul(one.to(torch.float32), LOG2_E).contiguous()
-
-
-def _product(rows: Tensor, columns: Tensor, plus: Tensor | None = None) -> Tensor:
-    """rows · columnsᵀ + plus."""
-    assert ONEDNN_LINEAR is not None  # see `missing`
-    # PyTorch knows the shape of one without a sum only.
-    if plus is None or isinstance(rows, FakeTensor):
-        return ONEDNN_LINEAR(rows, columns, None, "none", [], "")
-    return torch.ops.mkldnn._linear_pointwise.binary(rows, plus, columns, None, "add")
+    return torch.mul(added[image, head, part].to(torch.float32), LOG2_E).contiguous()
 
 
 def _rows(keys: int) -> int:

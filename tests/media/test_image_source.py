@@ -212,13 +212,6 @@ def test_other_sample_types_are_refused(tmp_path: Path, kind: str) -> None:
         inspect_image(tmp_path / "a.tif")
 
 
-def test_five_bands_are_refused(tmp_path: Path) -> None:
-    image = vips(make_rows(4, 5, 3))
-    image.bandjoin([image[0], image[1]]).tiffsave(str(tmp_path / "a.tif"))
-    with pytest.raises(ImageError, match="5 bands"):
-        inspect_image(tmp_path / "a.tif")
-
-
 def test_the_first_page_is_read_and_the_others_are_mentioned(tmp_path: Path) -> None:
     pages = [Image.fromarray(make_rows(10, 12, 3) // (n + 1)) for n in range(3)]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])

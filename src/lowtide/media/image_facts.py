@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,8 +13,9 @@ from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
 from lowtide.media import prices
 from lowtide.media._libvips import configure, reason
+from lowtide.media.camera_raw import camera_raw
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
-from lowtide.media.pixels import info_of, normalize
+from lowtide.media.pixels import info_of, normalize, own_bands
 from lowtide.media.sniff import HEAD_BYTES, describe, identify
 from lowtide.media.spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.tiff_header import largest_piece
@@ -71,7 +73,8 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         header = loader(str(path), access="sequential", fail_on="error")
         _check_size(path, header, max_pixels)
         orientation = _orientation(header)
-        image, notes = normalize(header, path)
+        own, notes = own_bands(header, path) if kind is TIFF else (header, [])
+        image, more = normalize(own, path)
         stored = info_of(image)
     except UnicodeEncodeError as error:
         raise ImageError(
@@ -95,7 +98,7 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         usual_bytes=price.usual,
         scratch_bytes=scratch,
         why=why,
-        notes=(*_header_notes(header), *notes),
+        notes=(*_header_notes(header), *notes, *more),
     )
     return Opened(image, stored, facts)
 
@@ -119,6 +122,12 @@ def _identify(path: Path) -> Format:
         raise ImageError(f"{path}: cannot be read ({error})") from error
     if not head:
         raise ImageError(f"{path}: the file is empty (0 bytes)")
+    if raw := camera_raw(path, head):
+        raise ImageError(
+            f"{path}: this is a camera RAW file ({raw}), of which only a preview could be read",
+            hint="develop it first, for example: darktable-cli"
+            f" {shlex.quote(str(path))} {shlex.quote(path.stem)}_developed.tif",
+        )
     kind = identify(head)
     if kind is None:
         names = ", ".join(entry.name for entry in FORMATS)

@@ -213,3 +213,29 @@ def test_a_model_may_be_a_path(run, tmp_path):
     assert run(model=tmp_path / "mine.safetensors").status == "done"
     with pytest.raises(ModelError, match="does not exist"):
         run("b.png", model=tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.webp", "out.tif", "out.avif"])
+def test_color_under_an_alpha_of_0_everywhere_is_kept(
+    tmp_path, save, read, crop, expected, run, name
+):
+    """Such a file holds color for something else, or its alpha by mistake."""
+    clear = np.concatenate([crop, np.zeros_like(crop[..., :1])], axis=2)
+    image = run(name, save(tmp_path / "in.png", clear))
+    result = read(tmp_path / name)
+    assert not result[..., 3].any()
+    difference = np.abs(result[..., :3].astype(int) - expected(crop)).mean()
+    assert difference < (0.1 if name[4:] in ("png", "tif") else 3)
+    assert "the alpha is 0 everywhere" in image.notes[0]
+
+
+def test_it_is_kept_by_bands_and_by_resizing_too(tmp_path, save, read, crop, expected, run):
+    clear = np.concatenate([crop, np.zeros_like(crop[..., :1])], axis=2)
+    source = save(tmp_path / "in.tif", clear)
+    run("bands.png", source, strategy="streamed")
+    whole = expected(crop).astype(int)
+    assert np.abs(read(tmp_path / "bands.png")[..., :3] - whole).max() <= 1
+    run("same.png", source, scale=1.0)
+    small = read(tmp_path / "same.png")
+    assert np.abs(small[..., :3].astype(int) - crop).mean() < 5
+    assert not small[..., 3].any()

@@ -106,12 +106,14 @@ def output_cost(
 
 
 def save(
-    image: pyvips.Image, path: Path, entry: Format, options: EncodeOptions, *, keep: int, unit: str
-) -> None:
+    image: pyvips.Image, path: Path, entry: Format, options: EncodeOptions, *, keep: int, unit: str,
+    hidden: bool = False,
+) -> None:  # fmt: skip
     """Encode ``image`` to ``path`` in the format ``entry``, whatever the name ends with.
 
     ``image`` already has a sample type of the format; ``keep`` is the libvips flags of the
-    metadata to write and ``unit`` that of the resolution. Raises `pyvips.Error`.
+    metadata to write and ``unit`` that of the resolution. ``hidden`` color, under no opacity, is
+    kept by formats that would rather drop it. Raises `pyvips.Error`.
     """
     name = str(path)
     if entry is PNG:
@@ -125,7 +127,7 @@ def save(
             name,
             Q=options.webp_quality,
             lossless=options.webp_lossless,
-            exact=options.webp_lossless,
+            exact=options.webp_lossless or hidden,
             keep=keep,
         )
     elif entry is AVIF:

@@ -36,12 +36,14 @@ def open_sink(
     strip_metadata: bool = False,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
+    clear: bool = False,
 ) -> ImageSink:
     """Open ``path`` for writing rows like ``info``; its suffix names the format.
 
     With ``resize_to`` (width, height) the image is resampled on its way to that size. With
     ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
-    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so.
+    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so. ``clear``
+    writes an alpha of 0 everywhere over whatever the rows have.
 
     Raises `UsageError` for a suffix of no supported format, and `OutputError` when the format
     cannot hold the image or the folder cannot be made or written.
@@ -53,7 +55,9 @@ def open_sink(
     entry = check_output(target, ImageInfo(width, height, info.bands, info.sample))
     carried = metadata or Metadata()
     carried = carried.stripped() if strip_metadata else carried
-    encoder = _Encoder(entry, info, (width, height), carried, options or EncodeOptions())
+    encoder = _Encoder(
+        entry, info, (width, height), carried, options or EncodeOptions(), clear=clear
+    )
     return ImageSink(target, info, encoder)
 
 
@@ -67,10 +71,12 @@ class _Encoder:
         size: tuple[int, int],
         metadata: Metadata,
         options: EncodeOptions,
+        *,
+        clear: bool,
     ) -> None:
         self.notes = _notes(entry, info, metadata)
         self._entry, self._info, self._size = entry, info, size
-        self._metadata, self._options = metadata, options
+        self._metadata, self._options, self._clear = metadata, options, clear
 
     def run(self, descriptor: int, path: Path) -> None:
         """Encode the PNG that comes out of ``descriptor``; raises `pyvips.Error`."""
@@ -87,10 +93,14 @@ class _Encoder:
         image = image.copy(interpretation=interpretation_of(info.bands, info.sample))
         if self._size != (info.width, info.height):
             image = resize(image, *self._size)
+        if self._clear:
+            image = image.extract_band(0, n=info.color_bands).bandjoin_const([0])
         stored, _note = output_sample(self._entry, info.sample)
         image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
-        save(image, path, self._entry, self._options, keep=keep, unit=unit)
+        save(
+            image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear
+        )
 
 
 def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:

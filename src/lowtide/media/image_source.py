@@ -12,7 +12,7 @@ from lowtide.core.rows import ImageInfo
 from lowtide.media._libvips import TRIM_READING, HeapTrimmer, reason
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
-from lowtide.media.pixels import dtype_of
+from lowtide.media.pixels import dtype_of, full_scale
 from lowtide.media.spool import Spool
 
 
@@ -27,7 +27,18 @@ def open_image(
     """
     source = Path(path)
     scratch = Path(scratch_dir) if scratch_dir is not None else None
-    return ImageSource(source, open_decoder(source, max_pixels), scratch)
+    opened = open_decoder(source, max_pixels)
+    clear = opened.stored.alpha and _is_clear(source, open_decoder(source, max_pixels))
+    return ImageSource(source, opened, scratch, clear=clear)
+
+
+def _is_clear(path: Path, opened: Opened) -> bool:
+    """Whether no pixel has any opacity; seldom looks beyond the first rows."""
+    decoder = _Decoder(path, opened.image, opened.stored)
+    while len(rows := decoder.read(_FETCH_ROWS)):
+        if rows[..., -1].any():
+            return False
+    return True
 
 
 # libvips keeps several times what is fetched at once.
@@ -35,14 +46,17 @@ _FETCH_ROWS = 8
 
 
 class _Decoder:
-    """Rows as they are stored, one call after the other."""
+    """Rows as they are stored, one call after the other; ``opaque`` shows what no alpha shows."""
 
-    def __init__(self, path: Path, image: pyvips.Image, info: ImageInfo) -> None:
+    def __init__(
+        self, path: Path, image: pyvips.Image, info: ImageInfo, *, opaque: bool = False
+    ) -> None:
         self._path = path
         self._info = info
         self._region = pyvips.Region.new(image)
         self._trimmer = HeapTrimmer(TRIM_READING)
         self._next = 0
+        self._opaque = opaque
 
     def read(self, count: int) -> np.ndarray:
         info, top = self._info, self._next
@@ -64,6 +78,8 @@ class _Decoder:
                 f"({reason(error)})"
             ) from error
         rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
+        if self._opaque:
+            rows[..., -1] = full_scale(info.sample)
         self._next += len(rows)
         self._trimmer.add(rows.nbytes)
 
@@ -72,16 +88,23 @@ class ImageSource:
     """An image file as a `lowtide.core.rows.RowSource`; made by `open_image`.
 
     ``facts`` is what `inspect_image` tells, ``metadata`` what should travel to the output.
+    ``clear`` is whether the alpha is 0 everywhere: color that such a file holds is meant for other
+    things than to be hidden, so that it is read as opaque, to be written with ``clear`` again.
     Also a context manager.
     """
 
-    def __init__(self, path: Path, opened: Opened, scratch_dir: Path | None) -> None:
+    def __init__(
+        self, path: Path, opened: Opened, scratch_dir: Path | None, *, clear: bool = False
+    ) -> None:
+        self.clear = clear
         self.facts: ImageFacts = opened.facts
         self.metadata: Metadata = read_metadata(opened.image)
         self._path = path
         self._stored = opened.stored
         self._scratch_dir = scratch_dir
-        self._decoder: _Decoder | None = _Decoder(path, opened.image, opened.stored)
+        self._decoder: _Decoder | None = _Decoder(
+            path, opened.image, opened.stored, opaque=clear
+        )
         self._spool: Spool | None = None
         self._next = 0
 

@@ -89,8 +89,15 @@ class ImageReport(BaseModel):
     hint: str | None = None
 
 
+class LeftOutInput(BaseModel):
+    """A file or folder among the inputs that was not taken for an image, and why."""
+
+    path: str
+    reason: str
+
+
 class UpscaleReport(BaseModel):
-    """A whole job."""
+    """A whole job; ``left_out`` is what lay among the images of folders and patterns."""
 
     schema_version: Literal[1] = 1
     lowtide: str = __version__
@@ -98,6 +105,7 @@ class UpscaleReport(BaseModel):
     device: str = "cpu"
     versions: dict[str, str] = {}
     images: list[ImageReport] = []
+    left_out: list[LeftOutInput] = []
     seconds: float = 0.0
 
     @property
@@ -133,7 +141,7 @@ def versions(model: str = "") -> dict[str, str]:
 def write_sidecar(report: UpscaleReport, image: ImageReport) -> Path:
     """Save one image's report beside its output; returns the file's name."""
     path = Path(image.output + REPORT_SUFFIX)
-    data = report.model_dump(mode="json", exclude={"images"})
+    data = report.model_dump(mode="json", exclude={"images", "left_out"})
     data["image"] = image.model_dump(mode="json")
     try:
         with replacing(path) as part:

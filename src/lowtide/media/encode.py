@@ -82,14 +82,16 @@ def output_cost(
     options: EncodeOptions | None = None,
     *,
     resized_from: ImageInfo | None = None,
+    otherwise: str | None = None,
 ) -> OutputCost:
     """What encoding an image like ``info`` into ``path`` takes besides the rows given to it.
 
     ``info`` is the image in the file, and ``resized_from`` the rows it is resampled from if it
-    is. Raises `UsageError` for a suffix that names no supported format.
+    is. ``otherwise`` names the format of a ``path`` without suffix. Raises `UsageError` for a
+    suffix that names no supported format.
     """
     chosen = options or EncodeOptions()
-    entry = output_format(path)
+    entry = output_format(path, otherwise)
     price = prices.encoding_window(info, strips=entry is TIFF)
     if resized_from is not None:
         price += prices.resizing(resized_from)

@@ -37,8 +37,10 @@ def open_sink(
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
     clear: bool = False,
+    otherwise: str | None = None,
 ) -> ImageSink:
-    """Open ``path`` for writing rows like ``info``; its suffix names the format.
+    """Open ``path`` for writing rows like ``info``; its suffix names the format, or ``otherwise``
+    does where it has none.
 
     With ``resize_to`` (width, height) the image is resampled on its way to that size. With
     ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
@@ -52,7 +54,7 @@ def open_sink(
     width, height = resize_to or (info.width, info.height)
     if width < 1 or height < 1:
         raise OutputError(f"{target}: cannot write an image of {width} x {height} pixels")
-    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample))
+    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample), otherwise)
     carried = metadata or Metadata()
     carried = carried.stripped() if strip_metadata else carried
     encoder = _Encoder(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,7 +54,8 @@ def _show_all(given: dict[str, Any]) -> None:
 
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
     given.pop("quiet")
-    told = plan_on_all_devices(inputs, output or Path("upscaled"), **command.as_settings(given))
+    output, settings = output or command.DEFAULT_OUTPUT, command.as_settings(given)
+    told = plan_on_all_devices(inputs, output, **settings)
     if as_json:
         import json
 

@@ -174,3 +174,12 @@ def test_our_own_transparency_is_read_again(tmp_path) -> None:
     rows = make_rows(16, 24, 4)
     assert info_of(rows).alpha
     assert np.array_equal(read_image(write_image(tmp_path / "a.tif", rows)), rows)
+
+
+def test_bands_that_are_left_out_are_priced(tmp_path) -> None:
+    """They are decoded like the others."""
+    rows = make_rows(16, 4000, 3)
+    plain = saved(tmp_path / "a.tif", {"rows": rows})
+    many = saved(tmp_path / "b.tif", {"rows": np.tile(rows, (1, 1, 16)), 258: 8})
+    more = inspect_image(many).resident_bytes - inspect_image(plain).resident_bytes
+    assert more > 45 * rows.nbytes // 3

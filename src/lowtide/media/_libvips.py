@@ -55,8 +55,15 @@ class HeapTrimmer:
             trim_heap()
 
 
-def reason(error: pyvips.Error) -> str:
+# What pyvips raises of a file that libvips cannot read: the second where libvips quotes bytes of it
+# that are no text.
+FILE_ERRORS = (pyvips.Error, UnicodeDecodeError)
+
+
+def reason(error: pyvips.Error | UnicodeDecodeError) -> str:
     """What libvips said last, on one line and without its repetitions."""
+    if isinstance(error, UnicodeDecodeError):
+        return "libvips quotes bytes that are no text"
     lines = (line.strip() for line in str(error.detail or error.message).splitlines())
     unique = dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line))
-    return "; ".join(list(unique)[-2:]) or error.message
+    return "; ".join(list(unique)[-2:]) or "libvips gives no reason"

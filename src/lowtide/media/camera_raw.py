@@ -51,7 +51,10 @@ def camera_raw(path: Path, head: bytes) -> str | None:
     if not head.startswith(_TIFF_ORDERS):
         return None
     with path.open("rb") as file:
-        found = list(directories(file))
+        return _raw_tiff(path, list(directories(file)))
+
+
+def _raw_tiff(path: Path, found: list[Directory]) -> str | None:
     if any(_DNG_VERSION in one for one in found):
         return "DNG"
     if is_raw_name(path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +12,7 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
 from lowtide.media import prices
-from lowtide.media._libvips import configure, reason
+from lowtide.media._libvips import FILE_ERRORS, configure, reason
 from lowtide.media.camera_raw import camera_raw
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
 from lowtide.media.pixels import info_of, normalize, own_bands
@@ -81,7 +81,7 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
             f"{str(path)!r}: libvips cannot open a name that is not valid text",
             hint="rename the file",
         ) from error
-    except pyvips.Error as error:
+    except FILE_ERRORS as error:
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
         ) from error
@@ -190,6 +190,8 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = prices.whole(largest_piece(path))
-        rows = prices.window_of_pieces(info, tile_height)
+        # Bands that are left out are decoded with the others.
+        decoded = replace(info, bands=max(info.bands, header.bands))
+        rows = prices.window_of_pieces(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

@@ -9,7 +9,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
-from lowtide.media._libvips import TRIM_READING, HeapTrimmer, reason
+from lowtide.media._libvips import FILE_ERRORS, TRIM_READING, HeapTrimmer, reason
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of, full_scale
@@ -72,7 +72,7 @@ class _Decoder:
         info = self._info
         try:
             pixels = self._region.fetch(0, self._next, info.width, len(rows))
-        except pyvips.Error as error:
+        except FILE_ERRORS as error:
             raise ImageError(
                 f"{self._path}: damaged or cut short after row {self._next:,} of {info.height:,} "
                 f"({reason(error)})"

@@ -97,7 +97,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
 
 def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
     # AVIF samples of 10 or 12 bits arrive shifted up, so that their white is not 65,535.
-    if "heif-primary" not in image.get_fields() or text_of(image, "format") != "ushort":
+    if not image.get_typeof("heif-primary") or text_of(image, "format") != "ushort":
         return image, []
     bits = cast(int, image.get("bits-per-sample"))
     white = ((1 << bits) - 1) << (16 - bits)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-_TYPE_CODES = {1: "B", 3: "H", 4: "L", 13: "L", 16: "Q", 18: "Q"}
+import numpy as np
+
+_TYPES = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 _COMPRESSION, _STRIP_BYTE_COUNTS, _TILE_BYTE_COUNTS = 259, 279, 325
 _SUBDIRECTORIES, _EXTRA_SAMPLES = 330, 338
 _UNCOMPRESSED = 1
 _TRANSPARENCY = (1, 2)  # with color multiplied by it, and not
-_MOST_BYTES, _MOST_ENTRIES, _MOST_DIRECTORIES = 1 << 26, 65_535, 64
+_MOST_NUMBERS, _MOST_ENTRIES, _MOST_DIRECTORIES = 4096, 65_535, 64
+_BLOCK = 1 << 18  # numbers read at once
 
 
 class _DamagedError(Exception):
@@ -33,19 +37,30 @@ class Directory:
         return tag in self._entries
 
     def values(self, tag: int) -> tuple[int, ...]:
-        """The numbers of a tag, those in its first 64 MiB at most."""
+        """The numbers of a tag, the first 4096 of them at most."""
+        blocks = self._blocks(tag, _MOST_NUMBERS)
+        return tuple(int(number) for number in next(blocks, ()))
+
+    def largest(self, tag: int) -> int | None:
+        """The largest number of a tag, however many there are."""
+        return max((int(block.max()) for block in self._blocks(tag) if len(block)), default=None)
+
+    def _blocks(self, tag: int, most: int | None = None) -> Iterator[np.ndarray]:
         kind, count, inline = self._entries.get(tag, (0, 0, b""))
-        if kind not in _TYPE_CODES:
-            return ()
-        one = struct.calcsize(self._order + _TYPE_CODES[kind])
-        if count * one > len(inline):
-            (at,) = struct.unpack(self._order + self._offset, inline)
-            try:
-                inline = _read(self._file, at, min(count * one, _MOST_BYTES))
-            except _DamagedError:
-                return ()
-        count = min(count, len(inline) // one)
-        return struct.unpack_from(f"{self._order}{count}{_TYPE_CODES[kind]}", inline)
+        if kind not in _TYPES:
+            return
+        dtype = np.dtype(self._order + _TYPES[kind])
+        count = count if most is None else min(count, most)
+        if self._entries[tag][1] * dtype.itemsize <= len(inline):
+            yield np.frombuffer(inline, dtype, count)
+            return
+        (at,) = struct.unpack(self._order + self._offset, inline)
+        try:
+            for start in range(0, count, _BLOCK):
+                size = min(_BLOCK, count - start) * dtype.itemsize
+                yield np.frombuffer(_read(self._file, at + start * dtype.itemsize, size), dtype)
+        except _DamagedError:
+            return
 
     def value(self, tag: int, default: int) -> int:
         """The first number of a tag."""
@@ -89,14 +104,10 @@ def _walk(file: BinaryIO) -> Iterator[Directory]:
 
 
 def _read(file: BinaryIO, at: int, count: int) -> bytes:
-    try:
-        file.seek(at)
-        found = file.read(count)
-    except (OverflowError, ValueError, OSError) as error:  # an offset that no file has
-        raise _DamagedError from error
-    if len(found) < count:
+    if at + count > os.fstat(file.fileno()).st_size:
         raise _DamagedError
-    return found
+    file.seek(at)
+    return file.read(count)
 
 
 def largest_piece(path: Path) -> int:
@@ -111,8 +122,8 @@ def largest_piece(path: Path) -> int:
             return size
         if page.value(_COMPRESSION, 0) == _UNCOMPRESSED:
             return 0
-        counts = page.values(_STRIP_BYTE_COUNTS) or page.values(_TILE_BYTE_COUNTS)
-        return min(max(counts, default=size), size)
+        largest = page.largest(_STRIP_BYTE_COUNTS) or page.largest(_TILE_BYTE_COUNTS)
+        return min(largest or size, size)
 
 
 def extra_samples(path: Path) -> list[bool]:

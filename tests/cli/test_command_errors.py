@@ -195,6 +195,7 @@ def test_errors_as_json(lowtide, source, out):
         (["upscale", "SOURCE", "-o", "OUT", "--tile", "many"], "UsageError", "'many' is not"),
         (["upscale", "no.png", "-o", "OUT"], "ImageError", "no such file"),
         (["plan", "upscale", "no.png"], "ImageError", "no such file"),
+        (["plan", "upscale", "no.png", "--all-devices"], "ImageError", "no such file"),
         (["plan", "train", "no", "--device", "cpu"], "ModelError", "no"),
         (["bench", "upscale", "no.png"], "ImageError", "no such file"),
         (["export", "onnx", "lowtide-x2", "-o", "x.bin"], "UsageError", "end in .onnx"),

@@ -114,6 +114,16 @@ def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
+def test_a_device_without_a_plan_says_why(lowtide, source):
+    """A card's context alone takes more than this."""
+    words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
+    found = lowtide(*words).json
+    assert found.pop("cpu")["images"][0]["status"] == "planned"
+    for card in found.values():
+        assert (card["error"]["type"], card["error"]["exit_code"]) == ("BudgetError", 3)
+        assert card["error"]["smallest_bytes"] > 100 << 20
+
+
 def test_reports_beside_results(lowtide, source, out, tmp_path):
     assert lowtide("upscale", source, "-o", out, "--report").code == 0
     kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())

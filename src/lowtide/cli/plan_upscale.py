@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli import upscale as command
-from lowtide.cli.shell import guarded, option
-from lowtide.core.errors import UsageError
+from lowtide.cli.shell import error_detail, guarded, option
+from lowtide.core.errors import LowtideError, UsageError
 
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
@@ -60,7 +60,9 @@ def _show_all(given: dict[str, Any]) -> None:
         import json
 
         plain = {
-            name: {"error": report} if isinstance(report, str) else report.model_dump(mode="json")
+            name: {"error": error_detail(report)}
+            if isinstance(report, LowtideError)
+            else report.model_dump(mode="json")
             for name, report in told.items()
         }
         typer.echo(json.dumps(plain, indent=2))
@@ -69,13 +71,13 @@ def _show_all(given: dict[str, Any]) -> None:
         typer.echo(line)
 
 
-def _table(told: dict[str, UpscaleReport | str]) -> list[str]:
+def _table(told: dict[str, UpscaleReport | LowtideError]) -> list[str]:
     from lowtide.core.units import format_bytes, format_seconds
 
     rows = [("device", "budget", "expected", "at most", "time", "precision", "plan")]
     for name, report in told.items():
-        if isinstance(report, str):
-            rows.append((name, "", "", "", "", "", report))
+        if isinstance(report, LowtideError):
+            rows.append((name, "", "", "", "", "", report.message))
             continue
         for image in report.images:
             if image.plan is None:

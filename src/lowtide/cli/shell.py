@@ -66,15 +66,20 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 def print_failure(error: Exception, **more: Any) -> None:
     """With ``--json``: the document of a command that failed, with ``more`` in it."""
-    if not State.json:
-        return
+    if State.json:
+        document = {"schema_version": 1, **more, "error": error_detail(error)}
+        typer.echo(json.dumps(document, indent=2))
+        State.json = False  # one document, whatever this error passes on its way
+
+
+def error_detail(error: Exception) -> dict[str, Any]:
+    """An error as documents have it."""
     message, hint = getattr(error, "message", str(error)), getattr(error, "hint", None)
     detail = {"type": type(error).__name__, "message": message, "hint": hint,
               "exit_code": getattr(error, "exit_code", 1)}  # fmt: skip
     if isinstance(error, BudgetError):
         detail["smallest_bytes"] = error.smallest
-    typer.echo(json.dumps({"schema_version": 1, **more, "error": detail}, indent=2))
-    State.json = False  # one document, whatever this error passes on its way
+    return detail
 
 
 def print_result(

@@ -63,8 +63,8 @@ def upscale(
     inputs: Annotated[list[str], typer.Argument(
         help="Files, folders (their tree is mirrored) or quoted glob patterns.")],
     output: Annotated[str | None, option("-o", "--output", panel=_MAIN, metavar="PATH", help=(
-        "A file for one input, else a folder, as is what ends in a slash. Nothing is overwritten"
-        " without --force."))] = None,
+        "A file for one input; a folder for several, or with a slash at its end. Nothing is"
+        " overwritten without --force."))] = None,
     model: Annotated[str | None, option("-m", "--model", panel=_MAIN, help=(
         "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
         " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
@@ -122,7 +122,8 @@ def upscale(
         "Blend neighboring tiles over part of their overlap."
         " Default: only where tiles differ from the whole."))] = None,
     format: Annotated[str | None, option(panel=_FILES, metavar="NAME", help=(
-        "png, jpg, webp, tif or avif for the results of a batch. Default: as the input."))] = None,
+        "png, jpg, webp, tif or avif, for results in a folder or without a suffix."
+        " Default: as the input."))] = None,
     suffix: Annotated[str, option(panel=_FILES, metavar="TEXT", help=(
         "Put this between name and extension of results that are named after their inputs:"
         " _x2 makes photo_x2.png."))] = "",

@@ -77,17 +77,21 @@ def plan(
 
 def plan_on_all_devices(
     inputs: Inputs, output: str | Path, **settings: Any
-) -> dict[str, UpscaleReport | str]:
+) -> dict[str, UpscaleReport | LowtideError]:
     """`plan` for this machine's CPU and every card in the profiles, by name.
 
-    A device on which nothing fits, or that the settings do not suit, has the reason instead.
+    A device on which nothing fits, or that the settings do not suit, has the error instead. One
+    that all of them have the same is raised: it is of the inputs or the settings.
     """
-    told: dict[str, UpscaleReport | str] = {}
+    told: dict[str, UpscaleReport | LowtideError] = {}
     for name in profile_names():
         try:
             told[name] = plan(inputs, output, **{**settings, "device": name})
         except LowtideError as error:
-            told[name] = error.message
+            told[name] = error
+    first = next(iter(told.values()))
+    if isinstance(first, LowtideError) and len({str(one) for one in told.values()}) == 1:
+        raise first
     return told
 
 

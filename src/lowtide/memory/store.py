@@ -133,6 +133,8 @@ class CostStore:
 def _hardware(device: str) -> str:
     if device == "cpu":
         return processor() or platform.machine()
+    if not device.startswith("cuda"):
+        return device  # one that is not here is what its profile's name says
     import torch
 
     return torch.cuda.get_device_name(device)

@@ -180,7 +180,7 @@ def upscale(
         result = _work(inputs, output, dry_run, force, report, line, settings)
     finally:
         line.close()
-    _show(result, as_json=as_json, quiet=quiet)
+    _show(result, as_json=as_json)
 
 
 def as_settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -208,11 +208,10 @@ def _work(
     return upscale(inputs, output, force=force, sidecar=sidecar, progress=line, **settings)
 
 
-def _show(result: UpscaleReport, *, as_json: bool, quiet: bool) -> None:
+def _show(result: UpscaleReport, *, as_json: bool) -> None:
     from lowtide.cli.report import print_left_out, print_report
 
-    if not quiet:
-        print_left_out(result)
+    print_left_out(result)
     print_result(
         result, lambda: print_report(result), result.raise_for_failures, as_json=as_json
     )

@@ -205,7 +205,8 @@ def test_a_journal_cannot_have_anything_else_removed(tmp_path):
     "line",
     [
         '{"pin": 5}', '{"begin": [1], "key": "a", "replaces": null}', '{"done": "a"}',
-        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ', "9" * 5000, "\x00" * 4096,
+        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ',
+        "9" * 5000, "\x00" * 4096,
     ],
 )  # fmt: skip
 def test_damaged_lines_are_skipped(tmp_path, target, line):

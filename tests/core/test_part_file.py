@@ -109,7 +109,7 @@ def test_nothing_that_is_there_is_opened_for_a_part(tmp_path):
     [
         (errno.ENOSPC, "the disk is full", True),
         (errno.EFBIG, "the disk is full \\(largest file size reached", True),
-        (errno.EACCES, "cannot be written", False),
+        (errno.EIO, "cannot be written", False),
     ],
 )
 def test_errors_name_space_where_it_is_that(tmp_path, number, words, hinted):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lowtide.core.errors import OutputError
+from lowtide.core.errors import LowtideError, OutputError
 
 # Names of what a killed run left unfinished: hidden, so that no folder's images count them.
 PART_PATTERN = ".*.lowtide.part"
@@ -23,6 +23,14 @@ _FULL_DISK = {
     errno.ENOSPC: "the disk is full",
     errno.EFBIG: "the disk is full (largest file size reached)",
     getattr(errno, "EDQUOT", errno.ENOSPC): "the disk is full (quota reached)",
+}
+_HINTS = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "name a file in a folder that exists"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that you may write to"
+    ),
+    errno.ELOOP: "move the link away, or use another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 _PROBE_BYTES = 1 << 20
 # Letters of a name that part files repeat: names have 255 bytes at most, and letters up to four.
@@ -76,7 +84,7 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
         with replacing(path, part) as made:
             try:
                 yield made
-            except OSError:
+            except (OSError, LowtideError):
                 raise
             except Exception as error:
                 if (full := disk_error(made)) is not None:
@@ -86,13 +94,22 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
         raise write_error(path, error) from error
 
 
+def make_folder(folder: Path) -> None:
+    """Make ``folder``, and those that it is to lie in; raises `OutputError` where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 def write_error(path: Path, error: OSError) -> OutputError:
     """The error to raise when ``error`` kept ``path`` from being written: space, or something
     else."""
     text = error.strerror or str(error)
     if is_lack_of_space(error):
         return OutputError(f"{path}: {_FULL_DISK[error.errno or 0]} ({text})", hint=SPACE_HINT)
-    return OutputError(f"{path}: cannot be written ({text})")
+    hint = _HINTS.get(error.errno or 0)
+    return OutputError(f"{path}: cannot be written ({text})", hint=hint)
 
 
 def is_lack_of_space(error: OSError) -> bool:

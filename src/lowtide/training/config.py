@@ -17,7 +17,8 @@ from lowtide.core.nearest import nearest
 # So many faults are told one by one, in so many letters each.
 _NAMED, _LONGEST = 8, 60
 # Names that Windows keeps for itself, whatever follows a dot in them.
-_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+_PORTS = {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+_DEVICES = {"con", "prn", "aux", "nul"} | _PORTS
 
 Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]

@@ -79,6 +79,18 @@ def test_a_journal_that_cannot_grow(tiny, tmp_path, files_of_at_most):
     assert seen == {("failed", False), ("done", False), ("done", True)}
 
 
+def test_several_processes_whose_journal_cannot_grow(tiny, tmp_path, files_of_at_most):
+    calm, out = tmp_path / "calm", tmp_path / "out"
+    upscale(tiny, calm)
+    pin = len((calm / JOURNAL_NAME).read_text().partition("\n")[0]) + 1
+    with files_of_at_most(pin + 9):
+        report = upscale(tiny, out, devices=("cpu", "cpu"))
+    assert statuses(report) == ["failed"] * 3
+    for image in report.failures:
+        assert f"{JOURNAL_NAME}: the disk is full" in image.error
+    assert files_of(out) == {}
+
+
 def test_a_report_that_has_no_room(tiny, tmp_path, files_of_at_most):
     upscale(tiny, tmp_path / "calm", sidecar=True)
     reports = list((tmp_path / "calm").glob("*.lowtide.json"))

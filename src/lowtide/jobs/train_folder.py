@@ -41,8 +41,9 @@ def keep_config(folder: Path, config: TrainConfig) -> None:
 
 def _is_ours(folder: Path, name: str) -> bool:
     """Whether a training was begun there: it says so, or has kept a state."""
+    config = folder / _CONFIG
     try:
-        known = json.loads((folder / _CONFIG).read_bytes())
+        known = json.loads(config.read_bytes()) if config.is_file() else None
     except (OSError, ValueError, RecursionError):
         known = None
     if isinstance(known, dict) and known.get("name") == name and "network_g" in known:

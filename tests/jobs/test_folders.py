@@ -1,6 +1,7 @@
 """Folders: mirrored, resumed, locked; one bad image spoils nothing."""
 
 import itertools
+import json
 import sys
 import threading
 
@@ -237,6 +238,19 @@ def test_remains_of_killed_runs_are_removed(folder, out):
     made = {name for name in files_of(out) if not name.endswith(".part")}
     assert made == {"a.png", "b.png", "deep/er/c.jpg"}
     assert files_of(out).keys() - made == {path.relative_to(out).as_posix() for path in theirs}
+
+
+@pytest.mark.parametrize("entry", ["costs", "device_bytes", "bounds", "compiling"])
+def test_a_damaged_pin_is_measured_anew(folder, out, entry):
+    upscale(folder, out)
+    expected = files_of(out)
+    (out / "b.png").unlink()
+    pin, *others = (out / JOURNAL_NAME).read_text().splitlines()
+    record = json.loads(pin)
+    record["pin"][entry] = {"damaged": "so"}
+    (out / JOURNAL_NAME).write_text("\n".join([json.dumps(record), *others, ""]))
+    assert statuses(upscale(folder, out)) == ["skipped", "done", "skipped"]
+    assert files_of(out) == expected
 
 
 def test_a_file_that_came_meanwhile_is_left_alone(folder, out, tmp_path):

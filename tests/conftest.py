@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +85,16 @@ def onnx_x2(tmp_path_factory):
 
 
 @pytest.fixture
-def files_of_at_most():
+def files_of_at_most(monkeypatch):
     """A context in which nothing is written beyond so many bytes of a file, as on a full disk."""
     resource = pytest.importorskip("resource", reason="limits files as Unix does")
 
     @contextlib.contextmanager
     def limited(size: int):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Python would keep the first bytes of what it compiles, and fail on them from then on.
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         try:
             yield

@@ -225,7 +225,7 @@ main(sys.argv[1:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits files as Unix does")
 def test_a_full_disk(source, tmp_path, out):
-    command = [sys.executable, "-c", FULL, "upscale", str(source), "-o", str(out)]
+    command = [sys.executable, "-B", "-c", FULL, "upscale", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "error: " in done.stderr

@@ -142,7 +142,7 @@ except OutputError as error:
 @links
 def test_the_disk_is_asked_where_a_library_does_not_tell(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
     )
     assert "a: the disk is full" in done.stdout, done.stderr
     assert "free some space" in done.stdout
@@ -196,7 +196,7 @@ except OSError as error:
 @links
 def test_a_line_is_on_the_disk_whole_or_not_at_all(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", APPENDED, str(tmp_path / "a")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", APPENDED, str(tmp_path / "a")], capture_output=True, text=True
     )
     assert done.stdout == f"{errno.EFBIG}\n", done.stderr
     assert (tmp_path / "a").read_text() == "whole\n"

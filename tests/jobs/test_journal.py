@@ -286,7 +286,7 @@ journal.close()
 def test_a_full_disk_is_named_and_costs_nothing_that_was_noted(tmp_path, most):
     """What was held back for the next try was written when the journal was closed, and failed."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), str(most)], capture_output=True, text=True
+        [sys.executable, "-B", "-c", FULL, str(tmp_path), str(most)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "the disk is full" in done.stdout

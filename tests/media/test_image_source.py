@@ -94,7 +94,7 @@ def test_a_full_scratch_disk_is_an_output_error(tmp_path: Path) -> None:
         "except OutputError as error: print(error.message)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.png")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", code, str(tmp_path / "a.png")], capture_output=True, text=True
     )
     assert "scratch folder is full" in done.stdout, done.stderr
     assert "180,000 bytes" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -53,7 +54,7 @@ class Opened:
     image: pyvips.Image
     stored: ImageInfo
     facts: ImageFacts
-    again: Callable[[], pyvips.Image] | None = None
+    again: Callable[[], Opened] | None = None
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
@@ -109,8 +110,8 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
         why=why,
         notes=(*_header_notes(header), *notes),
     )
-    again = lambda: open_decoder(path, max_pixels, over_flaws=True).image  # noqa: E731
-    return Opened(image, stored, facts, again if strict else None)
+    again = partial(open_decoder, path, max_pixels, over_flaws=True) if strict else None
+    return Opened(image, stored, facts, again)
 
 
 def _identify(path: Path) -> Format:

@@ -61,7 +61,7 @@ class _Decoder:
             pixels = self._region.fetch(0, self._next, info.width, len(rows))
         except pyvips.Error as error:
             if self._again is not None and is_harmless(error):
-                self._region, self._again = pyvips.Region.new(self._again()), None
+                self._region, self._again = pyvips.Region.new(self._again().image), None
                 self._fetch(rows)
                 return
             raise ImageError(

@@ -7,6 +7,7 @@ import pytest
 
 import lowtide
 from lowtide.core.errors import OutputError, UsageError
+from lowtide.core.part_file import new_part_name
 from lowtide.jobs.train_sr import train_sr
 from lowtide.training.config import parse_config
 from lowtide.training.networks import make_generator
@@ -66,6 +67,19 @@ def test_nothing_is_written_through_a_link(config, tmp_path):
     assert (folder / "config.json").read_bytes() == kept
     assert not (folder / "validation/0_a.png").is_symlink()
     lowtide.load(report.weights)
+
+
+def test_what_killed_trainings_left_is_removed(config, tmp_path):
+    train_sr(config, tmp_path)
+    folder = tmp_path / "mine"
+    left = [new_part_name(folder / name) for name in ("mine.safetensors", "config.json")]
+    left.append(new_part_name(folder / "models" / "mine_best.safetensors"))
+    theirs = [new_part_name(folder / "other.safetensors"), folder / ".mine.lowtide.part"]
+    for path in left + theirs:
+        path.write_text("half")
+    train_sr(config, tmp_path)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in theirs)
 
 
 def test_a_full_disk(config, tmp_path, files_of_at_most):

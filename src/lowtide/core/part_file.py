@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -45,6 +46,13 @@ def part_of(path: Path) -> Path:
 def new_part_name(path: Path) -> Path:
     """A name beside ``path`` under which nobody else's file lies, for a file that will be there."""
     return part_of(path.with_name(f"{secrets.token_hex(8)}.{path.name[-_LONGEST:]}"))
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What killed runs left of ``path``, by `new_part_name`; others may be writing theirs."""
+    name = re.compile(rf"\.[0-9a-f]{{16}}\.{re.escape(path.name[-_LONGEST:])}\.lowtide\.part")
+    found = path.parent.glob(PART_PATTERN)
+    return sorted(part for part in found if name.fullmatch(part.name))
 
 
 def create(path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
 from lowtide.core.errors import UsageError
-from lowtide.core.part_file import make_folder, writing
+from lowtide.core.part_file import make_folder, unfinished, writing
 from lowtide.training.config import TrainConfig
 
 _CONFIG = "config.json"
@@ -32,9 +33,14 @@ def require_ours(folder: Path, name: str) -> None:
 
 
 def keep_config(folder: Path, config: TrainConfig) -> None:
-    """Write what is trained into ``folder``, by which it is known from then on; raises
-    `OutputError`."""
+    """Write what is trained into ``folder``, by which it is known from then on, and remove what a
+    training that was killed left unfinished; raises `OutputError`."""
     make_folder(folder)
+    best = f"models/{config.name}_best.safetensors"
+    for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
+        for part in unfinished(folder / made):
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                part.unlink()
     with writing(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 

@@ -75,7 +75,6 @@ def test_damaged_pictures_are_read_or_refused(seeds):
 
 def test_a_header_that_lies_of_its_size_takes_no_memory():
     ends = ends_of([(kind, None) for kind in KINDS])
-    # A JPEG's missing rows are another test's matter.
-    assert not [kind for kind in KINDS if kind != "jpg" and ends[kind, None] == "read"]
+    assert "read" not in ends.values()
     # Formats that are decoded as a whole would take it, which is known beforehand.
     assert ends["avif", None] == "too much"

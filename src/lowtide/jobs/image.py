@@ -79,6 +79,7 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
             work.target, task.made, metadata=reading.metadata,
             strip_metadata=settings.strip_metadata, options=settings.encode,
             resize_to=task.resize_to, clear=reading.clear, otherwise=task.sizes.format,
+            part=work.part,
         )  # fmt: skip
         if waiting:
             sink = WriteBehind(sink, waiting)

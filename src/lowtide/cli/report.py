@@ -33,7 +33,7 @@ def print_report(report: UpscaleReport) -> None:
 
 def print_left_out(report: UpscaleReport) -> None:
     """What lay among the images of folders and is none, and why, on stderr."""
-    from lowtide.media.discover import LeftOut, summary
+    from lowtide.media.left_out import LeftOut, summary
 
     for line in summary([LeftOut(Path(one.path), one.reason) for one in report.left_out]):
         typer.echo(f"left out: {line}", err=True)

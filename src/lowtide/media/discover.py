@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.part_file import PART_PATTERN
-from lowtide.media.camera_raw import is_raw_name
 from lowtide.media.formats import SUFFIXES, format_of_suffix, output_format, unwritable
-from lowtide.media.sniff import HEAD_BYTES, describe, identify
+from lowtide.media.left_out import LeftOut, summary, why_no_image
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
-_NAMED = 3  # of those left out for one reason
 _NO_IMAGE_HINT = f"supported suffixes are {', '.join(SUFFIXES)}"
 
 
@@ -27,14 +25,6 @@ class Job:
     source: Path
     target: Path
     name: str
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A file or folder among the inputs that is not taken for an image, and why."""
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -214,38 +204,8 @@ def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
         if path.is_file() and format_of_suffix(path.suffix or ".") is not None:
             images.append(path)
         else:
-            others.append(LeftOut(path, _no_image(path)))
+            others.append(LeftOut(path, why_no_image(path)))
     return images, others
-
-
-def _no_image(path: Path) -> str:
-    if path.is_dir():
-        return "a folder"
-    if not path.is_file():
-        return "no regular file" if path.exists() else "a link to nothing"
-    if is_raw_name(path):
-        return "camera RAW, to be developed first"
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if not head:
-        return "empty"
-    kind = identify(head)
-    return describe(head) if kind is None else f"{kind.name} by its content, but not by its name"
-
-
-def summary(left_out: Sequence[LeftOut]) -> list[str]:
-    """A line for each reason, with the names of a few: ``hidden: .git, .DS_Store and 3 more``."""
-    names: dict[str, list[str]] = {}
-    for one in left_out:
-        names.setdefault(one.reason, []).append(str(one.path))
-    return [
-        f"{reason}: {', '.join(paths[:_NAMED])}"
-        + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
-        for reason, paths in sorted(names.items(), key=lambda item: -len(item[1]))
-    ]
 
 
 def _none(what: str, others: list[LeftOut]) -> ImageError:

@@ -194,11 +194,13 @@ def test_a_journal_cannot_have_anything_else_removed(tmp_path):
         path.write_text("theirs")
     above = "../.x.lowtide.part"
     names = [above, f"a/../{above}", str(theirs[0]), "photo.png", "sub", ""]
+    names += [".\0.lowtide.part", ".\ud800.lowtide.part"]
     lines = [json.dumps({"part": name}) for name in names]
     (folder / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
     with Journal(folder) as journal:
         assert journal.remove_parts() == 0
     assert all(path.exists() for path in theirs)
+    assert not (folder / JOURNAL_NAME).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """What every test may use: private caches, real photographs, and data that is not shipped."""
 
+import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,23 @@ if not torch.cuda.is_available():
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that measure this process's memory come first: what others leave behind, and let go
-    of later, would be in their figures."""
-    items.sort(key=lambda item: "memory" not in item.path.parts)
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test marked ``own_process`` is run by a pytest of its own, with nothing before it: what
+    other tests left behind, and let go of later, would be in its figures."""
+    if pyfuncitem.get_closest_marker("own_process") is None or "TEST_ALONE" in os.environ:
+        return None
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "", "-rs", "-p", "no:cacheprovider",
+         f"{pyfuncitem.path}::{pyfuncitem.nodeid.partition('::')[2]}"],
+        cwd=ROOT, env=environment | {"TEST_ALONE": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode != 0 or "1 passed" not in done.stdout + done.stderr:
+        if "1 skipped" in done.stdout:
+            pytest.skip(done.stdout.strip().splitlines()[-2])
+        pytest.fail(f"in a process of its own:\n{done.stdout}{done.stderr}", pytrace=False)
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,6 +96,26 @@ def onnx_x2(tmp_path_factory):
     from onnx_files import exported
 
     return exported(lowtide.load("lowtide-x2"), tmp_path_factory.mktemp("onnx") / "x2.onnx")
+
+
+@pytest.fixture
+def files_of_at_most(monkeypatch):
+    """A context in which nothing is written beyond so many bytes of a file, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="limits files as Unix does")
+
+    @contextlib.contextmanager
+    def limited(size: int):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Python would keep the first bytes of what it compiles, and fail on them from then on.
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture

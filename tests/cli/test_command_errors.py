@@ -1,10 +1,13 @@
 """What people do wrong: one sentence, a hint where there is one, an exit code, no traceback."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +105,29 @@ def test_a_folder_where_a_file_is(lowtide, source, tmp_path, name):
               "cannot be written")  # fmt: skip
 
 
+def test_one_name_for_several_results(lowtide, source, tmp_path, out):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(source.read_bytes())
+    for inputs in ([source, tmp_path / "in" / "a.png"], [tmp_path / "in"]):
+        result = lowtide("upscale", *inputs, "-o", out)
+        folder = out.with_suffix("")
+        complaint(result, 2, "names one file, and there may be several", f"-o {folder}")
+    assert not out.exists()
+
+
+def test_limits_of_a_format_are_known_before_a_model_is_measured(
+    lowtide, tmp_path, save, monkeypatch
+):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "nothing known"))
+    wide = save(tmp_path / "wide.png", np.zeros((1, 33000, 3), np.uint8))
+    elsewhere = ["plan", "upscale", "--device", "rtx3060-12gb"]
+    for words in (["upscale"], ["plan", "upscale"], elsewhere):
+        for name, side in (("a.jpg", "65,500"), ("a.webp", "16,383"), ("a.avif", "16,384")):
+            result = lowtide(*words, wide, "-o", tmp_path / name)
+            complaint(result, 1, f"holds at most {side} on a side", "write PNG or TIFF")
+            assert "measuring" not in result.err
+
+
 def test_an_existing_target(lowtide, source, out):
     out.write_text("precious")
     complaint(lowtide("upscale", source, "-o", out), 2, "exists already", "--force")
@@ -118,7 +144,9 @@ def test_an_existing_target(lowtide, source, out):
         (["--budget", "6"], "less than any run"),
         (["--budget", "900TiB"], "more than there is"),
         (["--device", "cuda:7"], "this machine has"),
-        (["--format", "bmp"], "not an image format"),
+        (["--format", "bmp"], "'bmp' does not name an image format"),
+        (["--scale", 0], "--scale 0 has to be above 0"),
+        (["--suffix", "_x2"], "a file's own name"),
         (["--jpeg-quality", 0], "--jpeg-quality 0"),
     ],
 )
@@ -157,8 +185,54 @@ def test_errors_as_json(lowtide, source, out):
     assert error["exit_code"] == 3
     assert f"--budget {error['smallest_bytes'] >> 20}MiB" == error["hint"]
     assert "error: " in result.err
-    result = lowtide("models", "nothing", "--json")
-    assert result.json["error"]["type"] == "ModelError"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        (["upscale"], "UsageError", "Missing argument"),
+        (["upscale", "SOURCE"], "UsageError", "where should the result go?"),
+        (["upscale", "SOURCE", "-o", "OUT", "--sclae", 2], "UsageError", "No such option"),
+        (["upscale", "SOURCE", "-o", "OUT", "--tile", "many"], "UsageError", "'many' is not"),
+        (["upscale", "no.png", "-o", "OUT"], "ImageError", "no such file"),
+        (["plan", "upscale", "no.png"], "ImageError", "no such file"),
+        (["plan", "upscale", "no.png", "--all-devices"], "ImageError", "no such file"),
+        (["plan", "train", "no", "--device", "cpu"], "ModelError", "no"),
+        (["bench", "upscale", "no.png"], "ImageError", "no such file"),
+        (["export", "onnx", "lowtide-x2", "-o", "x.bin"], "UsageError", "end in .onnx"),
+        (["models", "nothing"], "ModelError", "no model"),
+        (["train", "sr"], "UsageError", "no configuration"),
+        (["train", "sr", "--example"], "UsageError", "YAML"),
+        (["upscull"], "UsageError", "No such command"),
+        (["doctor", "--fast"], "UsageError", "No such option"),
+    ],
+)
+def test_every_failure_is_one_document(lowtide, source, out, words, kind, message):
+    named = {"SOURCE": source, "OUT": out}
+    result = lowtide(*[named.get(str(word), word) for word in words], "--json")
+    assert result.code == 2
+    assert result.json["schema_version"] == 1
+    error = result.json["error"]
+    assert (error["type"], error["exit_code"]) == (kind, 2)
+    assert message in error["message"]
+    assert "hint" in error
+    assert result.err
+
+
+def test_a_fault_of_ours_is_a_document_before_its_traceback(source, out, monkeypatch, capsys):
+    from lowtide.cli.main import main
+    from lowtide.core import heap
+    from lowtide.jobs import upscale
+
+    def fault(*_given, **_settings):
+        raise ArithmeticError("two and two are five")
+
+    monkeypatch.setattr(heap, "tune_heap", lambda: False)
+    monkeypatch.setattr(upscale, "upscale", fault)
+    with pytest.raises(ArithmeticError):
+        main(["upscale", str(source), "-o", str(out), "--json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["type"], error["message"]) == ("ArithmeticError", "two and two are five")
 
 
 def test_some_of_a_batch_failed(lowtide, source, tmp_path):
@@ -167,6 +241,11 @@ def test_some_of_a_batch_failed(lowtide, source, tmp_path):
     assert result.code == 4
     assert "bad.png: failed: " in result.out
     assert "1 done, 1 failed" in result.out
+    result = lowtide("upscale", source, tmp_path / "bad.png", "-o", tmp_path / "out", "--json")
+    assert result.code == 4
+    assert [image["status"] for image in result.json["images"]] == ["skipped", "failed"]
+    assert result.json["error"]["type"] == "BatchError"
+    assert result.json["error"]["exit_code"] == 4
 
 
 def test_debug_shows_where(source, out):
@@ -186,6 +265,8 @@ def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
 
     monkeypatch.setattr(progress.ProgressLine, "__call__", interrupt)
     complaint(lowtide("upscale", source, "-o", out), 130, "interrupted", "goes on where")
+    stopped = lowtide("upscale", source, "-o", out, "--json")
+    assert stopped.code == stopped.json["error"]["exit_code"] == 130
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
@@ -224,10 +305,25 @@ main(sys.argv[1:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits files as Unix does")
 def test_a_full_disk(source, tmp_path, out):
-    command = [sys.executable, "-c", FULL, "upscale", str(source), "-o", str(out)]
+    command = [sys.executable, "-B", "-c", FULL, "upscale", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "error: " in done.stderr
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is full")
+@pytest.mark.parametrize("words", [["models", "--json"], ["train", "sr", "--example"]], ids=str)
+def test_output_into_a_file_on_a_full_disk(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lowtide", *words], stdout=full, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: standard output: the disk is full" in done.stderr
+    assert "free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

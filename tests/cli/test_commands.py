@@ -114,6 +114,16 @@ def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
+def test_a_device_without_a_plan_says_why(lowtide, source):
+    """A card's context alone takes more than this."""
+    words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
+    found = lowtide(*words).json
+    assert found.pop("cpu")["images"][0]["status"] == "planned"
+    for card in found.values():
+        assert (card["error"]["type"], card["error"]["exit_code"]) == ("BudgetError", 3)
+        assert card["error"]["smallest_bytes"] > 100 << 20
+
+
 def test_reports_beside_results(lowtide, source, out, tmp_path):
     assert lowtide("upscale", source, "-o", out, "--report").code == 0
     kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())
@@ -132,6 +142,31 @@ def test_a_folder_twice(lowtide, source, tmp_path):
     assert second.code == 0
     assert second.out.count("finished before, skipped") == 2
     assert "2 skipped in" in second.out
+
+
+def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
+    folder = source.parent / "in"
+    folder.mkdir()
+    for name in ("a.png", "b.png"):
+        (folder / name).write_bytes(source.read_bytes())
+    for number in range(5):
+        (folder / f"{number}.txt").write_text("words\n")
+    shown = lowtide("upscale", folder, "-o", tmp_path / "out")
+    named = ", ".join(str(folder / f"{number}.txt") for number in range(3))
+    assert f"left out: a text file: {named} and 2 more\n" in shown.err
+    assert "2 done, 5 left out in" in shown.out
+    report = lowtide("upscale", folder, "-o", tmp_path / "out", "--json", "-q")
+    assert report.err.startswith("left out: ")
+    assert report.json["left_out"][4] == {
+        "path": str(folder / "4.txt"), "reason": "a text file",
+    }  # fmt: skip
+
+
+def test_one_input_to_a_folder_and_to_a_file(lowtide, source, tmp_path, read):
+    assert lowtide("upscale", source, "-o", f"{tmp_path}/out/", "--suffix", "_x2").code == 0
+    assert read(tmp_path / "out" / "photo_x2.png").shape == (120, 140, 3)
+    assert lowtide("upscale", source, "-o", tmp_path / "large").code == 0
+    assert read(tmp_path / "large").shape == (120, 140, 3)
 
 
 def test_one_pixel(lowtide, tmp_path, save, read, out):

@@ -46,13 +46,26 @@ def test_it_is_the_same_picture_and_its_worth_is_remembered(
     assert "compiling took" in image.notes[0]
     facts = CompileStore("cpu").get(model.descriptor.sha256, "fp32")
     assert facts.ratio > 0
-    assert 0 < facts.host_bytes < 2 << 30
     known(PAYS)
     # It is compiled once for a folder whose images are equally large.
     report = lowtide.upscale(two_of(source), tmp_path / "out", budget="2GiB")
     assert compiled_of(report) == [True, True]
     assert [len(image.notes) for image in report.images] == [1, 0]
     assert (tmp_path / "out" / "a.png").read_bytes() == (tmp_path / "on.png").read_bytes()
+
+
+@pytest.mark.own_process
+def test_memory_is_that_of_compiling_whatever_the_program_lets_go_of(tmp_path, source, model):
+    held = [np.ones(1 << 30, np.uint8)]
+
+    def let_go(moment):
+        if moment.phase == "compile":
+            held.clear()
+
+    lowtide.upscale(source, tmp_path / "on.png", compile="on", budget="2GiB", progress=let_go)
+    assert not held
+    facts = CompileStore("cpu").get(model.descriptor.sha256, "fp32")
+    assert 10 << 20 < facts.host_bytes < 1 << 30
 
 
 def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, source, known):

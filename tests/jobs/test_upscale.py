@@ -1,9 +1,11 @@
 """One image through the whole job: the picture, its size and its file."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import statuses
 from levels import assert_within_a_level
 from PIL import Image, ImageCms
 
@@ -127,13 +129,19 @@ def test_a_larger_scale_takes_the_larger_model(run, source, tmp_path):
         ({"strategy": "whole", "tile_overlap": 0}, "has no tiles"),
         ({"tile": 4}, "--tile 4 is too small"),
         ({"hann_blend": True, "tile_overlap": 0, "tile": 64}, "blending needs an overlap"),
-        ({"scale": 0}, "--scale 0: "),
-        ({"png_compression": 10}, "--png-compression 10: "),
-        ({"precision": "fp4"}, "--precision 'fp4': "),
-        ({"sharpness": 3}, "--sharpness 3: "),
+        ({"scale": 0}, "--scale 0 has to be above 0$"),
+        ({"scale": float("nan")}, "--scale nan has to be"),
+        ({"png_compression": 10}, "--png-compression 10 has to be at most 9$"),
+        ({"width": 1.5}, "--width 1.5 is no whole number$"),
+        ({"precision": "fp4"}, "--precision fp4 is none of 'auto', "),
+        ({"sharpness": 3}, "there is no setting 'sharpness'"),
+        ({"suffix": "a/b"}, "--suffix 'a/b' is no part of a file's name"),
+        ({"suffix": "a\nb"}, "no part of a file's name"),
+        ({"suffix": "_x2"}, "out.png is a file's own name"),
+        ({"format": "jpg"}, "--format jpg contradicts the name .*out.png"),
         ({"device": "cuda:7"}, "cuda:7.*this machine has"),
         ({"device": "toaster"}, "is not a device of this machine"),
-        ({"format": "bmp"}, "not an image format"),
+        ({"format": "bmp"}, "'bmp' does not name an image format"),
         ({"budget": "lots"}, "not a number of bytes"),
     ],
 )
@@ -172,9 +180,54 @@ def test_lossless_webp_has_the_pixels_of_png(run, read):
 
 
 def test_format_names_the_files_of_a_folder(source, tmp_path):
-    report = lowtide.upscale(source, tmp_path / "out", format="webp", budget=BUDGET)
+    report = lowtide.upscale(source, f"{tmp_path}/out/", format="webp", budget=BUDGET)
     assert [image.output for image in report.images] == [str(tmp_path / "out" / "photo.webp")]
     assert (tmp_path / "out" / "photo.webp").read_bytes()[8:12] == b"WEBP"
+
+
+@pytest.mark.parametrize(("format", "kind"), [(None, "PNG"), ("webp", "WEBP"), ("jpg", "JPEG")])
+def test_a_name_without_a_suffix_is_a_file_too(run, read, tmp_path, format, kind):
+    """In the format of the input, or the one that is asked for."""
+    image = run("large", format=format)
+    with Image.open(tmp_path / "large") as made:
+        assert made.format == kind
+    assert read(image.output).shape == (200, 240, 3)
+    assert any(note.startswith("the name has no suffix: written as ") for note in image.notes)
+
+
+def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
+    """Beside their inputs, too, where results are not taken for inputs the next time."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.png").write_bytes(source.read_bytes())
+    for done, status in ((2, "done"), (2, "skipped")):
+        report = lowtide.upscale(tmp_path, tmp_path, suffix="_x2", budget=BUDGET)
+        names = [Path(image.output).relative_to(tmp_path).as_posix() for image in report.images]
+        assert names == ["deep/b_x2.png", "photo_x2.png"]
+        assert statuses(report) == [status] * done
+    assert [one.reason for one in report.left_out] == [
+        "by its name the result of b.png", "by its name the result of photo.png",
+    ]  # fmt: skip
+    # What comes out is the same, and so a file that has it already is not made again.
+    settings = UpscaleSettings.of(), UpscaleSettings.of(suffix="_x2")
+    assert len({one.content_hash("model", "fp32") for one in settings}) == 1
+
+
+def test_a_folder_says_what_it_leaves_out(source, tmp_path):
+    folder = tmp_path / "in"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "photo.png").write_bytes(source.read_bytes())
+    (folder / "unnamed").write_bytes(source.read_bytes())
+    (folder / "a.nef").write_bytes(b"II*\0")
+    (folder / "notes.txt").write_text("to be sorted\n")
+    for run in (lowtide.plan, lowtide.upscale):
+        report = run(folder, tmp_path / "out", budget=BUDGET)
+        assert len(report.images) == 1
+        assert {Path(one.path).name: one.reason for one in report.left_out} == {
+            ".git": "hidden",
+            "a.nef": "camera RAW, to be developed first",
+            "notes.txt": "a text file",
+            "unnamed": "PNG by its content, but not by its name",
+        }
 
 
 def test_nothing_is_overwritten_without_force(run, read, tmp_path):
@@ -213,3 +266,29 @@ def test_a_model_may_be_a_path(run, tmp_path):
     assert run(model=tmp_path / "mine.safetensors").status == "done"
     with pytest.raises(ModelError, match="does not exist"):
         run("b.png", model=tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.webp", "out.tif", "out.avif"])
+def test_color_under_an_alpha_of_0_everywhere_is_kept(
+    tmp_path, save, read, crop, expected, run, name
+):
+    """Such a file holds color for something else, or its alpha by mistake."""
+    clear = np.concatenate([crop, np.zeros_like(crop[..., :1])], axis=2)
+    image = run(name, save(tmp_path / "in.png", clear))
+    result = read(tmp_path / name)
+    assert not result[..., 3].any()
+    difference = np.abs(result[..., :3].astype(int) - expected(crop)).mean()
+    assert difference < (0.1 if name[4:] in ("png", "tif") else 3)
+    assert "the alpha is 0 everywhere" in image.notes[0]
+
+
+def test_it_is_kept_by_bands_and_by_resizing_too(tmp_path, save, read, crop, expected, run):
+    clear = np.concatenate([crop, np.zeros_like(crop[..., :1])], axis=2)
+    source = save(tmp_path / "in.tif", clear)
+    run("bands.png", source, strategy="streamed")
+    whole = expected(crop).astype(int)
+    assert np.abs(read(tmp_path / "bands.png")[..., :3] - whole).max() <= 1
+    run("same.png", source, scale=1.0)
+    small = read(tmp_path / "same.png")
+    assert np.abs(small[..., :3].astype(int) - crop).mean() < 5
+    assert not small[..., 3].any()

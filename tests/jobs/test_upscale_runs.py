@@ -78,6 +78,7 @@ def test_precisions_that_a_model_lacks_are_refused(model):
 # Its memory
 
 
+@pytest.mark.own_process
 def test_the_report_on_memory_adds_up(run):
     image = run(tile=64)
     memory = image.memory

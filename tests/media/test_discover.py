@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.media.discover import discover
+from lowtide.media.left_out import summary
 
 
 def touch(root: Path, *names: str) -> None:
@@ -16,10 +18,10 @@ def touch(root: Path, *names: str) -> None:
 
 
 def pairs(root: Path, inputs: list[str], output: str, **options: str) -> dict[str, str]:
-    found = discover([str(root / item) for item in inputs], root / output, **options)
+    found = discover([str(root / item) for item in inputs], f"{root}/{output}", **options)
     return {
         job.source.relative_to(root).as_posix(): job.target.relative_to(root).as_posix()
-        for job in found
+        for job in found.jobs
     }
 
 
@@ -30,14 +32,20 @@ def test_one_file_to_a_file(tmp_path: Path) -> None:
 
 def test_one_file_to_a_folder(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "there.png/x.txt")
-    assert pairs(tmp_path, ["a.png"], "out") == {"a.png": "out/a.png"}
+    assert pairs(tmp_path, ["a.png"], "out/") == {"a.png": "out/a.png"}
     assert pairs(tmp_path, ["a.png"], "there.png") == {"a.png": "there.png/a.png"}
+
+
+def test_one_file_to_a_name_without_a_suffix(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    assert pairs(tmp_path, ["a.png"], "out") == {"a.png": "out"}
+    assert discover([tmp_path / "a.png"], tmp_path / "out").file
 
 
 def test_format_and_added_text_change_the_names(tmp_path: Path) -> None:
     touch(tmp_path, "a.b.png")
     options = {"format": "JPG", "suffix_text": "_x4"}
-    assert pairs(tmp_path, ["a.b.png"], "out", **options) == {"a.b.png": "out/a.b_x4.jpg"}
+    assert pairs(tmp_path, ["a.b.png"], "out/", **options) == {"a.b.png": "out/a.b_x4.jpg"}
 
 
 def test_a_folder_is_mirrored_sorted_and_without_what_is_no_image(tmp_path: Path) -> None:
@@ -60,6 +68,73 @@ def test_an_output_folder_inside_the_input_is_not_an_input(tmp_path: Path) -> No
     }
 
 
+def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "in/a.png", "in/.hidden.png", "in/.dir/a.png", "in/.dir/b.png", "in/out/b.png",
+        "in/.a.png.lowtide.part", "in/.lowtide-journal.jsonl", "in/c.CR2", "in/d.gif",
+    )  # fmt: skip
+    (tmp_path / "in" / "a.pdf").write_bytes(b"%PDF-1.7")
+    (tmp_path / "in" / "image").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "in" / "empty").touch()
+    (tmp_path / "in" / "gone.png").symlink_to("nowhere")
+    (tmp_path / "in" / "round").symlink_to(tmp_path / "in", target_is_directory=True)
+    os.mkfifo(tmp_path / "in" / "pipe.png")
+    found = discover([tmp_path / "in"], tmp_path / "in" / "out")
+    assert [job.name for job in found.jobs] == ["a.png"]
+    assert {one.path.name: one.reason for one in found.left_out} == {
+        ".dir": "hidden",
+        ".hidden.png": "hidden",
+        "a.pdf": "a PDF document",
+        "c.CR2": "camera RAW, to be developed first",
+        "d.gif": "a text file",
+        "empty": "empty",
+        "gone.png": "a link to nothing",
+        "image": "PNG by its content, but not by its name",
+        "out": "the output folder",
+        "pipe.png": "no regular file",
+        "round": "a link to a folder",
+    }
+    lines = summary(found.left_out)
+    assert lines[0] == f"hidden: {tmp_path / 'in' / '.dir'}, {tmp_path / 'in' / '.hidden.png'}"
+    assert len(lines) == 10
+
+
+def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
+    touch(tmp_path, "a1.png", "a2.txt", "a3/x.png")
+    found = discover([str(tmp_path / "a*")], f"{tmp_path}/out/")
+    assert {one.path.name: one.reason for one in found.left_out} == {
+        "a2.txt": "a text file", "a3": "a folder",
+    }  # fmt: skip
+
+
+def test_results_beside_their_inputs_are_not_inputs(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.png", "in/a_x2.png", "in/b_x2.png", "in/c.png")
+    assert pairs(tmp_path, ["in"], "in", suffix_text="_x2") == {
+        "in/a.png": "in/a_x2.png", "in/b_x2.png": "in/b_x2_x2.png", "in/c.png": "in/c_x2.png",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="is the input"):
+        pairs(tmp_path, ["in"], "in")
+
+
+@pytest.mark.parametrize("inputs", [["in"], ["in/a.png", "in/c.png"], ["in/*"]])
+def test_several_results_do_not_go_into_one_file(tmp_path: Path, inputs: list[str]) -> None:
+    touch(tmp_path, "in/a.png", "in/c.png", "there.png/x")
+    with pytest.raises(UsageError, match=r"out\.png names one file") as caught:
+        pairs(tmp_path, inputs, "out.png")
+    assert caught.value.hint == f"name a folder: -o {tmp_path / 'out'}"
+    # A folder of such a name, there or meant, is one.
+    for folder in ("there.png", "out.png/"):
+        assert len(pairs(tmp_path, inputs, folder)) == 2
+
+
+@pytest.mark.parametrize("options", [{"format": "jpg"}, {"suffix_text": "_x2"}])
+def test_what_a_given_name_says_already_is_not_said_otherwise(tmp_path: Path, options) -> None:
+    touch(tmp_path, "a.png")
+    with pytest.raises(UsageError):
+        pairs(tmp_path, ["a.png"], "b.png", **options)
+    assert pairs(tmp_path, ["a.png"], "b.jpeg", format="jpg") == {"a.png": "b.jpeg"}
+
+
 def test_patterns(tmp_path: Path) -> None:
     touch(tmp_path, "a1.png", "a2.png", "b.png", "a3.txt", "s/a4.png")
     assert pairs(tmp_path, ["a*"], "out") == {"a1.png": "out/a1.png", "a2.png": "out/a2.png"}
@@ -70,7 +145,7 @@ def test_patterns(tmp_path: Path) -> None:
 
 def test_a_file_with_brackets_in_its_name_is_that_file(tmp_path: Path) -> None:
     touch(tmp_path, "a[1].png")
-    assert pairs(tmp_path, ["a[1].png"], "out") == {"a[1].png": "out/a[1].png"}
+    assert pairs(tmp_path, ["a[1].png"], "b.png") == {"a[1].png": "b.png"}
 
 
 def test_an_input_named_twice_is_one_job(tmp_path: Path) -> None:
@@ -104,7 +179,7 @@ def test_unsupported_suffixes_are_refused_with_a_list(tmp_path: Path) -> None:
     for inputs, output, options in (
         (["a.png"], "b.bmp", {}),
         (["a.png"], "out", {"format": "gif"}),
-        (["b.gif"], "out", {}),
+        (["b.gif"], "out/", {}),
     ):
         with pytest.raises(UsageError) as caught:
             pairs(tmp_path, inputs, output, **options)

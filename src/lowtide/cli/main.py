@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from lowtide.cli import (
     bench_upscale,
@@ -19,15 +25,47 @@ from lowtide.cli import (
     train,
     upscale,
 )
-from lowtide.cli.shell import State
+from lowtide.cli.shell import State, complain, print_failure
+from lowtide.core.errors import UsageError
+from lowtide.core.part_file import is_lack_of_space, write_error
 
 _EXIT_CODES = (
     "Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the budget ·"
     " 4 some inputs of a batch failed · 130 interrupted."
 )
 
+
+class _Group(TyperGroup):
+    """The top of the command line. What typer itself refuses, wrong words, it shows as usual; with
+    ``--json`` the one document says it too."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """As typer does."""
+        with _refused_words():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer does: the words of subcommands are read here."""
+        with _refused_words():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _refused_words() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # typer comes with click or with a copy of it, so that the class has no one name.
+        says, context = getattr(error, "format_message", None), getattr(error, "ctx", None)
+        if says is not None:
+            where = "lowtide" if context is None else context.command_path
+            print_failure(UsageError(says(), hint=f"{where} --help"))
+        raise
+
+
 app = typer.Typer(
     name="lowtide",
+    cls=_Group,
     help="Run image models in the memory you have.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,
@@ -82,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     options, names = words[:end], words[end:]
-    State.debug = "--debug" in options
+    State.debug, State.json = "--debug" in options, "--json" in options
     words = [_spell(word) for word in options if word != "--debug"] + names
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -91,7 +129,24 @@ def main(argv: list[str] | None = None) -> None:
     if not State.debug:
         # Deprecations inside model files' architectures are nothing a user can act on.
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    app(words, prog_name="lowtide")
+    try:
+        app(words, prog_name="lowtide")
+    except OSError as error:
+        if State.debug or not is_lack_of_space(error):
+            raise
+        _out_of_space(error)
+
+
+def _out_of_space(error: OSError) -> None:
+    """End for want of space where nobody else said so: as for what is printed into a file."""
+    full = write_error(Path(error.filename or "standard output"), error)
+    with contextlib.suppress(OSError, ValueError):
+        # What standard output still holds would fail once more at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    complain(full.message, full.hint)
+    sys.exit(full.exit_code)
 
 
 def _spell(word: str) -> str:

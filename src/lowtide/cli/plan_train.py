@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lowtide.cli.progress import steps
-from lowtide.cli.shell import complain, guarded, option
-from lowtide.core.errors import BudgetError, UsageError
-
-if TYPE_CHECKING:
-    from lowtide.jobs.plan_train import DevicePlans, TrainingPlan
+from lowtide.cli.shell import guarded, option, print_result
+from lowtide.core.errors import UsageError
 
 _STEP, _DEVICE, _OUT = "Training step", "Device", "Output"
 
@@ -102,15 +99,5 @@ def train(
             result = job.plan_on_all_cards(model, progress=tell, **settings)
         else:
             result = job.plan_training(model, device=device, plot=plot, progress=tell, **settings)
-    _show(result, as_json=as_json)
-
-
-def _show(result: TrainingPlan | DevicePlans, *, as_json: bool) -> None:
-    """The plan on stdout; that nothing fits is an error all the same."""
-    typer.echo(result.model_dump_json(indent=2) if as_json else str(result))
-    try:
-        result.require()
-    except BudgetError as error:
-        # Not raised: with --json a second document would follow the plan.
-        complain(error.message, error.hint)
-        raise typer.Exit(error.exit_code) from None
+    # That nothing fits is an error, and the plan is shown all the same.
+    print_result(result, lambda: typer.echo(str(result)), result.require, as_json=as_json)

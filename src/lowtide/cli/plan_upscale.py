@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowtide.cli import upscale as command
-from lowtide.cli.shell import guarded, option
-from lowtide.core.errors import UsageError
+from lowtide.cli.shell import error_detail, guarded, option
+from lowtide.core.errors import LowtideError, UsageError
 
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
@@ -55,12 +54,15 @@ def _show_all(given: dict[str, Any]) -> None:
 
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
     given.pop("quiet")
-    told = plan_on_all_devices(inputs, output or Path("upscaled"), **command.as_settings(given))
+    output, settings = output or command.DEFAULT_OUTPUT, command.as_settings(given)
+    told = plan_on_all_devices(inputs, output, **settings)
     if as_json:
         import json
 
         plain = {
-            name: {"error": report} if isinstance(report, str) else report.model_dump(mode="json")
+            name: {"error": error_detail(report)}
+            if isinstance(report, LowtideError)
+            else report.model_dump(mode="json")
             for name, report in told.items()
         }
         typer.echo(json.dumps(plain, indent=2))
@@ -69,13 +71,13 @@ def _show_all(given: dict[str, Any]) -> None:
         typer.echo(line)
 
 
-def _table(told: dict[str, UpscaleReport | str]) -> list[str]:
+def _table(told: dict[str, UpscaleReport | LowtideError]) -> list[str]:
     from lowtide.core.units import format_bytes, format_seconds
 
     rows = [("device", "budget", "expected", "at most", "time", "precision", "plan")]
     for name, report in told.items():
-        if isinstance(report, str):
-            rows.append((name, "", "", "", "", "", report))
+        if isinstance(report, LowtideError):
+            rows.append((name, "", "", "", "", "", report.message))
             continue
         for image in report.images:
             if image.plan is None:

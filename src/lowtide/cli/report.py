@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,7 +26,17 @@ def print_report(report: UpscaleReport) -> None:
             for status in ("done", "planned", "skipped", "failed")
             if (count := sum(image.status == status for image in report.images))
         ]
+        if report.left_out:
+            counts.append(f"{len(report.left_out)} left out")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
+
+
+def print_left_out(report: UpscaleReport) -> None:
+    """What lay among the images of folders and is none, and why, on stderr."""
+    from lowtide.media.left_out import LeftOut, summary
+
+    for line in summary([LeftOut(Path(one.path), one.reason) for one in report.left_out]):
+        typer.echo(f"left out: {line}", err=True)
 
 
 def _print_image(image: ImageReport) -> None:

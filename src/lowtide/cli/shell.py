@@ -6,20 +6,24 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
-from lowtide.core.errors import BudgetError, LowtideError
+from lowtide.core.errors import BudgetError, Cancelled, LowtideError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class State:
-    """What the whole command line shares."""
+    """What the whole command line shares; ``json`` is whether one document is to be printed."""
 
     debug = False
+    json = False
 
 
 def option(*names: str, panel: str, help: str, **more: Any) -> Any:
@@ -28,31 +32,75 @@ def option(*names: str, panel: str, help: str, **more: Any) -> Any:
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn `LowtideError` and Ctrl-C into a message and the documented exit code."""
+    """Turn `LowtideError` and Ctrl-C into a message and the documented exit code; with ``--json``
+    into a document with an ``error``, as is whatever else goes wrong before its traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
         except LowtideError as error:
+            print_failure(error)
             if State.debug:
                 raise
-            if kwargs.get("as_json"):
-                detail = {"type": type(error).__name__, "message": error.message,
-                          "hint": error.hint, "exit_code": error.exit_code}  # fmt: skip
-                if isinstance(error, BudgetError):
-                    detail["smallest_bytes"] = error.smallest
-                typer.echo(json.dumps({"schema_version": 1, "error": detail}, indent=2))
             complain(error.message, error.hint)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
+            stopped = Cancelled(
+                "interrupted; finished files are kept, partial ones are removed",
+                hint="the same command goes on where this one stopped",
+            )
+            print_failure(stopped)
             if State.debug:
                 raise
-            complain("interrupted; finished files are kept, partial ones are removed",
-                     "the same command goes on where this one stopped")  # fmt: skip
-            raise typer.Exit(130) from None
+            complain(stopped.message, stopped.hint)
+            raise typer.Exit(stopped.exit_code) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            print_failure(error)
+            raise
 
     return run
+
+
+def print_failure(error: Exception, **more: Any) -> None:
+    """With ``--json``: the document of a command that failed, with ``more`` in it."""
+    if State.json:
+        document = {"schema_version": 1, **more, "error": error_detail(error)}
+        typer.echo(json.dumps(document, indent=2))
+        State.json = False  # one document, whatever this error passes on its way
+
+
+def error_detail(error: Exception) -> dict[str, Any]:
+    """An error as documents have it."""
+    message, hint = getattr(error, "message", str(error)), getattr(error, "hint", None)
+    detail = {"type": type(error).__name__, "message": message, "hint": hint,
+              "exit_code": getattr(error, "exit_code", 1)}  # fmt: skip
+    if isinstance(error, BudgetError):
+        detail["smallest_bytes"] = error.smallest
+    return detail
+
+
+def print_result(
+    result: BaseModel, show: Callable[[], object], check: Callable[[], None], *, as_json: bool
+) -> None:
+    """A command's result, as one document or as ``show`` prints it; what ``check`` raises of it is
+    in that document, and ends the command."""
+    failure: LowtideError | None = None
+    try:
+        check()
+    except LowtideError as error:
+        failure = error
+    if not as_json:
+        show()
+    elif failure is None:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        print_failure(failure, **result.model_dump(mode="json"))
+    if failure is not None:
+        complain(failure.message, failure.hint)
+        raise typer.Exit(failure.exit_code)
 
 
 def complain(message: str, hint: str | None = None) -> None:

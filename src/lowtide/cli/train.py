@@ -80,6 +80,8 @@ def sr(
     was never stopped. Validation pictures are upscaled as `lowtide upscale` does it: exactly.
     """
     if example:
+        if as_json:
+            raise UsageError("--example prints YAML, and --json asks for JSON", hint="drop one")
         typer.echo(EXAMPLE, nl=False)
         return
     if config is None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.progress import ProgressLine
-from lowtide.cli.shell import guarded, option
+from lowtide.cli.shell import guarded, option, print_result
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
+DEFAULT_OUTPUT = "upscaled/"  # of a plan, which writes nothing
 _MAIN, _SIZE, _TILES, _FILES, _OUT = (
     "Main", "Target size", "Overriding the plan", "Files", "Output",
 )  # fmt: skip
@@ -61,8 +62,9 @@ class TiffCompression(StrEnum):
 def upscale(
     inputs: Annotated[list[str], typer.Argument(
         help="Files, folders (their tree is mirrored) or quoted glob patterns.")],
-    output: Annotated[Path | None, option("-o", "--output", panel=_MAIN, help=(
-        "A file for one input, else a folder. Nothing is overwritten without --force."))] = None,
+    output: Annotated[str | None, option("-o", "--output", panel=_MAIN, metavar="PATH", help=(
+        "A file for one input; a folder for several, or with a slash at its end. Nothing is"
+        " overwritten without --force."))] = None,
     model: Annotated[str | None, option("-m", "--model", panel=_MAIN, help=(
         "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
         " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
@@ -120,7 +122,11 @@ def upscale(
         "Blend neighboring tiles over part of their overlap."
         " Default: only where tiles differ from the whole."))] = None,
     format: Annotated[str | None, option(panel=_FILES, metavar="NAME", help=(
-        "png, jpg, webp, tif or avif for the results of a batch. Default: as the input."))] = None,
+        "png, jpg, webp, tif or avif, for results in a folder or without a suffix."
+        " Default: as the input."))] = None,
+    suffix: Annotated[str, option(panel=_FILES, metavar="TEXT", help=(
+        "Put this between name and extension of results that are named after their inputs:"
+        " _x2 makes photo_x2.png."))] = "",
     force: Annotated[bool, option("--force", panel=_FILES,
                                    help="Replace files and redo finished work.")] = False,
     strip_metadata: Annotated[bool, option("--strip-metadata", panel=_FILES, help=(
@@ -163,7 +169,7 @@ def upscale(
         precision=precision, accuracy=accuracy, strategy=strategy, compile=compile,
         cuda_graphs=cuda_graphs, provider=provider, tile=tile,
         tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
-        streams=streams, format=format,
+        streams=streams, format=format, suffix=suffix,
         strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
         jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
         avif_quality=avif_quality, tiff_compression=tiff_compression, plan_file=plan_file,
@@ -186,7 +192,7 @@ def as_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _work(
-    inputs: list[str], output: Path | None, dry_run: bool, force: bool, sidecar: bool,
+    inputs: list[str], output: str | None, dry_run: bool, force: bool, sidecar: bool,
     line: ProgressLine, settings: dict[str, Any],
 ) -> UpscaleReport:  # fmt: skip
     from lowtide.core.heap import tune_heap
@@ -197,16 +203,15 @@ def _work(
 
     gc.freeze()  # the libraries stay: the collection before each image need not go through them
     if dry_run:
-        return plan(inputs, output or Path("upscaled"), progress=line, **settings)
+        return plan(inputs, output or DEFAULT_OUTPUT, progress=line, **settings)
     assert output is not None
     return upscale(inputs, output, force=force, sidecar=sidecar, progress=line, **settings)
 
 
 def _show(result: UpscaleReport, *, as_json: bool) -> None:
-    from lowtide.cli.report import print_report
+    from lowtide.cli.report import print_left_out, print_report
 
-    if as_json:
-        typer.echo(result.model_dump_json(indent=2))
-    else:
-        print_report(result)
-    result.raise_for_failures()
+    print_left_out(result)
+    print_result(
+        result, lambda: print_report(result), result.raise_for_failures, as_json=as_json
+    )

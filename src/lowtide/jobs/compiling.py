@@ -7,6 +7,7 @@ from lowtide.core.progress import Phase, Progress
 from lowtide.core.units import format_seconds
 from lowtide.jobs.computed import Work
 from lowtide.jobs.context import Context
+from lowtide.memory.meter import open_meter
 from lowtide.memory.plan import Plan
 from lowtide.streaming.compiled import CompileStore, compile_for, load_compiler
 from lowtide.streaming.executor import plan_axes
@@ -47,12 +48,17 @@ def _compiled(context: Context, plan: Plan, shape: Shape, notes: list[str]) -> N
     _tell(context, "compile")
     with context.meter.apart():
         load_compiler()
-    before = context.meter.now_bytes
-    network, facts = compile_for(prepared.network, shape)
+    # From here, and not from where the job began: what a long-lived program has let go of since
+    # then would hide what compiling takes.
+    meter = open_meter("cpu")
+    meter.start()
+    try:
+        network, facts = compile_for(prepared.network, shape)
+    finally:
+        meter.stop()
     if plan.device == "cpu":  # where host memory is metered
         known = prepared.compiling.host_bytes if prepared.compiling else 0
-        taken = max(known, context.meter.peak_bytes - before)
-        facts = facts.model_copy(update={"host_bytes": taken})
+        facts = facts.model_copy(update={"host_bytes": max(known, meter.peak_bytes)})
     CompileStore(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
     notes.append(_gained("compiling", facts))
     return network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
@@ -23,12 +24,16 @@ from lowtide.streaming.tracing import run_rows, trace_tile
 _SIDES = (128, 256, 512, 1024)
 
 
-def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prepared:
+def prepare_elsewhere(
+    settings: UpscaleSettings, profile: DeviceProfile,
+    on_loaded: Callable[[int], object] = lambda scale: None,
+) -> Prepared:  # fmt: skip
     """``settings``' model as ``profile``'s device would run it.
 
     Reach and batches are learned here on the CPU (once, then remembered), memory from traces,
-    seconds from the profile's rates. Raises `ModelError` for a model that cannot be traced, and
-    `UsageError` for a precision that the model or the device does not have.
+    seconds from the profile's rates. ``on_loaded`` is as in `prepare`. Raises `ModelError` for a
+    model that cannot be traced, and `UsageError` for a precision that the model or the device does
+    not have.
     """
     if is_eight_bits(settings.precision):
         raise UsageError(
@@ -38,7 +43,7 @@ def prepare_elsewhere(settings: UpscaleSettings, profile: DeviceProfile) -> Prep
     if settings.cuda_graphs:
         require_graphs(profile.kind)
     in_fp32 = {"precision": "fp32", "cuda_graphs": False}
-    here = prepare(settings.model_copy(update=in_fp32), device="cpu")
+    here = prepare(settings.model_copy(update=in_fp32), device="cpu", on_loaded=on_loaded)
     precision = _precision(settings.precision, here.descriptor, profile)
     network = dataclasses.replace(
         here.network, device=profile.name, precision=precision, channels_last=False

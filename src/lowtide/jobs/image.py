@@ -72,11 +72,14 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
     reading = open_image(
         work.source, max_pixels=settings.max_pixels, scratch_dir=context.scratch
     )
+    if reading.clear:
+        task.notes.append("the alpha is 0 everywhere, and kept; color is upscaled as if opaque")
     with reading:
         sink = open_sink(
             work.target, task.made, metadata=reading.metadata,
             strip_metadata=settings.strip_metadata, options=settings.encode,
-            resize_to=task.resize_to,
+            resize_to=task.resize_to, clear=reading.clear, otherwise=task.sizes.format,
+            part=work.part,
         )  # fmt: skip
         if waiting:
             sink = WriteBehind(sink, waiting)

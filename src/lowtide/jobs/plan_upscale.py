@@ -15,7 +15,8 @@ from lowtide.jobs.prepare import Prepared, load_libraries
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions
 from lowtide.jobs.results import failed_image
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.upscale import Inputs, find_jobs
+from lowtide.jobs.sizes import checked_of
+from lowtide.jobs.upscale import Inputs, find_jobs, left_out_of
 from lowtide.jobs.watch import Watch, tell
 from lowtide.media.discover import Job
 from lowtide.memory.budget import Budget
@@ -39,7 +40,8 @@ def plan(
     never was. Raises as `upscale` does.
     """
     chosen = UpscaleSettings.of(**settings)
-    jobs, _ = find_jobs(inputs, Path(output), chosen)
+    found, _ = find_jobs(inputs, output, chosen)
+    jobs, check = found.jobs, checked_of(found.jobs, chosen)
     book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
     profile = profile_named(chosen.device)
     if profile is None:
@@ -52,18 +54,21 @@ def plan(
         watch = Watch(open_meter(device), progress, cancel)
         watch.meter.start()
         try:
-            prepared = watch.prepare(chosen, device, parsed, book, runs=False)
+            prepared = watch.prepare(
+                chosen, device, parsed, book, runs=False, on_loaded=check
+            )
         finally:
             watch.meter.stop()
     else:
         tell(progress, "load", chosen.model_name)
-        parsed, prepared = Budget.on(profile, budget), prepare_elsewhere(chosen, profile)
+        parsed = Budget.on(profile, budget)
+        prepared = prepare_elsewhere(chosen, profile, check)
         prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
     work = _Work(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(), device=prepared.network.device,
-        versions=versions(chosen.model_name),
-    )
+        versions=versions(chosen.model_name), left_out=left_out_of(found),
+    )  # fmt: skip
     for job in jobs:
         check_cancel(cancel)
         report.images.append(work.plan(job, alone=len(jobs) == 1))
@@ -72,17 +77,21 @@ def plan(
 
 def plan_on_all_devices(
     inputs: Inputs, output: str | Path, **settings: Any
-) -> dict[str, UpscaleReport | str]:
+) -> dict[str, UpscaleReport | LowtideError]:
     """`plan` for this machine's CPU and every card in the profiles, by name.
 
-    A device on which nothing fits, or that the settings do not suit, has the reason instead.
+    A device on which nothing fits, or that the settings do not suit, has the error instead. One
+    that all of them have the same is raised: it is of the inputs or the settings.
     """
-    told: dict[str, UpscaleReport | str] = {}
+    told: dict[str, UpscaleReport | LowtideError] = {}
     for name in profile_names():
         try:
             told[name] = plan(inputs, output, **{**settings, "device": name})
         except LowtideError as error:
-            told[name] = error.message
+            told[name] = error
+    first = next(iter(told.values()))
+    if isinstance(first, LowtideError) and len({str(one) for one in told.values()}) == 1:
+        raise first
     return told
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import BudgetError, ImageError, ModelError
+from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_seconds
@@ -14,7 +14,8 @@ from lowtide.jobs.half_precision import slower
 from lowtide.jobs.passed_over import PassedOver
 from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.media import ImageFacts, check_output, inspect_image, output_cost
+from lowtide.jobs.sizes import Sizes, sizes_of
+from lowtide.media import ImageFacts, output_cost
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import Wanted, choose, eligible, shortfall
 from lowtide.memory.plan import Plan, Refusal
@@ -32,12 +33,25 @@ from lowtide.streaming.pricing.tiles import candidates
 class Task:
     """One image with everything that was decided about it before it runs."""
 
-    facts: ImageFacts
-    made: ImageInfo
-    written: ImageInfo
+    sizes: Sizes
     plans: list[Plan]
     plan: Plan
     notes: list[str]
+
+    @property
+    def facts(self) -> ImageFacts:
+        """What the input is."""
+        return self.sizes.facts
+
+    @property
+    def made(self) -> ImageInfo:
+        """What the model makes."""
+        return self.sizes.made
+
+    @property
+    def written(self) -> ImageInfo:
+        """What the file will hold."""
+        return self.sizes.written
 
     @property
     def resize_to(self) -> tuple[int, int] | None:
@@ -56,36 +70,32 @@ def plan_image(
     plan of ``book`` is taken as it is until then. Raises `ImageError`, `OutputError` (a format's
     limit), `UsageError` and `BudgetError`.
     """
-    facts = inspect_image(source, max_pixels=settings.max_pixels)
-    info, scale = facts.info, prepared.shape.scale
-    made = ImageInfo(info.width * scale, info.height * scale, info.bands, info.sample)
-    width, height = settings.target_size(info, scale)
-    written = ImageInfo(width, height, info.bands, info.sample)
-    if written.pixels > settings.max_pixels * 64:
-        raise ImageError(
-            f"{source}: the result would be {width}×{height} pixels, over 64 times --max-pixels",
-            hint="a smaller --scale, or a larger --max-pixels",
-        )
-    check_output(target, written)
+    sizes = sizes_of(source, target, settings, prepared.shape.scale)
+    facts, made, written = sizes.facts, sizes.made, sizes.written
     notes = list(facts.notes)
     if prepared.network.device == "cpu" and (note := slower(prepared.precision)):
         notes.append(note)
     resized = made if made != written else None
-    writing = output_cost(target, written, settings.encode, resized_from=resized)
+    if not target.suffix:
+        notes.append(f"the name has no suffix: written as {sizes.format}")
+    writing = output_cost(
+        target, written, settings.encode, resized_from=resized, otherwise=sizes.format
+    )
     codecs = tuple((one.usual_bytes, one.resident_bytes) for one in (facts, writing))
     if resized is not None:
         notes.append(
-            f"the model makes {made.width}×{made.height}, then resized to {width}×{height}"
+            f"the model makes {made.width}×{made.height}, then resized to"
+            f" {written.width}×{written.height}"
         )
     if book is not None and below is None:
-        plan = _replayed(book, source, info, prepared, budget)
-        return Task(facts, made, written, [plan], plan, notes)
-    picture = prepared.picture(info, codecs, facts.scratch_bytes, budget)
+        plan = _replayed(book, source, facts.info, prepared, budget)
+        return Task(sizes, [plan], plan, notes)
+    picture = prepared.picture(facts.info, codecs, facts.scratch_bytes, budget)
     plans, chosen = _chosen(prepared, settings, picture, budget, below, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.others and chosen.lanes == 1:
         notes.append(f"run on {chosen.device} alone, as tiles side by side were not chosen")
-    return Task(facts, made, written, plans, chosen, notes)
+    return Task(sizes, plans, chosen, notes)
 
 
 def _chosen(

@@ -105,18 +105,20 @@ def prepare(
     settings: UpscaleSettings, *, device: str, costs: ModelCosts | None = None,
     limit_bytes: int | None = None, on_probe: Callable[[], None] | None = None,
     cancel: Cancel = None, replayed: Plan | None = None,
+    on_loaded: Callable[[int], object] = lambda scale: None,
 ) -> Prepared:  # fmt: skip
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
 
     Precision and memory layout are those of ``replayed``, where a plan is run again.
 
     A probe stays below ``limit_bytes`` (rounded down to a power of two, so that similar limits
-    share what they learn); ``on_probe`` is called before one. Raises `ModelError`,
-    `UsageError` and `OutOfMemoryError`.
+    share what they learn); ``on_probe`` is called before one, and ``on_loaded`` before anything is
+    measured, with the model's scale: what it raises ends this. Raises `ModelError`, `UsageError`
+    and `OutOfMemoryError`.
     """
     limit = None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
     try:
-        return _prepare(settings, device, costs, limit, on_probe, cancel, replayed)
+        return _prepare(settings, device, costs, limit, on_probe, cancel, replayed, on_loaded)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -129,12 +131,14 @@ def prepare(
 def _prepare(
     settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
     on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
+    on_loaded: Callable[[int], object],
 ) -> Prepared:  # fmt: skip
     if settings.cuda_graphs:
         require_graphs(device)
     wanted = settings.precision if replayed is None else replayed.precision
     with heap_gives_back():
         model = _loaded(settings)
+        on_loaded(model.descriptor.scale)
         precision = resolve_precision(wanted, model.descriptor, device)
         network = network_of(model, device, precision)
     descriptor = model.descriptor

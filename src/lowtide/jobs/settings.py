@@ -23,8 +23,21 @@ M = TypeVar("M", bound=BaseModel)
 
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
-# What changes how fast a file is made, or where from, but not which file it is.
-_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams", "devices"}
+# What changes how fast a file is made, where from or under which name, but not its bytes.
+_NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams", "devices", "suffix"}
+
+
+_TROUBLES = {
+    "greater_than": "has to be above {gt:g}",
+    "greater_than_equal": "has to be at least {ge:g}",
+    "less_than_equal": "has to be at most {le:g}",
+    "literal_error": "is none of {expected}",
+    "int_parsing": "is no whole number",
+    "int_from_float": "is no whole number",
+    "int_type": "is no whole number",
+    "float_parsing": "is no number",
+    "float_type": "is no number",
+}
 
 
 def checked(kind: type[M], values: dict[str, Any]) -> M:
@@ -32,9 +45,23 @@ def checked(kind: type[M], values: dict[str, Any]) -> M:
     try:
         return kind(**values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        name = "--" + str(problem["loc"][0]).replace("_", "-")
-        raise UsageError(f"{name} {problem['input']!r}: {problem['msg'].lower()}") from None
+        problem, *more = error.errors()
+    name = str(problem["loc"][0])
+    option, field = "--" + name.replace("_", "-"), kind.model_fields.get(name)
+    if field is None:
+        raise UsageError(
+            f"there is no setting {name!r}", hint=f"one of {', '.join(kind.model_fields)}"
+        )
+    given, words = problem["input"], _TROUBLES.get(problem["type"])
+    shown = f"{given:g}" if isinstance(given, float) else given
+    # Of "auto" or one of several, each has its own complaint.
+    both = [one.get("ctx", {}).get("expected") for one in (problem, *more)]
+    details = {**problem.get("ctx", {}), "expected": ", ".join(filter(None, both))}
+    trouble = words.format(**details) if words else problem["msg"].lower()
+    usual = field.examples[0] if field.examples else field.default
+    raise UsageError(
+        f"{option} {shown} {trouble}", hint=f"{option} {usual}" if usual not in (None, ()) else None
+    )
 
 
 class UpscaleSettings(BaseModel):
@@ -47,11 +74,12 @@ class UpscaleSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | Path | None = None
-    scale: float | None = Field(None, gt=0, le=64)
+    scale: float | None = Field(None, gt=0, le=64, examples=[2])
     width: int | None = Field(None, ge=1)
     height: int | None = Field(None, ge=1)
     max_side: int | None = Field(None, ge=1)
     format: str | None = None
+    suffix: str = ""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     precision: Literal["auto"] | Precision = "auto"
@@ -75,6 +103,17 @@ class UpscaleSettings(BaseModel):
     avif_quality: int = Field(80, ge=1, le=100)
     tiff_compression: Literal["none", "lzw", "deflate"] = "deflate"
     plan_file: Path | None = None
+
+    @field_validator("suffix")
+    @classmethod
+    def _part_of_a_name(cls, text: str) -> str:
+        if any(sign in "/\\" or not sign.isprintable() for sign in text):
+            raise UsageError(
+                f"--suffix {text!r} is no part of a file's name: no slashes, and only what can be"
+                " printed",
+                hint="--suffix _x2",
+            )
+        return text
 
     @field_validator("devices", mode="before")
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel
 from lowtide.jobs.devices import resolve_device
+from lowtide.jobs.train_folder import keep_config, require_ours
 from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.jobs.train_validation import Validation
 from lowtide.memory.budget import Budget
@@ -62,12 +62,14 @@ def train_sr(
     Processes that ``torchrun`` or ``accelerate launch`` started take a batch each, within
     ``budget`` each, and a step is that of all of them; the first one writes, validates and tells.
 
-    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, before
-    the first step wherever that can be known, `BudgetError`, `NotFiniteError`, `Cancelled`.
+    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, and for
+    files in the folder that are not of a training of that name, before the first step wherever
+    that can be known; `BudgetError`, `OutputError`, `NotFiniteError`, `Cancelled`.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
     processes, data = Processes.here(), chosen.datasets.train
     folder, place = Path(output) / chosen.name, _place(device, processes)
+    require_ours(folder, chosen.name)
     batches = _batches(chosen, data, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
     discriminator = None
@@ -86,9 +88,7 @@ def train_sr(
     resumed = trainer.resume()
     validation, last = None, folder / f"{chosen.name}.safetensors"
     if processes.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        told = json.dumps(chosen.model_dump(mode="json"), indent=1)
-        (folder / "config.json").write_text(told + "\n")
+        keep_config(folder, chosen)
         validation = _validation(chosen, folder, place)
     trainer.run(validation, on_step=on_step if processes.first else None, cancel=cancel)
     if processes.first:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from lowtide.core.errors import InputError
+from lowtide.core.part_file import make_folder, writing
 from lowtide.jobs.upscale import upscale
 from lowtide.jobs.validation_figures import Figures
 from lowtide.memory.budget import Budget
@@ -60,7 +61,6 @@ class Validation:
 
     def _enlarged(self, low: Path, weights: Path, step: int) -> np.ndarray:
         target = self._folder / "visualization" / low.stem / f"{low.stem}_{step}.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
         upscale(
             low, target, model=str(weights), budget=self._config.val.budget, device=self._device,
             force=True,
@@ -96,5 +96,6 @@ def _eight_bits(image: np.ndarray) -> np.ndarray:
 def _write(path: Path, image: np.ndarray) -> None:
     import pyvips
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pyvips.Image.new_from_array(image).pngsave(str(path), compression=3)
+    make_folder(path.parent)
+    with writing(path) as part:
+        pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)

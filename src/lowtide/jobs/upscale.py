@@ -17,13 +17,14 @@ from lowtide.jobs.journal import Journal
 from lowtide.jobs.networks import network_on
 from lowtide.jobs.pins import Pins
 from lowtide.jobs.prepare import load_libraries
-from lowtide.jobs.report import UpscaleReport, versions
+from lowtide.jobs.report import LeftOutInput, UpscaleReport, versions
 from lowtide.jobs.results import Results, refuse_overwriting
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.sizes import checked_of
 from lowtide.jobs.watch import Watch, tell
 from lowtide.jobs.workers import Workers, share_of, threads_each
 from lowtide.media import inspect_image
-from lowtide.media.discover import Job, discover
+from lowtide.media.discover import Found, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
 from lowtide.memory.replay import PlanBook
@@ -40,9 +41,11 @@ def upscale(
     """Upscale images within a byte budget.
 
     ``inputs`` are files, folders (their tree is mirrored) or glob patterns; ``output`` is a
-    file for one file, else a folder. ``budget`` is ``"6GiB"``, ``"80%"`` of what is free,
-    ``"auto"`` or bytes. Further keywords are the fields of `UpscaleSettings`: ``model``,
-    ``scale``, ``width``, ``height``, ``max_side``, ``precision``, ``strategy``, ``tile``, ...
+    file for one file, unless a folder has that name or a separator ends it, else a folder. What
+    lay among the images of folders is in the report (``report.left_out``). ``budget`` is
+    ``"6GiB"``, ``"80%"`` of what is free, ``"auto"`` or bytes. Further keywords are the fields of
+    `UpscaleSettings`: ``model``, ``scale``, ``width``, ``height``, ``max_side``, ``precision``,
+    ``strategy``, ``tile``, ...
 
     Results equal the unconstrained run unless the report's accuracy says ``bounded``, and then
     it says by how much. An image that fails in a batch is reported (``report.failures``) and the
@@ -54,7 +57,8 @@ def upscale(
     chosen = UpscaleSettings.of(**settings)
     book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
     started = time.perf_counter()
-    jobs, folder = find_jobs(inputs, Path(output), chosen)
+    found, folder = find_jobs(inputs, output, chosen)
+    jobs = found.jobs
     if folder is None:
         # Before minutes may go into measuring a new model.
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
@@ -71,11 +75,14 @@ def upscale(
             least = _least_budget(devices, budget, host_budget, disk_budget, place)
             parsed = pins.budget(budget, least)
             share = share_of(parsed, devices)
-            prepared = watch.prepare(chosen, devices[0], share, book, pins.costs)
+            prepared = watch.prepare(
+                chosen, devices[0], share, book, pins.costs, on_loaded=checked_of(jobs, chosen)
+            )
             pins.apply(prepared)
             pins.write(parsed, prepared)
             report = UpscaleReport(
-                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=now
+                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=now,
+                left_out=left_out_of(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = Results(jobs, report, journal, key, force=force, sidecar=sidecar)
@@ -125,13 +132,17 @@ def _run_there(workers: Workers, journal: Journal | None, cancel: Cancel) -> Non
 
 
 def find_jobs(
-    inputs: Inputs, output: Path, settings: UpscaleSettings
-) -> tuple[list[Job], Path | None]:
+    inputs: Inputs, output: str | Path, settings: UpscaleSettings
+) -> tuple[Found, Path | None]:
     """The jobs, and the folder that gets a journal (None for one file to one file)."""
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    jobs = discover(given, output, format=settings.format)
-    alone = len(jobs) == 1 and jobs[0].target == output
-    return jobs, None if alone else output
+    found = discover(given, output, format=settings.format, suffix_text=settings.suffix)
+    return found, None if found.file else Path(output)
+
+
+def left_out_of(found: Found) -> list[LeftOutInput]:
+    """What was met besides images, as reports have it."""
+    return [LeftOutInput(path=str(one.path), reason=one.reason) for one in found.left_out]
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ class Watch:
     def prepare(
         self, settings: UpscaleSettings, device: str, budget: Budget, book: PlanBook | None,
         costs: ModelCosts | None = None, *, runs: bool = True,
+        on_loaded: Callable[[int], object] = lambda scale: None,
     ) -> Prepared:  # fmt: skip
         """The model, and a word about whatever takes seconds, now or at the first image.
 
@@ -57,6 +58,7 @@ class Watch:
         prepared = prepare(
             settings, device=device, costs=costs, limit_bytes=budget.device_bytes // 2,
             on_probe=on_probe, cancel=self.cancel, replayed=book.plans[0][1] if book else None,
+            on_loaded=on_loaded,
         )  # fmt: skip
         if device == "cpu":
             # What a probe leaves is there in this process alone.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import glob
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError, UsageError
-from lowtide.media.formats import SUFFIXES, format_of_suffix
+from lowtide.core.part_file import PART_PATTERN
+from lowtide.media.formats import SUFFIXES, format_of_suffix, output_format, unwritable
+from lowtide.media.left_out import LeftOut, summary, why_no_image
 
 _GLOB_CHARACTERS = set("*?[")
+_SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
+_NO_IMAGE_HINT = f"supported suffixes are {', '.join(SUFFIXES)}"
 
 
 @dataclass(frozen=True)
@@ -21,73 +27,115 @@ class Job:
     name: str
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a command line means: images to make, and what was met besides.
+
+    ``file`` is whether the one target was named itself, and not only its folder.
+    """
+
+    jobs: list[Job]
+    left_out: list[LeftOut]
+    file: bool
+
+
 def discover(
     inputs: list[str | Path] | list[str] | list[Path],
     output: Path | str,
     *,
     format: str | None = None,
     suffix_text: str = "",
-) -> list[Job]:
+) -> Found:
     """Pair every input image with its output file.
 
     ``inputs`` are files, folders (searched with their subfolders, whose tree is repeated under
-    ``output``) and glob patterns. A single file with an ``output`` that has an image suffix is
-    written to exactly that file, or into it if it is a folder; otherwise ``output`` is a folder.
-    ``format`` (``png``, ``jpg`` ...) replaces the suffix of the outputs, ``suffix_text`` is added
-    to their names. Hidden files and folders are skipped in folders, and so is ``output``.
+    ``output``) and glob patterns. For a single file ``output`` is a file, in the format that its
+    suffix names or, without one, the input's; it is a folder if there is one of that name or a
+    separator ends it. Otherwise ``output`` is a folder. ``format`` (``png``, ``jpg`` ...) replaces
+    the suffix of the outputs, ``suffix_text`` is added to their names. Hidden files and folders are
+    left out in folders, and so are ``output`` and results of an earlier run beside their inputs.
 
     Raises `UsageError` for an output suffix that is not supported, an output that is an input,
-    and two inputs with one output; `ImageError` for an input that does not exist or holds no
-    image.
+    two inputs with one output, a file's name for several inputs, and a ``suffix_text`` or
+    ``format`` that contradicts ``output``; `ImageError` for an input that does not exist or holds
+    no image.
     """
-    target = Path(output)
-    suffix = _output_suffix(format)
-    found = _expand(inputs, target)
-    single = len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir()
-    if single and target.suffix and not target.is_dir():
-        if format_of_suffix(target.suffix) is None:
-            raise _unsupported(f"{target}: {target.suffix!r}")
+    target, suffix = Path(output), _output_suffix(format)
+    left_out: list[LeftOut] = []
+    found = _expand(inputs, target, left_out)
+    folder = target.is_dir() or os.fspath(output).endswith(_SEPARATORS)
+    if not folder and len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir():
+        _check_name(target, suffix, suffix_text)
         jobs = [Job(found[0][0], target, found[0][1].as_posix())]
-    else:
-        jobs = [
-            Job(source, _place(target, relative, suffix, suffix_text), relative.as_posix())
-            for source, relative in found
-        ]
+        _check(jobs)
+        return Found(jobs, left_out, file=True)
+    if not folder and format_of_suffix(target.suffix or ".") is not None:
+        raise UsageError(
+            f"{target} names one file, and there may be several results",
+            hint=f"name a folder: -o {target.with_suffix('')}",
+        )
+    jobs = [
+        Job(source, _place(target, relative, suffix, suffix_text), relative.as_posix())
+        for source, relative in found
+    ]
+    if suffix_text:
+        jobs = _without_results(jobs, left_out)
     _check(jobs)
-    return jobs
+    return Found(jobs, left_out, file=False)
 
 
-def _unsupported(what: str) -> UsageError:
-    return UsageError(
-        f"{what} is not an image format Lowtide writes", hint=f"use one of {', '.join(SUFFIXES)}"
-    )
+def _check_name(target: Path, suffix: str | None, text: str) -> None:
+    """Raise `UsageError` where the name of a single file is not what the options say of it."""
+    named = target.suffix and output_format(target)
+    if named and suffix is not None and format_of_suffix(suffix) != named:
+        raise UsageError(
+            f"--format {suffix[1:]} contradicts the name {target}", hint="drop one of them"
+        )
+    if text:
+        raise UsageError(
+            f"--suffix {text} is for results that are named after their inputs, and {target} is a"
+            " file's own name",
+            hint=f"drop it, or name a folder: -o {target.with_suffix('')}{os.sep}",
+        )
+
+
+def _without_results(jobs: list[Job], left_out: list[LeftOut]) -> list[Job]:
+    """Those that are not themselves the result of another one."""
+    results = {_key(job.target): job for job in jobs if _key(job.target) != _key(job.source)}
+    kept = []
+    for job in jobs:
+        if (of := results.get(_key(job.source))) is None:
+            kept.append(job)
+        else:
+            left_out.append(LeftOut(job.source, f"by its name the result of {of.source.name}"))
+    return kept
 
 
 def _output_suffix(name: str | None) -> str | None:
     if name is None:
         return None
     if format_of_suffix(name) is None:
-        raise _unsupported(f"format {name!r}")
+        raise unwritable(f"format {name!r}")
     return "." + name.lower().lstrip(".")
 
 
 def _expand(
-    inputs: list[str | Path] | list[str] | list[Path], output: Path
+    inputs: list[str | Path] | list[str] | list[Path], output: Path, left_out: list[LeftOut]
 ) -> list[tuple[Path, Path]]:
     """Every input image and its path relative to the output folder, without repetitions."""
     found: dict[Path, tuple[Path, Path]] = {}
     for item in inputs:
-        for source, relative in _expand_one(str(item), output):
+        for source, relative in _expand_one(str(item), output, left_out):
             found.setdefault(source.resolve(), (source, relative))
     if not found:
         raise UsageError("no input given", hint="name an image, a folder or a pattern")
     return list(found.values())
 
 
-def _expand_one(item: str, output: Path) -> list[tuple[Path, Path]]:
+def _expand_one(item: str, output: Path, left_out: list[LeftOut]) -> list[tuple[Path, Path]]:
     path = Path(item)
     if path.is_dir():
-        return _in_folder(path, output)
+        return _in_folder(path, output, left_out)
     # A file whose name happens to contain a bracket is that file, not a pattern.
     if path.exists() or not _GLOB_CHARACTERS & set(item):
         if not path.exists():
@@ -95,57 +143,79 @@ def _expand_one(item: str, output: Path) -> list[tuple[Path, Path]]:
         return [(path, Path(path.name))]
     # `Path.glob` takes no absolute patterns.
     names = sorted(glob.glob(item, recursive=True))  # noqa: PTH207
-    matches = [Path(name) for name in names]
-    images = [match for match in matches if match.is_file() and _is_image(match)]
+    images, others = _sorted_out(Path(name) for name in names)
     if not images:
-        raise ImageError(
-            f"{item}: the pattern matches no image ({len(matches)} other files)",
-            hint=f"supported suffixes are {', '.join(SUFFIXES)}",
-        )
+        raise _none(f"{item}: the pattern matches no image", others)
+    left_out += others
     return [(image, Path(image.name)) for image in images]
 
 
-def _in_folder(folder: Path, output: Path) -> list[tuple[Path, Path]]:
+def _in_folder(folder: Path, output: Path, left_out: list[LeftOut]) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
     # An output folder inside the input holds results of an earlier run. When it is the input
-    # folder itself, or one above, there is nothing to tell them by.
-    return images_below(folder, results if root in results.parents else None)
+    # folder itself, or one above, they can only be told by their names.
+    return images_below(folder, results if root in results.parents else None, left_out)
 
 
-def images_below(folder: Path, skipped: Path | None = None) -> list[tuple[Path, Path]]:
+def images_below(
+    folder: Path, skipped: Path | None = None, left_out: list[LeftOut] | None = None
+) -> list[tuple[Path, Path]]:
     """Every image in a folder and its subfolders, with its path relative to it, in an order that no
     file system changes.
 
-    What is hidden is left out, and all below ``skipped``, which is resolved. Raises `ImageError`
-    where there is no image.
+    What is hidden is left out, and all below ``skipped``, which is resolved; what is left out is
+    added to ``left_out``, a folder as one. Raises `ImageError` where there is no image.
     """
-    root = folder.resolve()
-    images: list[tuple[Path, Path]] = []
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if any(part.startswith(".") for part in relative.parts):
-            continue
-        if skipped is not None and (root / relative).is_relative_to(skipped):
-            continue
-        if path.is_file() and _is_image(path):
-            images.append((path, relative))
+    others: list[LeftOut] = []
+    images, more = _sorted_out(_files_below(folder, skipped, others))
+    others += more
     if not images:
-        raise ImageError(
-            f"{folder}: no images in this folder",
-            hint=f"supported suffixes are {', '.join(SUFFIXES)}",
-        )
-    return images
+        raise _none(f"{folder}: no images in this folder", others)
+    if left_out is not None:
+        left_out += others
+    return [(image, image.relative_to(folder)) for image in images]
 
 
-def _is_image(path: Path) -> bool:
-    # Unfinished outputs are hidden and end in .lowtide.part, so that they never get here.
-    return not path.name.startswith(".") and format_of_suffix(path.suffix or ".") is not None
+def _files_below(folder: Path, skipped: Path | None, left_out: list[LeftOut]) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        left_out.append(LeftOut(folder, f"cannot be read: {error.strerror}"))
+        return
+    for path in entries:
+        if path.name.startswith("."):
+            # Our own journals and unfinished results are nobody's images.
+            if not path.name.startswith(".lowtide-") and not path.match(PART_PATTERN):
+                left_out.append(LeftOut(path, "hidden"))
+        elif not path.is_dir():
+            yield path
+        elif path.is_symlink():
+            left_out.append(LeftOut(path, "a link to a folder"))
+        elif skipped is not None and path.resolve() == skipped:
+            left_out.append(LeftOut(path, "the output folder"))
+        else:
+            yield from _files_below(path, skipped, left_out)
+
+
+def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
+    """Those that are images by their names, and the others."""
+    images, others = [], []
+    for path in paths:
+        if path.is_file() and format_of_suffix(path.suffix or ".") is not None:
+            images.append(path)
+        else:
+            others.append(LeftOut(path, why_no_image(path)))
+    return images, others
+
+
+def _none(what: str, others: list[LeftOut]) -> ImageError:
+    return ImageError("; ".join([what, *summary(others)]), hint=_NO_IMAGE_HINT)
 
 
 def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
     ending = suffix or relative.suffix
     if format_of_suffix(ending or ".") is None:
-        raise _unsupported(f"{relative}: {relative.suffix or 'a name without a suffix'!r}")
+        raise unwritable(f"{relative}: {relative.suffix or 'a name without a suffix'!r}")
     return folder / relative.with_name(f"{relative.stem}{text}{ending}")
 
 

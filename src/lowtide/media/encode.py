@@ -82,14 +82,16 @@ def output_cost(
     options: EncodeOptions | None = None,
     *,
     resized_from: ImageInfo | None = None,
+    otherwise: str | None = None,
 ) -> OutputCost:
     """What encoding an image like ``info`` into ``path`` takes besides the rows given to it.
 
     ``info`` is the image in the file, and ``resized_from`` the rows it is resampled from if it
-    is. Raises `UsageError` for a suffix that names no supported format.
+    is. ``otherwise`` names the format of a ``path`` without suffix. Raises `UsageError` for a
+    suffix that names no supported format.
     """
     chosen = options or EncodeOptions()
-    entry = output_format(path)
+    entry = output_format(path, otherwise)
     price = prices.encoding_window(info, strips=entry is TIFF)
     if resized_from is not None:
         price += prices.resizing(resized_from)
@@ -106,12 +108,14 @@ def output_cost(
 
 
 def save(
-    image: pyvips.Image, path: Path, entry: Format, options: EncodeOptions, *, keep: int, unit: str
-) -> None:
+    image: pyvips.Image, path: Path, entry: Format, options: EncodeOptions, *, keep: int, unit: str,
+    hidden: bool = False,
+) -> None:  # fmt: skip
     """Encode ``image`` to ``path`` in the format ``entry``, whatever the name ends with.
 
     ``image`` already has a sample type of the format; ``keep`` is the libvips flags of the
-    metadata to write and ``unit`` that of the resolution. Raises `pyvips.Error`.
+    metadata to write and ``unit`` that of the resolution. ``hidden`` color, under no opacity, is
+    kept by formats that would rather drop it. Raises `pyvips.Error`.
     """
     name = str(path)
     if entry is PNG:
@@ -125,7 +129,7 @@ def save(
             name,
             Q=options.webp_quality,
             lossless=options.webp_lossless,
-            exact=options.webp_lossless,
+            exact=options.webp_lossless or hidden,
             keep=keep,
         )
     elif entry is AVIF:

@@ -63,26 +63,33 @@ def format_of_suffix(suffix: str) -> Format | None:
     return _BY_SUFFIX.get("." + suffix.lower().lstrip("."))
 
 
-def output_format(path: Path | str) -> Format:
-    """The format that ``path`` asks for by its suffix; `UsageError` if it is none we write."""
+def unwritable(what: str) -> UsageError:
+    """The error of a suffix, or the name of a format, that stands for none we write."""
+    return UsageError(
+        f"{what} does not name an image format Lowtide writes",
+        hint=f"use one of {', '.join(SUFFIXES)}",
+    )
+
+
+def output_format(path: Path | str, otherwise: str | None = None) -> Format:
+    """The format that ``path`` asks for by its suffix, or the one named ``otherwise`` if it has
+    none; `UsageError` if it is none we write."""
     target = Path(path)
-    entry = format_of_suffix(target.suffix) if target.suffix else None
+    entry = format_of_suffix(target.suffix or otherwise or ".")
     if entry is None:
         ending = f"the suffix {target.suffix!r}" if target.suffix else "no suffix"
-        raise UsageError(
-            f"{target}: {ending} does not name an image format Lowtide writes",
-            hint=f"use one of {', '.join(SUFFIXES)}",
-        )
+        raise unwritable(f"{target}: {ending}")
     return entry
 
 
-def check_output(path: Path | str, info: ImageInfo) -> Format:
-    """Check that ``path`` can hold an image like ``info``, and return its format.
+def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> Format:
+    """Check that ``path`` can hold an image like ``info``, and return its format, which is the one
+    named ``otherwise`` where it has no suffix.
 
     Raises `UsageError` for a suffix that names no supported format, and `OutputError` for an
     image that the format cannot hold: too wide, too high, or with an alpha it has no place for.
     """
-    entry = output_format(path)
+    entry = output_format(path, otherwise)
     if info.alpha and not entry.alpha:
         raise OutputError(
             f"{path}: {entry.name} cannot store transparency and the image has an alpha band",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -11,9 +14,10 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
 from lowtide.media import prices
-from lowtide.media._libvips import configure, reason
+from lowtide.media._libvips import FILE_ERRORS, configure, is_harmless, reason
+from lowtide.media.camera_raw import camera_raw
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
-from lowtide.media.pixels import info_of, normalize
+from lowtide.media.pixels import info_of, normalize, own_bands
 from lowtide.media.sniff import HEAD_BYTES, describe, identify
 from lowtide.media.spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.tiff_header import largest_piece
@@ -44,11 +48,15 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Opened:
-    """A decoder at the top of a file: ``stored`` is the image as it lies in the file."""
+    """A decoder at the top of a file: ``stored`` is the image as it lies in the file.
+
+    ``again`` opens one that reads on over a harmless flaw, where this one stops at any.
+    """
 
     image: pyvips.Image
     stored: ImageInfo
     facts: ImageFacts
+    again: Callable[[], Opened] | None = None
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
@@ -60,25 +68,33 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     return open_decoder(Path(path), max_pixels).facts
 
 
-def open_decoder(path: Path, max_pixels: int) -> Opened:
-    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`."""
+def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Opened:
+    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`.
+
+    A JPEG is read until something is odd about it, and from there ``over_flaws`` if that is
+    harmless: that its data end early is only a warning to libvips, which fills the rest with gray.
+    """
     configure()
     kind = _identify(path)
+    strict = kind is JPEG and not over_flaws
     try:
         loader = getattr(pyvips.Image, kind.loader)
-        # "error" also covers truncation. One level up, "warning", would reject the many files
-        # with harmless flaws, such as extra bytes between JPEG markers.
-        header = loader(str(path), access="sequential", fail_on="error")
+        # "error" covers files that are cut off.
+        fail_on = "warning" if strict else "error"
+        header = loader(str(path), access="sequential", fail_on=fail_on)
         _check_size(path, header, max_pixels)
         orientation = _orientation(header)
-        image, notes = normalize(header, path)
+        own, notes = own_bands(header, path) if kind is TIFF else (header, [])
+        image, more = normalize(own, path)
         stored = info_of(image)
     except UnicodeEncodeError as error:
         raise ImageError(
             f"{str(path)!r}: libvips cannot open a name that is not valid text",
             hint="rename the file",
         ) from error
-    except pyvips.Error as error:
+    except FILE_ERRORS as error:
+        if strict and is_harmless(error):
+            return open_decoder(path, max_pixels, over_flaws=True)
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
         ) from error
@@ -95,9 +111,10 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         usual_bytes=price.usual,
         scratch_bytes=scratch,
         why=why,
-        notes=(*_header_notes(header), *notes),
+        notes=(*_header_notes(header), *notes, *more),
     )
-    return Opened(image, stored, facts)
+    again = partial(open_decoder, path, max_pixels, over_flaws=True) if strict else None
+    return Opened(image, stored, facts, again)
 
 
 def _identify(path: Path) -> Format:
@@ -119,6 +136,12 @@ def _identify(path: Path) -> Format:
         raise ImageError(f"{path}: cannot be read ({error})") from error
     if not head:
         raise ImageError(f"{path}: the file is empty (0 bytes)")
+    if raw := camera_raw(path, head):
+        raise ImageError(
+            f"{path}: this is a camera RAW file ({raw}), of which only a preview could be read",
+            hint="develop it first, for example: darktable-cli"
+            f" {shlex.quote(str(path))} {shlex.quote(path.stem)}_developed.tif",
+        )
     kind = identify(head)
     if kind is None:
         names = ", ".join(entry.name for entry in FORMATS)
@@ -181,6 +204,8 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = prices.whole(largest_piece(path))
-        rows = prices.window_of_pieces(info, tile_height)
+        # Bands that are left out are decoded with the others.
+        decoded = replace(info, bands=max(info.bands, header.bands))
+        rows = prices.window_of_pieces(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

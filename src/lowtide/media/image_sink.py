@@ -17,10 +17,10 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import OutputError
-from lowtide.core.part_file import part_of
+from lowtide.core.part_file import disk_error, new_part_name, sync
 from lowtide.core.rows import ImageInfo
 from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
-from lowtide.media._part_file import disk_error, output_error, prepare, sync
+from lowtide.media._part_file import output_error, prepare
 from lowtide.media.encode import EncodeOptions, save
 from lowtide.media.formats import Format, check_output, output_sample
 from lowtide.media.metadata import Metadata, attach, keep_flags
@@ -36,12 +36,18 @@ def open_sink(
     strip_metadata: bool = False,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
+    clear: bool = False,
+    otherwise: str | None = None,
+    part: Path | None = None,
 ) -> ImageSink:
-    """Open ``path`` for writing rows like ``info``; its suffix names the format.
+    """Open ``path`` for writing rows like ``info``; its suffix names the format, or ``otherwise``
+    does where it has none.
 
     With ``resize_to`` (width, height) the image is resampled on its way to that size. With
     ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
-    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so.
+    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so. ``clear``
+    writes an alpha of 0 everywhere over whatever the rows have. ``part`` is the new file in the
+    folder of ``path`` that takes the bytes, by default one of a random name.
 
     Raises `UsageError` for a suffix of no supported format, and `OutputError` when the format
     cannot hold the image or the folder cannot be made or written.
@@ -50,11 +56,13 @@ def open_sink(
     width, height = resize_to or (info.width, info.height)
     if width < 1 or height < 1:
         raise OutputError(f"{target}: cannot write an image of {width} x {height} pixels")
-    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample))
+    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample), otherwise)
     carried = metadata or Metadata()
     carried = carried.stripped() if strip_metadata else carried
-    encoder = _Encoder(entry, info, (width, height), carried, options or EncodeOptions())
-    return ImageSink(target, info, encoder)
+    encoder = _Encoder(
+        entry, info, (width, height), carried, options or EncodeOptions(), clear=clear
+    )
+    return ImageSink(target, info, encoder, part or new_part_name(target))
 
 
 class _Encoder:
@@ -67,10 +75,12 @@ class _Encoder:
         size: tuple[int, int],
         metadata: Metadata,
         options: EncodeOptions,
+        *,
+        clear: bool,
     ) -> None:
         self.notes = _notes(entry, info, metadata)
         self._entry, self._info, self._size = entry, info, size
-        self._metadata, self._options = metadata, options
+        self._metadata, self._options, self._clear = metadata, options, clear
 
     def run(self, descriptor: int, path: Path) -> None:
         """Encode the PNG that comes out of ``descriptor``; raises `pyvips.Error`."""
@@ -87,10 +97,14 @@ class _Encoder:
         image = image.copy(interpretation=interpretation_of(info.bands, info.sample))
         if self._size != (info.width, info.height):
             image = resize(image, *self._size)
+        if self._clear:
+            image = image.extract_band(0, n=info.color_bands).bandjoin_const([0])
         stored, _note = output_sample(self._entry, info.sample)
         image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
-        save(image, path, self._entry, self._options, keep=keep, unit=unit)
+        save(
+            image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear
+        )
 
 
 def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
@@ -110,17 +124,17 @@ def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...
 class ImageSink:
     """An image file as a `lowtide.core.rows.RowSink`; made by `open_sink`.
 
-    Until `commit` the target is untouched and a hidden file ``.NAME.lowtide.part`` next to it
-    takes the bytes. ``notes`` are sentences about what the format cannot keep. As a context
+    Until `commit` the target is untouched and the new, hidden file ``part`` next to it takes the
+    bytes. ``notes`` are sentences about what the format cannot keep. As a context
     manager it aborts when the block is left without a commit.
     """
 
-    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder) -> None:
+    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder, part: Path) -> None:
         configure()
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
-        self._part = part_of(path)
+        self._part = part
         self._made_folders = prepare(path, self._part)
         self._rows = 0
         self._finished = self._named = False

@@ -9,10 +9,10 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
-from lowtide.media._libvips import TRIM_READING, HeapTrimmer, reason
+from lowtide.media._libvips import FILE_ERRORS, TRIM_READING, HeapTrimmer, is_harmless, reason
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
-from lowtide.media.pixels import dtype_of
+from lowtide.media.pixels import dtype_of, full_scale
 from lowtide.media.spool import Spool
 
 
@@ -27,7 +27,18 @@ def open_image(
     """
     source = Path(path)
     scratch = Path(scratch_dir) if scratch_dir is not None else None
-    return ImageSource(source, open_decoder(source, max_pixels), scratch)
+    opened = open_decoder(source, max_pixels)
+    clear = opened.stored.alpha and _is_clear(source, open_decoder(source, max_pixels))
+    return ImageSource(source, opened, scratch, clear=clear)
+
+
+def _is_clear(path: Path, opened: Opened) -> bool:
+    """Whether no pixel has any opacity; seldom looks beyond the first rows."""
+    decoder = _Decoder(path, opened)
+    while len(rows := decoder.read(_FETCH_ROWS)):
+        if rows[..., -1].any():
+            return False
+    return True
 
 
 # libvips keeps several times what is fetched at once.
@@ -35,14 +46,16 @@ _FETCH_ROWS = 8
 
 
 class _Decoder:
-    """Rows as they are stored, one call after the other."""
+    """Rows as they are stored, one call after the other; ``opaque`` shows what no alpha shows."""
 
-    def __init__(self, path: Path, image: pyvips.Image, info: ImageInfo) -> None:
+    def __init__(self, path: Path, opened: Opened, *, opaque: bool = False) -> None:
         self._path = path
-        self._info = info
-        self._region = pyvips.Region.new(image)
+        self._info = opened.stored
+        self._region = pyvips.Region.new(opened.image)
+        self._again = opened.again
         self._trimmer = HeapTrimmer(TRIM_READING)
         self._next = 0
+        self._opaque = opaque
 
     def read(self, count: int) -> np.ndarray:
         info, top = self._info, self._next
@@ -58,12 +71,18 @@ class _Decoder:
         info = self._info
         try:
             pixels = self._region.fetch(0, self._next, info.width, len(rows))
-        except pyvips.Error as error:
+        except FILE_ERRORS as error:
+            if self._again is not None and is_harmless(error):
+                self._region, self._again = pyvips.Region.new(self._again().image), None
+                self._fetch(rows)
+                return
             raise ImageError(
                 f"{self._path}: damaged or cut short after row {self._next:,} of {info.height:,} "
                 f"({reason(error)})"
             ) from error
         rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
+        if self._opaque:
+            rows[..., -1] = full_scale(info.sample)
         self._next += len(rows)
         self._trimmer.add(rows.nbytes)
 
@@ -72,16 +91,21 @@ class ImageSource:
     """An image file as a `lowtide.core.rows.RowSource`; made by `open_image`.
 
     ``facts`` is what `inspect_image` tells, ``metadata`` what should travel to the output.
+    ``clear`` is whether the alpha is 0 everywhere: color that such a file holds is meant for other
+    things than to be hidden, so that it is read as opaque, to be written with ``clear`` again.
     Also a context manager.
     """
 
-    def __init__(self, path: Path, opened: Opened, scratch_dir: Path | None) -> None:
+    def __init__(
+        self, path: Path, opened: Opened, scratch_dir: Path | None, *, clear: bool = False
+    ) -> None:
+        self.clear = clear
         self.facts: ImageFacts = opened.facts
         self.metadata: Metadata = read_metadata(opened.image)
         self._path = path
         self._stored = opened.stored
         self._scratch_dir = scratch_dir
-        self._decoder: _Decoder | None = _Decoder(path, opened.image, opened.stored)
+        self._decoder: _Decoder | None = _Decoder(path, opened, opaque=clear)
         self._spool: Spool | None = None
         self._next = 0
 

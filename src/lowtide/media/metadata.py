@@ -54,13 +54,13 @@ def read_metadata(image: pyvips.Image) -> Metadata:
     The orientation in EXIF and XMP becomes 1, and the thumbnail, which shows other pixels, is
     cut off.
     """
-    fields = set(image.get_fields())
 
     def blob(name: str) -> bytes | None:
-        return bytes(cast(bytes, image.get(name))) if name in fields else None
+        # Not by the list of all names: those that a damaged file gives need not be text.
+        return bytes(cast(bytes, image.get(name))) if image.get_typeof(name) else None
 
     exif, xmp = blob("exif-data"), blob("xmp-data")
-    unit = str(image.get("resolution-unit")) if "resolution-unit" in fields else "in"
+    unit = str(image.get("resolution-unit")) if image.get_typeof("resolution-unit") else "in"
     return Metadata(
         icc=blob("icc-profile-data"),
         exif=_upright_exif(exif) if exif is not None else None,

@@ -10,6 +10,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.media.tiff_header import extra_samples
 
 _SAMPLE_OF_FORMAT: dict[str, SampleType] = {
     "uchar": "uint8",
@@ -47,12 +48,33 @@ def text_of(image: pyvips.Image, name: str) -> str:
     return str(getattr(image, name))
 
 
+def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
+    """The color of a decoded TIFF, and its transparency if the file says that a band is one.
+
+    Returns with the (lazy) image a sentence about bands that are left out.
+    """
+    color = 4 if text_of(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
+    extra = image.bands - color
+    if extra <= 0:
+        return image, []
+    transparent = (extra_samples(path)[-extra:] + [False] * extra)[:extra]
+    alpha = color + transparent.index(True) if True in transparent else None
+    left = [str(band + 1) for band in range(color, image.bands) if band != alpha]
+    if not left:
+        return image, []
+    own = image.extract_band(0, n=color)
+    if alpha is not None:
+        own = own.bandjoin(image[alpha])
+    which = f"band {left[0]} is" if len(left) == 1 else f"bands {', '.join(left)} are"
+    return own, [f"{which} neither color nor transparency by what the file says, and left out"]
+
+
 def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
     """Bring a decoded image to gray or RGB, with or without alpha, in a type that rows have.
 
     Returns the (lazy) image and a sentence for every conversion. The sample type is kept as
-    stored and never guessed from the values. Raises `ImageError` for samples or bands that
-    have no such form.
+    stored and never guessed from the values. Raises `ImageError` for samples that have no such
+    form.
     """
     notes: list[str] = []
     space = text_of(image, "interpretation")
@@ -69,17 +91,13 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
             f"{path}: samples are of type {stored}; 8 and 16-bit unsigned integers and "
             f"32-bit floats can be read"
         )
-    if not 1 <= image.bands <= 4:
-        raise ImageError(
-            f"{path}: {image.bands} bands; gray or RGB with at most one alpha band can be read"
-        )
     image, more = _full_range(image)
     return image, notes + more
 
 
 def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
     # AVIF samples of 10 or 12 bits arrive shifted up, so that their white is not 65,535.
-    if "heif-primary" not in image.get_fields() or text_of(image, "format") != "ushort":
+    if not image.get_typeof("heif-primary") or text_of(image, "format") != "ushort":
         return image, []
     bits = cast(int, image.get("bits-per-sample"))
     white = ((1 << bits) - 1) << (16 - bits)

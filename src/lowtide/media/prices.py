@@ -146,7 +146,13 @@ def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> Price:
 
 
 def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> Price:
-    """(rows, bytes beside them), at most and as a rule."""
+    """(rows, bytes beside them), at most and as a rule.
+
+    Several stages of a pipeline have a window each, so that of an image with few rows each of
+    those is there more than once.
+    """
+    sides = (3 * info.height, info.height)
     return Price(*(
-        min(rows, info.height) * info.row_bytes + beside for rows, beside in (most, usual)
+        min(rows, high) * info.row_bytes + beside
+        for (rows, beside), high in zip((most, usual), sides, strict=True)
     ))  # fmt: skip

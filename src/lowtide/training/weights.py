@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from lowtide.core.errors import OutputError
-from lowtide.core.part_file import replacing
+from lowtide.core.part_file import make_folder, writing
 from lowtide.models import native
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -30,12 +29,9 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
         entries |= native.entries_of(shape)
     else:
         assert isinstance(network, ParagonTier)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            save_file(_plain(network.state_dict()), part, entries)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error}") from error
+    make_folder(path.parent)
+    with writing(path) as part:
+        save_file(_plain(network.state_dict()), part, entries)
     return path
 
 

@@ -22,7 +22,9 @@ from lowtide.memory.processes import RESIDENT_PEAK
 from lowtide.memory.store import OperatorStore
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
-CPU_WAYS = ("events", "storages", "resident")
+# Resident memory is of the whole process.
+RESIDENT = pytest.param("resident", marks=pytest.mark.own_process)
+CPU_WAYS = ("events", "storages", RESIDENT)
 PRECISE = ("events", "storages")
 SEEN_BY_EVENTS = {*TITLES.values(), "scratch"}
 
@@ -96,6 +98,7 @@ def test_nested_regions_each_count_their_own(how):
     assert outer.held_bytes == second.nbytes + third.nbytes
 
 
+@pytest.mark.own_process
 def test_what_resets_the_kernels_mark_inside_a_region_does_not_hide_its_peak():
     """No sample is taken here, so that the mark alone knows of the peak."""
     outer, inner = RESIDENT_PEAK.reading(), RESIDENT_PEAK.reading()

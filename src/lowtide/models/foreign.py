@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError
 from lowtide.models import checkpoints
 from lowtide.models.bounded import Bounded
-from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.fast.adapt import adapt
 from lowtide.models.fused import fold
+from lowtide.models.metadata import size_rule
 from lowtide.models.paragonsr2 import tier_file
 from lowtide.models.prefixes import without_prefixes
 
@@ -148,7 +149,8 @@ def _module(found: spandrel.ModelDescriptor) -> nn.Module:
 def _describe(
     path: Path, name: str, digest: str, found: spandrel.ModelDescriptor
 ) -> ModelDescriptor:
-    size = found.size_requirements
+    asks = found.size_requirements
+    sides = {"minimum": asks.minimum, "multiple_of": asks.multiple_of, "square": asks.square}
     tiling: dict[str, Tiling] = {
         "SUPPORTED": "supported", "DISCOURAGED": "discouraged", "INTERNAL": "internal",
     }  # fmt: skip
@@ -159,7 +161,7 @@ def _describe(
         scale=found.scale,
         in_channels=found.input_channels,
         out_channels=found.output_channels,
-        size=SizeRule(size.minimum, size.multiple_of, size.square),
+        size=size_rule(f"{path} ({found.architecture.name})", sides),
         supports_half=found.supports_half,
         supports_bfloat16=found.supports_bfloat16,
         tiling=tiling[found.tiling.name],

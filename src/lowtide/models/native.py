@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.metadata import damaged, parsed
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
+# Of widths and depths; with both so large, the file's tensors are what bounds the network.
+_LARGEST = 1 << 20
 Config = ParagonConvConfig | VariantConfig
 
 
@@ -106,9 +109,13 @@ def build(path: Path, entries: dict[str, str]) -> nn.Module:
     """
     from safetensors.torch import load_file
 
-    module = network_of(_config(path, entries))
+    from lowtide.models.bounded import Bounded
+
+    config, state = _config(path, entries), load_file(path)
     try:
-        module.load_state_dict(load_file(path))
+        with Bounded(state.values()):
+            module = network_of(config)
+        module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
     return module
@@ -129,10 +136,10 @@ def _config(path: Path, entries: dict[str, str]) -> Config:
             f"which this version of Lowtide does not have",
             hint="pip install --upgrade lowtide",
         )
-    try:
-        values: Any = json.loads(entries.get(CONFIG, "null"))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"the configuration in {path} is damaged: {error}") from error
+    values: Any = parsed(path, CONFIG, entries.get(CONFIG, "null"))
     if not isinstance(values, dict):
         raise ModelError(f"{path} has no configuration in its metadata ({CONFIG})")
+    large = [name for name, value in values.items() if isinstance(value, int) and value > _LARGEST]
+    if large:
+        raise ModelError(f"{damaged(path)}: {CONFIG}: {large[0][:40]} is above {_LARGEST}")
     return _KNOWN[entries[ARCHITECTURE]].config.from_dict(values)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.models import checkpoints
+from lowtide.models import checkpoints, native
 from lowtide.models.bounded import Bounded
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.fast.adapt import adapt
@@ -65,7 +65,11 @@ def load(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelDescriptor
         return tier_file.load(path, name, digest, state)
     found = _recognize(path, state)
     _require_image_model(path, found)
-    return _module(found), _describe(path, name, digest, found)
+    try:
+        module = _module(found)
+    except (RuntimeError, LookupError) as error:  # indices among the tensors, say, out of range
+        raise _misfit(path, error) from error
+    return module, _describe(path, name, digest, found)
 
 
 def families() -> tuple[str, ...]:
@@ -80,12 +84,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors under the names that their family gives them, if it is a known one."""
     from spandrel import MAIN_REGISTRY
 
-    if path.suffix.lower() == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        state = checkpoints.state_dict(path)
+    stored = path.suffix.lower() == ".safetensors"
+    state = native.tensors(path) if stored else checkpoints.state_dict(path)
 
     def known(names: Mapping[str, Tensor]) -> bool:
         found = MAIN_REGISTRY.architectures("detection")

@@ -21,7 +21,7 @@ from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
@@ -61,6 +61,17 @@ def metadata(path: Path) -> dict[str, str]:
             f"{path} is no safetensors file, or is damaged: {error}",
             hint="download it again, and compare its size with the one stated there",
         ) from error
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU; ModelError for types PyTorch does not have."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} holds tensors that PyTorch cannot hold: {error}") from error
 
 
 def describe(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:
@@ -107,11 +118,9 @@ def build(path: Path, entries: dict[str, str]) -> nn.Module:
 
     Raises ModelError where the tensors are not those that the configuration asks for.
     """
-    from safetensors.torch import load_file
-
     from lowtide.models.bounded import Bounded
 
-    config, state = _config(path, entries), load_file(path)
+    config, state = _config(path, entries), tensors(path)
     try:
         with Bounded(state.values()):
             module = network_of(config)

@@ -83,6 +83,7 @@ def behavior(path: Path, facts: OnnxFacts, run: Run) -> Probed:
         raise ModelError(f"{path} enlarges by {scale}, and its metadata say by {str(said)[:20]}")
     if rule is None:
         rule = _found_rule(path, run, scale)
+    if "checked" not in facts.entries:  # which `lowtide export onnx` writes, of values in 0..1
         given, white = _white(path, run, size, names_it=facts.names_white)
         facts = replace(facts, ends=replace(facts.ends, white_given=given, white_made=white))
     rows, columns = rule.padding(1, 1)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,21 +40,34 @@ def probed(path: Path) -> Probed:
     """
     # -P: nothing is imported from the folder that happens to be the current one.
     words = [sys.executable, "-P", "-c", _CHILD, str(path), str(_threads())]
+    said: queue.Queue[bytes] = queue.Queue()
+    errors: list[bytes] = []
     with subprocess.Popen(
         words, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
+        listeners = [
+            threading.Thread(target=_listen, args=pair, daemon=True)
+            for pair in ((child.stdout, said.put), (child.stderr, errors.append))
+        ]
+        for one in listeners:
+            one.start()
         try:
-            return _heard(path, child)
+            line, step = _last(path, said)
+            status = child.wait(_SECONDS)
         finally:
             child.kill()
+            for one in listeners:
+                one.join()
+        if "error" in line:
+            raise ModelError(line["error"], hint=line["hint"])
+        if "found" not in line:
+            raise _died(path, step, status, b"".join(errors))
+    return _probed(line["found"])
 
 
-def _heard(path: Path, child: subprocess.Popen[bytes]) -> Probed:
-    said: queue.Queue[Any] = queue.Queue()
-    errors: list[bytes] = []
-    for pipe, put in ((child.stdout, said.put), (child.stderr, errors.append)):
-        threading.Thread(target=_listen, args=(pipe, put), daemon=True).start()
+def _last(path: Path, said: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
+    """The process's last line, or an empty one where it ended without, and its last step."""
     step = "reading it"
     while True:
         try:
@@ -63,18 +77,14 @@ def _heard(path: Path, child: subprocess.Popen[bytes]) -> Probed:
                 f"{path} was given up: {step} takes more than {_SECONDS} s",
                 hint="the file may be damaged or hostile; or close other programs and try again",
             ) from None
-        if "step" in line:
-            step = line["step"]
-        elif "found" in line:
-            return _probed(line["found"])
-        elif "error" in line:
-            raise ModelError(line["error"], hint=line["hint"])
-        else:
-            raise _died(path, step, child.wait(), b"".join(errors))
+        if "step" not in line:
+            return line, step
+        step = line["step"]
 
 
-def _listen(pipe: IO[bytes] | None, put: Any) -> None:
-    for line in pipe or ():
+def _listen(pipe: IO[bytes], put: Callable[[bytes], None]) -> None:
+    """Pass on each line, and an empty one at the end."""
+    for line in pipe:
         put(line)
     put(b"")
 

@@ -21,7 +21,7 @@ from lowtide.models.checkpoints.objects import (
 )
 
 # The largest checkpoints, optimizers' states included, have a few hundred thousand.
-_MOST_INSTRUCTIONS = 5_000_000
+_MOST_INSTRUCTIONS = 2_000_000
 
 
 class Readable(Protocol):

@@ -34,6 +34,7 @@ HARMLESS = {
     "defaultdict": defaultdict(list, a=[1]), "namespace": argparse.Namespace(lr=1e-4),
     "parameter": nn.Parameter(torch.ones(2)), "path": Path("a"), "set": {1},
     "bytes": b"abc", "complex": 1j, "generator": torch.get_rng_state(), "layout": torch.strided,
+    "fp8": torch.ones(3).to(torch.float8_e4m3fn), "sparse": torch.eye(2).to_sparse(),
     "milestones": Counter({5: 1}), "class of it": OrderedDict,
 }  # fmt: skip
 
@@ -103,6 +104,20 @@ def test_parameters_views_and_half_precision(network: Networks, tmp_path: Path) 
     torch.save(defaultdict(list, params=state), path)
     found = load(path).module.state_dict()
     assert all(torch.equal(found[name], value.float()) for name, value in state.items())
+
+
+def test_dictionaries_of_pairs_as_python_2_wrote_them(network: Networks, tmp_path: Path) -> None:
+    class Old:
+        def __init__(self, items: Any) -> None:
+            self.pairs = [list(pair) for pair in items]
+
+        def __reduce__(self) -> Any:
+            return OrderedDict, (self.pairs,)
+
+    module, path = network("compact"), tmp_path / "model.pth"
+    torch.save({"params": Old(module.state_dict().items())}, path)
+    image = torch.rand(1, 3, 9, 7)
+    assert torch.equal(load(path).module(image), module.eval()(image))
 
 
 def test_order_of_bytes_and_sums_that_were_not_written(network: Networks, tmp_path: Path) -> None:

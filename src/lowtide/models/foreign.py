@@ -7,7 +7,6 @@ two, hence never at the top of a module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +86,10 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     stored = path.suffix.lower() == ".safetensors"
     state = native.tensors(path) if stored else checkpoints.state_dict(path)
 
-    def known(names: Mapping[str, Tensor]) -> bool:
-        found = MAIN_REGISTRY.architectures("detection")
-        return tier_file.fits(names) or any(one.detect(dict(names)) for one in found)
+    families = MAIN_REGISTRY.architectures("detection")
+
+    def known(names: dict[str, Tensor]) -> bool:
+        return tier_file.fits(names) or any(one.detect(names) for one in families)
 
     try:
         return without_prefixes(state, known) or state

@@ -13,7 +13,7 @@ _STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
+    "BoolStorage": torch.bool, "UntypedStorage": torch.uint8,
 }  # fmt: skip
 # Objects of these say nothing of a model's weights: they are passed over.
 _HARMLESS = {
@@ -29,6 +29,8 @@ _HARMLESS = {
     "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath",
     "torch": "Size Tensor device",
     "torch._tensor": "Tensor",
+    # Tensors in 8 bits or sparse, such as optimizers keep: no network here is stored in them.
+    "torch._utils": "_rebuild_tensor_v3 _rebuild_qtensor _rebuild_sparse_tensor",
     "torch.serialization": "_get_layout",
     "types": "SimpleNamespace",
     "uuid": "UUID",
@@ -131,7 +133,7 @@ class Maker:
         if name in _DICTIONARIES.get(module, "").split():
             return self._dictionary(given)
         if name not in _TENSORS.get(module, "").split():
-            return asked
+            return asked  # one of the harmless ones
         if len(given) > _MOST_ARGUMENTS:
             raise DamagedError(f"{asked.name} has {len(given)} arguments")
         if name == "_rebuild_from_type_v2":  # of a function, a type, its arguments, attributes
@@ -203,4 +205,4 @@ def _is_torch_value(module: str, name: str) -> bool:
     if module == "torch" and name not in _STORAGES:
         # By its table: an attribute might be imported on demand.
         return isinstance(vars(torch).get(name), (torch.dtype, torch.layout))
-    return module in ("torch", "torch.cuda") and name in _STORAGES
+    return module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES

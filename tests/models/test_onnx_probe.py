@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_files import conv_file, exported, graph_file  # noqa: E402
+from onnx_files import conv_file, graph_file  # noqa: E402
 
 
 def loop(count):
@@ -94,9 +94,8 @@ def test_names_that_are_no_utf_8(tmp_path, place):
 @pytest.mark.parametrize(
     "size",
     [
-        '{"multiple_of": 100000}', '{"minimum": 1e400}', '{"minimum": NaN}', '{"square": 1}',
-        '{"minimum": -1}', '{"multiple_of": 0}', "[]", "[" * 100_000, '{"minimum": "x"}', "\x00",
-        '{"minimum": ' + "9" * 5000 + "}",
+        '{"multiple_of": 100000}', '{"minimum": NaN}', '{"square": 1}', '{"multiple_of": 0}', "[]",
+        "[" * 60_000, "[" * 100_000, '{"minimum": ' + "9" * 5000 + "}",
     ],
     ids=lambda text: text[:20],
 )  # fmt: skip
@@ -108,7 +107,7 @@ def test_rules_for_sizes_that_make_no_sense(tmp_path, size):
 
 @pytest.mark.parametrize(
     "config",
-    ["[" * 100_000, "{" * 70_000, "9" * 5000, '{"scale": 2, "features": 100000, "blocks": 1000000}',
+    ["[" * 100_000, "[" * 60_000, "9" * 5000, '{"scale": 2, "features": 100000, "blocks": 1000000}',
      '{"scale": 2, "features": 1' + "0" * 4000 + ', "blocks": 1}'],
     ids=lambda text: text[:50],
 )  # fmt: skip
@@ -146,13 +145,11 @@ def in_values(source, path, given, made):
     return path
 
 
-@pytest.mark.parametrize("name", ["lowtide-x2", "lowtide-x4"])
 @pytest.mark.parametrize("given", [1, 255])
 @pytest.mark.parametrize("made", [1, 255])
-def test_values_of_0_to_255(name, given, made, tmp_path, photo):
-    plain = lowtide.load(name)
-    source = exported(plain, tmp_path / "plain.onnx", labeled=False)
-    model = lowtide.load(in_values(source, tmp_path / "a.onnx", given, made))
+def test_values_of_0_to_255(given, made, onnx_x2, tmp_path, photo):
+    plain = lowtide.load("lowtide-x2")
+    model = lowtide.load(in_values(onnx_x2, tmp_path / "a.onnx", given, made))
     image = torch.from_numpy(photo[100:140, 200:250].copy()).permute(2, 0, 1)[None] / 255
     before = image.clone()
     assert (model(image) - plain(image)).abs().max() < 1e-4

@@ -86,10 +86,10 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     stored = path.suffix.lower() == ".safetensors"
     state = native.tensors(path) if stored else checkpoints.state_dict(path)
 
-    families = MAIN_REGISTRY.architectures("detection")
+    registered = MAIN_REGISTRY.architectures("detection")
 
     def known(names: dict[str, Tensor]) -> bool:
-        return tier_file.fits(names) or any(one.detect(names) for one in families)
+        return tier_file.fits(names) or any(one.detect(names) for one in registered)
 
     try:
         return without_prefixes(state, known) or state

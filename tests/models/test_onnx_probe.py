@@ -64,7 +64,7 @@ def test_a_graph_that_wants_all_memory(tmp_path):
     ]
     weights = {"shape": np.array([1 << 22, 1, 1, 1]), "axis": np.array([0])}
     path = graph_file(tmp_path / "a.onnx", nodes, weights)
-    with process_limit(256 << 20), pytest.raises(ModelError, match=r"memory|allocat") as caught:
+    with process_limit(256 << 20), pytest.raises(ModelError, match="memory") as caught:
         lowtide.load(path)
     assert not is_out_of_memory(caught.value.__cause__)
 

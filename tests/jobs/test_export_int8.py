@@ -66,6 +66,20 @@ def test_the_same_each_time(tmp_path, photos):
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 photograph alone"), (3, "3 photographs"), (4, "")]
+)
+def test_few_photographs_are_noted(tmp_path, save, photo, count, words):
+    for place in range(count):
+        save(tmp_path / "photos" / f"{place}.png", photo[:150, 90 * place : 90 * place + 200])
+    report = export_onnx(
+        "lowtide-x2", tmp_path / "a.onnx", precision="int8", calibrate=[tmp_path / "photos"]
+    )
+    assert bool(report.notes) == (count < 4)
+    assert words in "".join(report.notes)
+    assert all(f"note       {note}" in str(report) for note in report.notes)
+
+
 def test_what_tunes_does_not_measure(photos, photo):
     model, paths = lowtide.load("lowtide-x2"), export_pictures.photographs([photos])
     assert [path.name for path in paths] == ["a.png", "b.png", "c.jpg"]

@@ -6,6 +6,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,7 @@ def test_hostile_pickle_does_not_run(
         "optimizer": {"params": state, "optimizer": evil},
     }[place]
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ModelError, match=r"run code.*refused.*system") as caught:
+    with pytest.raises(ModelError, match=r"posix\.system.*run code.*refused") as caught:
         load(path)
     assert not marker.exists()
     assert ".safetensors" in (caught.value.hint or "")
@@ -63,10 +64,10 @@ def test_bare_hostile_pickle_does_not_run(tmp_path: Path, protocol: int) -> None
     assert marker.exists()
 
 
-def test_harmless_objects_are_refused_too(tmp_path: Path) -> None:
+def test_unknown_objects_are_refused_too(tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
-    torch.save({"params": {"a": torch.zeros(1)}, "where": Path("x")}, path)
-    with pytest.raises(ModelError, match="pathlib"):
+    torch.save({"params": {"a": torch.zeros(1)}, "share": Fraction(1, 3)}, path)
+    with pytest.raises(ModelError, match=r"fractions\.Fraction"):
         load(path)
 
 

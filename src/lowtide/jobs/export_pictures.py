@@ -19,6 +19,8 @@ from lowtide.models.model import Model
 # Pieces to tune on at most, and their side: as large as most layers see, and done in seconds.
 _PIECES, _SIDE = 24, 128
 _SKIPPED_ROWS = 64
+# With fewer, what one photograph happens to show decides the ranges, or all that is known of them.
+_ENOUGH = 4
 
 
 def photographs(given: Sequence[Path | str]) -> list[Path]:
@@ -33,6 +35,17 @@ def photographs(given: Sequence[Path | str]) -> list[Path]:
         else:
             raise InputError(f"{path}: no such file or folder")
     return found
+
+
+def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
+    """What is to be said of a choice of photographs: that they are too few to show much."""
+    if len(paths) >= _ENOUGH:
+        return ()
+    one = len(paths) == 1
+    return (
+        f"8 bits were tuned and measured on {len(paths)} photograph{'' if one else 's'} alone:"
+        f" on others the loss may be larger; give --calibrate {_ENOUGH} or more",
+    )
 
 
 def to_tune_on(paths: Sequence[Path], model: Model) -> list[Tensor]:

@@ -38,7 +38,8 @@ class Timing(BaseModel):
 class ExportReport(BaseModel):
     """What was exported, and how far it is from PyTorch in fp32.
 
-    Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_why`` the reason.
+    Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_why`` the reason. ``notes``
+    say what makes the figures less certain than they look.
     """
 
     schema_version: Literal[1] = 1
@@ -56,6 +57,7 @@ class ExportReport(BaseModel):
     unchecked_why: str = ""
     sizes: tuple[SizeReport, ...] = ()
     timing: Timing | None = None
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -69,6 +71,7 @@ class ExportReport(BaseModel):
             lines.append(f"  {'' if index else 'checked':<10} {_size_line(one)}")
         if self.timing is not None:
             lines.append(f"  {'processor':<10} {_timing_line(self.timing)}")
+        lines += [f"  {'note':<10} {note}" for note in self.notes]
         return "\n".join(lines)
 
 

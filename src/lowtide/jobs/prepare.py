@@ -28,7 +28,7 @@ from lowtide.models.files import is_onnx
 from lowtide.models.foreign import families
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.models.onnx_providers import Provider, ProviderName
-from lowtide.models.onnx_session import load_runtime
+from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.streaming.bands.programs import Programs
 from lowtide.streaming.compiled import CompileStore

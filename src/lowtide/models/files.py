@@ -14,10 +14,7 @@ from lowtide.core.errors import ModelError
 from lowtide.core.hashing import file_sha256
 
 SUFFIXES = (".safetensors", ".pth", ".ckpt", ".onnx")
-_ZIP = b"PK\x03\x04"
-# The first opcode of every pickle since protocol 2, which torch.save always used.
-_PICKLE = b"\x80"
-
+DOWNLOAD_AGAIN = "download it again, and compare its size with the one stated there"
 _HINTS = {
     ".pt": "save its state_dict as .safetensors; .pt is mostly TorchScript, which is a program",
     ".bin": "get the .safetensors file that most repositories offer beside it",
@@ -49,7 +46,7 @@ def require_model_file(path: Path) -> None:
             head = file.read(64)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    _require_content(path, suffix, head)
+    _require_content(path, head)
 
 
 def sha256_of(path: Path) -> str:
@@ -65,21 +62,14 @@ def is_onnx(model: Path | str) -> bool:
     return Path(model).suffix.lower() == ".onnx"
 
 
-def is_zip(path: Path) -> bool:
-    """Whether the file is PyTorch's zip format rather than the older bare pickle."""
-    with path.open("rb") as file:
-        return file.read(len(_ZIP)) == _ZIP
-
-
-def _require_content(path: Path, suffix: str, head: bytes) -> None:
-    again = "download it again, and compare its size with the one stated there"
+def _require_content(path: Path, head: bytes) -> None:
     if not head:
-        raise ModelError(f"{path} is empty", hint=again)
+        raise ModelError(f"{path} is empty", hint=DOWNLOAD_AGAIN)
     if head.startswith(b"version https://git-lfs"):
         raise ModelError(
             f"{path} is a Git LFS pointer, not the model it stands for", hint="git lfs pull"
         )
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise ModelError(f"{path} is a web page that was saved under a model's name", hint=again)
-    if suffix in (".pth", ".ckpt") and not head.startswith((_ZIP, _PICKLE)):
-        raise ModelError(f"{path} is not a file that torch.save wrote, or is damaged", hint=again)
+        raise ModelError(
+            f"{path} is a web page that was saved under a model's name", hint=DOWNLOAD_AGAIN
+        )

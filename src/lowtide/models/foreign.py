@@ -7,8 +7,6 @@ two, hence never at the top of a module.
 
 from __future__ import annotations
 
-import pickle
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models import checkpoints, native
+from lowtide.models.bounded import Bounded
+from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.fast.adapt import adapt
-from lowtide.models.files import is_zip
 from lowtide.models.fused import fold
+from lowtide.models.metadata import size_rule
 from lowtide.models.paragonsr2 import tier_file
+from lowtide.models.prefixes import without_prefixes
 
 if TYPE_CHECKING:
     import spandrel
 
-# Python's manual: unpickling damaged data may raise "AttributeError, EOFError, ImportError and
-# IndexError, but not necessarily limited to". These are all that damage was seen to raise;
-# MemoryError is among them because a changed length asks for terabytes.
-_DAMAGE = (
-    pickle.UnpicklingError, EOFError, RuntimeError, LookupError, ValueError, TypeError,
-    AttributeError, AssertionError, OverflowError, MemoryError, struct.error,
+# What spandrel was seen to raise for tables whose tensors do not fit together. MemoryError is among
+# them because a side may be of any size.
+_MISFITS = (
+    RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError,
+    ArithmeticError, MemoryError, NameError,
 )  # fmt: skip
 _PURPOSES = ("SR", "Restoration")
 _KEYS_SHOWN = 6
@@ -54,16 +54,21 @@ class Called(nn.Module):
 def load(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelDescriptor]:
     """Recognize and build the model in a .pth, .ckpt or .safetensors file, on the CPU.
 
-    Pickles go through an allow-list of nine names, so that nothing in them runs. Raises
-    ModelError for damage, for a file that asks for more, for an unknown family, and for a
-    model that does not turn one gray or RGB image into another.
+    Pickles are read as tables of tensors, and nothing in them runs. Prefixes that training
+    programs put before names are taken away. Raises ModelError for damage, for a file that asks
+    for more, for an unknown family, and for a model that does not turn one gray or RGB image into
+    another.
     """
     state = _state_dict(path)
     if tier_file.fits(state):
         return tier_file.load(path, name, digest, state)
     found = _recognize(path, state)
     _require_image_model(path, found)
-    return _module(found), _describe(path, name, digest, found)
+    try:
+        module = _module(found)
+    except (RuntimeError, LookupError) as error:  # indices among the tensors, say, out of range
+        raise _misfit(path, error) from error
+    return module, _describe(path, name, digest, found)
 
 
 def families() -> tuple[str, ...]:
@@ -75,51 +80,21 @@ def families() -> tuple[str, ...]:
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    from spandrel import ModelLoader
+    """The tensors under the names that their family gives them, if it is a known one."""
+    from spandrel import MAIN_REGISTRY
 
-    if path.suffix.lower() != ".safetensors" and is_zip(path):
-        _refuse_torchscript(path)
+    stored = path.suffix.lower() == ".safetensors"
+    state = native.tensors(path) if stored else checkpoints.state_dict(path)
+
+    registered = MAIN_REGISTRY.architectures("detection")
+
+    def known(names: dict[str, Tensor]) -> bool:
+        return tier_file.fits(names) or any(one.detect(names) for one in registered)
+
     try:
-        # The CPU first: what does not fit the job should not reach the device.
-        state = ModelLoader(device="cpu").load_state_dict_from_file(path)
-    except _DAMAGE as error:
-        if isinstance(error, pickle.UnpicklingError) and "is forbidden" in str(error):
-            raise ModelError(
-                f"{path} asks to run code when it is loaded, and was refused: {error}",
-                hint="get this model as .safetensors, which cannot hold code",
-            ) from error
-        raise ModelError(
-            f"{path} is damaged, not written by PyTorch, or too large: {_first_line(error)}",
-            hint="download it again, and compare its size with the one stated there",
-        ) from error
-    return _require_tensors(path, state)
-
-
-def _refuse_torchscript(path: Path) -> None:
-    """torch.load hands an archive with ``constants.pkl`` to TorchScript, past the allow-list.
-
-    The names are read by the reader torch.load itself uses: another one could be shown a
-    different list by a crafted archive.
-    """
-    try:
-        records = torch._C.PyTorchFileReader(str(path)).get_all_records()
-    except (RuntimeError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"{path} is damaged: {_first_line(error)}",
-            hint="download it again, and compare its size with the one stated there",
-        ) from error
-    if "constants.pkl" in records:
-        raise ModelError(
-            f"{path} is TorchScript, which is a program, and was refused",
-            hint="save the state_dict of its model as .safetensors",
-        )
-
-
-def _require_tensors(path: Path, state: Any) -> dict[str, Tensor]:
-    tensors = isinstance(state, dict) and any(isinstance(v, Tensor) for v in state.values())
-    if not tensors or not all(isinstance(key, str) for key in state):
-        raise ModelError(f"{path} holds no model: no table of named tensors was found in it")
-    return state
+        return without_prefixes(state, known) or state
+    except _MISFITS as error:
+        raise _misfit(path, error) from error
 
 
 def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor:
@@ -127,18 +102,24 @@ def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor
 
     keys = sorted(state)
     try:
-        return ModelLoader(device="cpu").load_from_state_dict(state)
+        # The CPU first: what does not fit the job should not reach the device.
+        with Bounded(value for value in state.values() if isinstance(value, Tensor)):
+            return ModelLoader(device="cpu").load_from_state_dict(state)
     except UnsupportedModelError as error:
         shown = ", ".join(keys[:_KEYS_SHOWN])
         raise ModelError(
             f"{path} holds a model of no known family; its {len(keys)} tensors start with {shown}",
             hint=f"known families are {', '.join(families())}",
         ) from error
-    except _DAMAGE as error:
-        raise ModelError(
-            f"{path} looks like a known family, but its tensors do not fit together: "
-            f"{_first_line(error)}"
-        ) from error
+    except _MISFITS as error:
+        raise _misfit(path, error) from error
+
+
+def _misfit(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{path} looks like a known family, but its tensors do not fit together: "
+        f"{_first_line(error)}"
+    )
 
 
 def _require_image_model(path: Path, found: spandrel.ModelDescriptor) -> None:
@@ -168,7 +149,8 @@ def _module(found: spandrel.ModelDescriptor) -> nn.Module:
 def _describe(
     path: Path, name: str, digest: str, found: spandrel.ModelDescriptor
 ) -> ModelDescriptor:
-    size = found.size_requirements
+    asks = found.size_requirements
+    sides = {"minimum": asks.minimum, "multiple_of": asks.multiple_of, "square": asks.square}
     tiling: dict[str, Tiling] = {
         "SUPPORTED": "supported", "DISCOURAGED": "discouraged", "INTERNAL": "internal",
     }  # fmt: skip
@@ -179,7 +161,7 @@ def _describe(
         scale=found.scale,
         in_channels=found.input_channels,
         out_channels=found.output_channels,
-        size=SizeRule(size.minimum, size.multiple_of, size.square),
+        size=size_rule(f"{path} ({found.architecture.name})", sides),
         supports_half=found.supports_half,
         supports_bfloat16=found.supports_bfloat16,
         tiling=tiling[found.tiling.name],

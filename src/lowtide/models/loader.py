@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Model:
     """Load a bundled model by name, or a model file.
 
-    Files: .safetensors, .pth or .ckpt through an allow-list that lets nothing in them run, and
-    .onnx, which ONNX Runtime runs on the CPU.
+    Files: .safetensors, .pth or .ckpt, in which nothing is run, and .onnx, which ONNX Runtime runs
+    on the CPU.
     A safetensors file with Lowtide's metadata is built from that; every other one is
     recognized by spandrel. The model comes in the type its weights are run in by default
     (fp32 for all known families), ready on ``device``.

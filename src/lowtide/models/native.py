@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.metadata import damaged, parsed
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
+# Of widths and depths; with both so large, the file's tensors are what bounds the network.
+_LARGEST = 1 << 20
 Config = ParagonConvConfig | VariantConfig
 
 
@@ -58,6 +61,17 @@ def metadata(path: Path) -> dict[str, str]:
             f"{path} is no safetensors file, or is damaged: {error}",
             hint="download it again, and compare its size with the one stated there",
         ) from error
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU; ModelError for types PyTorch does not have."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} holds tensors that PyTorch cannot hold: {error}") from error
 
 
 def describe(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:
@@ -104,11 +118,13 @@ def build(path: Path, entries: dict[str, str]) -> nn.Module:
 
     Raises ModelError where the tensors are not those that the configuration asks for.
     """
-    from safetensors.torch import load_file
+    from lowtide.models.bounded import Bounded
 
-    module = network_of(_config(path, entries))
+    config, state = _config(path, entries), tensors(path)
     try:
-        module.load_state_dict(load_file(path))
+        with Bounded(state.values()):
+            module = network_of(config)
+        module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
     return module
@@ -129,10 +145,10 @@ def _config(path: Path, entries: dict[str, str]) -> Config:
             f"which this version of Lowtide does not have",
             hint="pip install --upgrade lowtide",
         )
-    try:
-        values: Any = json.loads(entries.get(CONFIG, "null"))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"the configuration in {path} is damaged: {error}") from error
+    values: Any = parsed(path, CONFIG, entries.get(CONFIG, "null"))
     if not isinstance(values, dict):
         raise ModelError(f"{path} has no configuration in its metadata ({CONFIG})")
+    large = [name for name, value in values.items() if isinstance(value, int) and value > _LARGEST]
+    if large:
+        raise ModelError(f"{damaged(path)}: {CONFIG}: {large[0][:40]} is above {_LARGEST}")
     return _KNOWN[entries[ARCHITECTURE]].config.from_dict(values)

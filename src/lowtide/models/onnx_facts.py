@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import SizeRule
-from lowtide.models.onnx_session import Ends
+from lowtide.models.files import DOWNLOAD_AGAIN
+from lowtide.models.metadata import MOST_CHARACTERS, damaged
 
-_AGAIN = "download it again, and compare its size with the one stated there"
 _FREE = (
     "export it for any height and width, as `lowtide export onnx` does,"
     " or by dynamic_shapes of torch.onnx.export"
 )
 _CHANNELS = (1, 3)
 _OWN = "lowtide."
+# What graphs multiply by, divide by or cut at where they take or give values of 0..255.
+_WHITES = (255.0, 1 / 255, 127.5, 1 / 127.5)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a graph takes and gives: names, types as NumPy calls them, and channels of the images
+    it takes; and the values of white at both ends."""
+
+    image: str
+    result: str
+    given: str
+    made: str
+    channels: int
+    white_given: int = 1
+    white_made: int = 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,8 @@ class OnnxFacts:
 
     ``entries`` are those of its metadata that `lowtide export onnx` writes, without ``lowtide.``,
     and ``license`` whoever wrote it. ``weight_bytes`` and ``parameters`` are of all tensors stored;
-    ``low`` is the low precision that weights are in, or empty.
+    ``low`` is the low precision that weights are in, or empty; ``names_white`` is whether 255 is
+    among the graph's single numbers.
     """
 
     ends: Ends
@@ -39,20 +52,7 @@ class OnnxFacts:
     parameters: int
     weight_bytes: int
     low: str
-
-    def number(self, key: str) -> int | None:
-        """A whole number of the metadata, or None where it is not there; raises ValueError."""
-        return int(self.entries[key]) if key in self.entries else None
-
-    @property
-    def size(self) -> SizeRule | None:
-        """The rule for sizes, or None where nothing is said of it; raises ValueError."""
-        if "size" not in self.entries:
-            return None
-        try:
-            return SizeRule(**json.loads(self.entries["size"]))
-        except TypeError as error:
-            raise ValueError(str(error)) from error
+    names_white: bool
 
 
 def read(path: Path) -> OnnxFacts:
@@ -62,28 +62,42 @@ def read(path: Path) -> OnnxFacts:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise ModelError(f"{path} is no ONNX file, or is damaged: {error}", hint=_AGAIN) from error
+        return _facts(path, onnx.load(path, load_external_data=False))
+    except (DecodeError, ValueError) as error:  # names that are no UTF-8 among them
+        raise ModelError(
+            f"{path} is no ONNX file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
+        ) from error
+
+
+def _facts(path: Path, model: Any) -> OnnxFacts:
     if not model.graph.node:
-        raise ModelError(f"{path} is no ONNX file, or is damaged: it has no graph", hint=_AGAIN)
-    weights = list(_tensors(model.graph))
+        raise ModelError(
+            f"{path} is no ONNX file, or is damaged: it has no graph", hint=DOWNLOAD_AGAIN
+        )
+    nodes = [*_nodes(model.graph.node), *_nodes(n for f in model.functions for n in f.node)]
+    weights = [*_stored(model.graph), *_tensors(nodes)]
+    _require_names(nodes)
     _require_one_file(path, weights)
     low = [one for one in weights if one.data_type in _low_types() and len(one.dims) > 1]
     return OnnxFacts(
         ends=_ends(path, model.graph),
-        entries=_entries(model),
+        entries=_entries(path, model),
         opset=max((one.version for one in model.opset_import if not one.domain), default=0),
         parameters=sum(math.prod(one.dims) for one in weights),
         weight_bytes=sum(one.ByteSize() for one in weights),
         low=_low_types()[low[0].data_type] if low else "",
+        names_white=_names_white(nodes, weights),
     )
 
 
-def _entries(model: Any) -> dict[str, str]:
+def _entries(path: Path, model: Any) -> dict[str, str]:
     said = {one.key: one.value for one in model.metadata_props}
     own = {key.removeprefix(_OWN): value for key, value in said.items() if key.startswith(_OWN)}
-    return {"license": said["license"], **own} if "license" in said else own
+    kept = {"license": said["license"], **own} if "license" in said else own
+    for key, value in kept.items():
+        if len(key) + len(value) > MOST_CHARACTERS:
+            raise ModelError(f"{damaged(path)}: {key[:40]} is too long")
+    return kept
 
 
 def _low_types() -> dict[int, str]:
@@ -95,16 +109,46 @@ def _low_types() -> dict[int, str]:
     }  # fmt: skip
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors that are stored in a graph, and in those within it."""
+def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, and those of the graphs within them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, attribute.g):
+                yield from _nodes(inner.node)
+
+
+def _stored(graph: Any) -> Iterator[Any]:
+    """All tensors that a graph stores beside its nodes."""
     yield from graph.initializer
-    for node in graph.node:
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def _tensors(nodes: Iterable[Any]) -> Iterator[Any]:
+    """All tensors that are stored in nodes, and in the graphs within them."""
+    for node in nodes:
         for attribute in node.attribute:
             yield from attribute.tensors
             if attribute.HasField("t"):
                 yield attribute.t
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _tensors(inner)
+            for inner in (*attribute.graphs, attribute.g):
+                yield from _stored(inner)
+
+
+def _names_white(nodes: list[Any], weights: list[Any]) -> bool:
+    from onnx.numpy_helper import to_array
+
+    single = [one for one in weights if math.prod(one.dims) == 1 and one.data_type in (1, 10, 11)]
+    numbers = [float(to_array(one).reshape(-1)[0]) for one in single]
+    numbers += [attribute.f for node in nodes for attribute in node.attribute]
+    return any(math.isclose(one, white, rel_tol=1e-3) for one in numbers for white in _WHITES)
+
+
+def _require_names(nodes: list[Any]) -> None:
+    """Raise `UnicodeDecodeError` for a name that is none, here and not while it runs."""
+    for node in nodes:
+        "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
 
 
 def _require_one_file(path: Path, weights: list[Any]) -> None:
@@ -168,11 +212,12 @@ def _require_sizes(path: Path, sides: list[int | None]) -> None:
         )
 
 
-def _type(path: Path, does: str, kind: Any) -> torch.dtype:
+def _type(path: Path, does: str, kind: Any) -> str:
     from onnx import TensorProto
 
-    types = {TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16}
+    types = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
     if kind not in types:
-        name = TensorProto.DataType.Name(kind).lower() if kind else "no tensors"
+        names = {number: name.lower() for name, number in TensorProto.DataType.items()}
+        name = names.get(kind, f"type {kind}") if kind else "no tensors"
         raise ModelError(f"{path} {does} {name}; Lowtide runs models of float and float16")
     return types[kind]

@@ -9,24 +9,13 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.model import Model
-from lowtide.models.onnx_facts import OnnxFacts, read
+from lowtide.models.onnx_behavior import Probed, cannot_run
+from lowtide.models.onnx_probe import probed
 from lowtide.models.onnx_providers import Provider
-from lowtide.models.onnx_session import (
-    CannotRunError,
-    OnnxNetwork,
-    OnnxSession,
-    load_runtime,
-    open_session,
-)
-
-# Sides of images by which a file without metadata shows its scale, and of one for others.
-_SIDES, _LITTLE = (64, 128), (16,)
-# What sides may have to be multiples of, looked for at about so many pixels; the least side is one
-# of them too.
-_GRIDS = (1, 2, 4, 8, 16, 32, 64)
-_TRIED = 48
+from lowtide.models.onnx_runtime import CannotRunError, load_runtime, open_session
+from lowtide.models.onnx_session import OnnxNetwork, OnnxSession
 
 
 class OnnxModel(Model):
@@ -128,42 +117,38 @@ def load(path: Path, name: str, digest: str) -> OnnxModel:
     """The model in an ONNX file whose SHA-256 is ``digest``.
 
     Scale and rule for sizes are those of its metadata, where `lowtide export onnx` wrote it, and
-    else found by running small images. Raises `ModelError` for damage, for what the runtime does
-    not run, and for a graph that does not turn one gray or RGB image of any size into another;
-    `UsageError` where onnx or onnxruntime is missing.
+    else found by running small images; so is whether its values are 0..1 or 0..255. Small images
+    are run in a process of its own, with a limit of time and memory. Raises `ModelError` for
+    damage, for what the runtime does not run, and for a graph that does not turn one gray or RGB
+    image of any size into another; `UsageError` where onnx or onnxruntime is missing.
     """
     load_runtime()
-    facts = read(path)
+    found = probed(path)
     try:
-        session = OnnxSession(path, facts.ends)
-        scale, channels, rule = _behavior(path, facts, session)
+        session = OnnxSession(path, found.facts.ends)
+        rows, columns = found.size.padding(1, 1)
+        session.begin((1 + rows, 1 + columns))
     except CannotRunError as error:
-        raise ModelError(
-            f"{path} cannot be run by ONNX Runtime: {error.message}",
-            hint="a newer onnxruntime may do: pip install --upgrade onnxruntime",
-        ) from error
-    rows, columns = rule.padding(1, 1)
-    session.least = 1 + rows, 1 + columns
-    network = OnnxNetwork(session, scale, channels, facts.low)
-    session.let_go()
-    return OnnxModel(network, _described(path, name, digest, facts, (scale, channels), rule))
+        raise cannot_run(path, error) from error
+    network = OnnxNetwork(session, found.scale, found.channels, found.facts.low)
+    return OnnxModel(network, _described(path, name, digest, found))
 
 
-def _described(
-    path: Path, name: str, digest: str, facts: OnnxFacts, makes: tuple[int, int], rule: SizeRule
-) -> ModelDescriptor:  # fmt: skip
+def _described(path: Path, name: str, digest: str, found: Probed) -> ModelDescriptor:
+    facts = found.facts
+    white = facts.ends.white_given, facts.ends.white_made
     return ModelDescriptor(
         name=name,
         architecture=facts.entries.get("architecture", "ONNX"),
-        purpose="SR" if makes[0] > 1 else "Restoration",
-        scale=makes[0],
+        purpose="SR" if found.scale > 1 else "Restoration",
+        scale=found.scale,
         in_channels=facts.ends.channels,
-        out_channels=makes[1],
-        size=rule,
+        out_channels=found.channels,
+        size=found.size,
         supports_half=False,
         supports_bfloat16=False,
         tiling="supported",
-        tags=("ONNX", f"opset {facts.opset}", *([facts.low] if facts.low else [])),
+        tags=("ONNX", f"opset {facts.opset}", *([facts.low] if facts.low else []), *_values(white)),
         parameters=facts.parameters,
         weight_bytes=facts.weight_bytes,
         sha256=digest,
@@ -172,74 +157,5 @@ def _described(
     )
 
 
-def _behavior(path: Path, facts: OnnxFacts, session: OnnxSession) -> tuple[int, int, SizeRule]:
-    """Scale, channels of the result, and rule for sizes: as the file says, and as it does."""
-    try:
-        said, rule = facts.number("scale"), facts.size
-    except ValueError as error:
-        raise ModelError(f"the metadata of {path} are damaged: {error}") from error
-    given, made = _first_run(session, facts.ends.channels, rule)
-    scale = _scale(path, given, made)
-    if said not in (None, scale):
-        raise ModelError(f"{path} enlarges by {scale}, and its metadata say by {said}")
-    return scale, made[1], rule or _found_rule(path, session, facts.ends.channels, scale)
-
-
-def _first_run(
-    session: OnnxSession, channels: int, rule: SizeRule | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of an image that the graph runs, and of what it makes of it."""
-    for side in _SIDES if rule is None else _LITTLE:
-        rows, columns = (rule or SizeRule()).padding(side, side)
-        image = _image(channels, side + rows, side + columns)
-        try:
-            return tuple(image.shape), session.shape_of(image)
-        except CannotRunError:
-            if side == _SIDES[-1] or rule is not None:
-                raise
-    raise AssertionError("the last size returns or raises")
-
-
-def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
-    scale = made[2] // given[2] if len(made) == 4 else 0
-    if not scale or made != (1, made[1], given[2] * scale, given[3] * scale):
-        raise ModelError(
-            f"{path} makes {'×'.join(map(str, made))} of {'×'.join(map(str, given))}, which is no"
-            " image enlarged by a whole number"
-        )
-    if made[1] != given[1]:
-        raise ModelError(
-            f"{path} takes {given[1]} channels and gives {made[1]};"
-            " Lowtide runs gray (1) and RGB (3)"
-        )
-    return scale
-
-
-def _found_rule(path: Path, session: OnnxSession, channels: int, scale: int) -> SizeRule:
-    """The rule of a file that says nothing of it: its grid first, and then its least side."""
-
-    def runs(height: int, width: int) -> bool:
-        try:
-            made = session.shape_of(_image(channels, height, width))
-        except CannotRunError:
-            return False
-        return made[2:] == (height * scale, width * scale)
-
-    def sides(grid: int) -> tuple[int, int]:
-        """Odd multiples, so that they are not on a coarser grid too."""
-        times = _TRIED // grid | 1
-        return grid * times, grid * (times + 2)
-
-    grid = next((grid for grid in _GRIDS if runs(*sides(grid))), None)
-    if grid is None:
-        raise ModelError(
-            f"{path} runs at {_SIDES[0]}×{_SIDES[0]} or {_SIDES[1]}×{_SIDES[1]} pixels and at none"
-            f" of the sizes tried beside, on grids of up to {_GRIDS[-1]}",
-            hint="export it for any height and width, with the metadata lowtide.size",
-        )
-    least = next((side for side in _GRIDS if side >= grid and runs(side, side)), _SIDES[-1])
-    return SizeRule(0 if least == grid else least, grid)
-
-
-def _image(channels: int, height: int, width: int) -> Tensor:
-    return torch.full((1, channels, height, width), 0.5)
+def _values(white: tuple[int, int]) -> list[str]:
+    return [] if white == (1, 1) else [f"values 0..{white[0]} to 0..{white[1]}"]

@@ -54,3 +54,6 @@ class Provider:
                 hint="pip install onnxruntime-gpu tensorrt on a machine with an NVIDIA card, or"
                 " leave out --provider",
             )
+
+
+CPU = Provider()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,103 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.models.onnx_providers import Provider
-
-# onnxruntime has no base class of its errors, which derive from Exception.
-_REFUSALS = (
-    "NotImplemented", "Fail", "InvalidGraph", "InvalidProtobuf", "InvalidArgument",
-    "RuntimeException", "EPFail", "NoSuchFile", "ModelRequiresCompilation",
-)  # fmt: skip
-# Its numbers of kinds of errors, and the places in its sources.
-_NOISE = re.compile(
-    r"^Error in execution: |\[ONNXRuntimeError\] : \d+ : \w+ : "
-    r"|Exception during initialization: |Load model from .*? failed: ?|/\S+:\d+ .*?\) (?=[A-Z\[])"
-)
-# What matters is raised too.
-_SILENT = 4
-_LACKS = "Failed to allocate memory", "bad_alloc"
-_CPU = Provider()
-_TYPES = {torch.float32: np.float32, torch.float16: np.float16}
-
-
-class CannotRunError(LowtideError):
-    """ONNX Runtime cannot run the file: it lacks an operator, or it failed."""
-
-
-def require_packages(*names: str, what: str = "exporting to ONNX") -> None:
-    """Raise `UsageError` naming the first of these packages that is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(f"{what} needs {name}", hint="pip install 'lowtide[export]'")
-
-
-def load_runtime() -> None:
-    """Import what ONNX files are read and run with. Raises `UsageError` where it is missing."""
-    require_packages("onnx", "onnxruntime", what="running ONNX files")
-    for name in ("onnx", "onnxruntime"):
-        importlib.import_module(name)
-
-
-def refusals() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises of its own accord."""
-    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    return tuple(getattr(state, name) for name in _REFUSALS if hasattr(state, name))
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of an error, without the runtime's name, numbers and places."""
-    return _NOISE.sub("", str(error).strip().partition("\n")[0])
-
-
-def open_session(
-    path: Path | str, threads: int, *, patterns: bool = False, provider: Provider = _CPU
-) -> Any:
-    """An `onnxruntime.InferenceSession` with so many threads on the CPU.
-
-    ``patterns`` remembers for each size where blocks lay, and holds them for all of them. Raises
-    `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
-    `MemoryError`.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _SILENT
-    options.intra_op_num_threads = threads
-    options.enable_mem_pattern = patterns
-    # Threads that wait in a loop would count as processor time.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=provider.chain
-        )
-    except refusals() as error:
-        raise _told(error) from error
-    if provider.first not in session.get_providers():
-        # The runtime goes on with what is left, and says so in its log alone.
-        raise CannotRunError(
-            f"{provider.first} could not be set up: a library of its own is missing"
-        )
-    return session
-
-
-def _told(error: Exception, where: str = "") -> Exception:
-    """As an error that says it in one line; a lack of memory is one that Python knows."""
-    if any(words in str(error) for words in _LACKS):
-        return MemoryError(f"ONNX Runtime: {reason_of(error)}")
-    return CannotRunError(where + reason_of(error))
-
-
-@dataclass(frozen=True)
-class Ends:
-    """What a graph takes and gives: names and types, and channels of the images it takes."""
-
-    image: str
-    result: str
-    given: torch.dtype
-    made: torch.dtype
-    channels: int
+from lowtide.models.onnx_facts import Ends
+from lowtide.models.onnx_providers import CPU, Provider
+from lowtide.models.onnx_runtime import SILENT, CannotRunError, as_failure, open_session, refusals
 
 
 class OnnxSession:
@@ -122,7 +26,7 @@ class OnnxSession:
     cannot reuse the runtime's aligned blocks. May be called by several threads at once.
     """
 
-    def __init__(self, path: Path, ends: Ends, provider: Provider = _CPU) -> None:
+    def __init__(self, path: Path, ends: Ends, provider: Provider = CPU) -> None:
         self.path, self.provider, self._ends = path, provider, ends
         # (height, width) of the smallest image that it takes: to give memory back takes a run.
         self.least: tuple[int, int] | None = None
@@ -136,16 +40,6 @@ class OnnxSession:
         session.least = self.least
         return session
 
-    def shape_of(self, image: Tensor) -> tuple[int, ...]:
-        """The shape of what the graph makes of fp32 (1, C, H, W); raises as `run`."""
-        ends = self._ends
-        given = image.to(ends.given).numpy()
-        try:
-            (found,) = self._session.run([ends.result], {ends.image: given})
-        except refusals() as error:
-            raise _told(error, _size_of(image)) from error
-        return tuple(found.shape)
-
     def run(self, image: Tensor, shape: tuple[int, ...]) -> Tensor:
         """fp32 (1, C, H, W) to fp32 of ``shape``, which is what the graph makes of it.
 
@@ -153,6 +47,12 @@ class OnnxSession:
         """
         self._prepare((image.shape[2], image.shape[3]))
         return self._run(image, shape)
+
+    def begin(self, least: tuple[int, int]) -> None:
+        """Run the smallest image that the graph takes, (height, width): what the runtime takes for
+        its first one it never gives back. Raises as `run`."""
+        self.least = least
+        self._run(torch.zeros(1, self._ends.channels, *least), None)
 
     def let_go(self) -> None:
         """Give back what is kept from call to call."""
@@ -183,27 +83,29 @@ class OnnxSession:
         import onnxruntime
 
         options, ends = onnxruntime.RunOptions(), self._ends
-        options.log_severity_level = _SILENT
+        options.log_severity_level = SILENT
         if shrink:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        given = image.to(ends.given).contiguous()
+        image = image if ends.white_given == 1 else image * ends.white_given
+        given = image.to(getattr(torch, ends.given)).contiguous()
         binding = self._session.io_binding()
         binding.bind_input(
-            ends.image, "cpu", 0, _TYPES[ends.given], tuple(given.shape), given.data_ptr()
+            ends.image, "cpu", 0, np.dtype(ends.given), tuple(given.shape), given.data_ptr()
         )
-        result = torch.empty(shape or 0, dtype=ends.made)
+        result = torch.empty(shape or 0, dtype=getattr(torch, ends.made))
         if shape is None:
             binding.bind_output(ends.result, "cpu")
         else:
             binding.bind_output(
-                ends.result, "cpu", 0, _TYPES[ends.made], shape, result.data_ptr()
+                ends.result, "cpu", 0, np.dtype(ends.made), shape, result.data_ptr()
             )
         try:
             self._session.run_with_iobinding(binding, options)
         except (*refusals(), RuntimeError) as error:
             self._size = -1, -1  # what it kept is to be given back before the next call
-            raise _told(error, _size_of(image)) from error
-        return result.float()
+            raise as_failure(error, _size_of(image)) from error
+        result = result.float()
+        return result if ends.white_made == 1 else result.div_(ends.white_made)
 
 
 def _size_of(image: Tensor) -> str:

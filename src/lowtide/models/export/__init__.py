@@ -12,7 +12,7 @@ from lowtide.models.export.onnx_check import (
     processor_seconds,
 )
 from lowtide.models.export.onnx_file import OPSETS, ExportPrecision, label, write_onnx
-from lowtide.models.onnx_session import require_packages
+from lowtide.models.onnx_runtime import require_packages
 
 __all__ = [
     "LARGEST_DIFFERENCE", "OPSETS", "CannotRunError", "ExportPrecision", "OnnxRunner", "SizeCheck",

@@ -11,7 +11,7 @@ from torch import Tensor
 from lowtide.attention.spatial.onnx_graph import IMAGE
 from lowtide.core.errors import ModelError
 from lowtide.core.quiet import errors_only
-from lowtide.models.onnx_session import require_packages
+from lowtide.models.onnx_runtime import require_packages
 
 # Operators that runtimes have 8-bit kernels for, and which hold a model's weights.
 _LAYERS = "Conv", "Gemm", "MatMul"

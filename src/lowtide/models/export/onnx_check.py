@@ -18,7 +18,7 @@ from lowtide.core.figures import max_error, psnr
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.export.onnx_file import EXAMPLE_SIDES
 from lowtide.models.model import Model
-from lowtide.models.onnx_session import (
+from lowtide.models.onnx_runtime import (
     CannotRunError,
     open_session,
     reason_of,

@@ -21,7 +21,8 @@ from lowtide.core.one_trace import one_trace
 from lowtide.core.units import format_bytes
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.model import Model
-from lowtide.models.onnx_session import OnnxNetwork, require_packages
+from lowtide.models.onnx_runtime import require_packages
+from lowtide.models.onnx_session import OnnxNetwork
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)

@@ -1,0 +1,152 @@
+"""Both formats of torch.save: a zip archive of stored records, and before it a stream of pickles.
+
+Each is read by what it should be, and everything else is refused: TorchScript, archives that are
+compressed, and tar archives, PyTorch's format before version 0.1.10, which torch.load still
+unpacks into a folder, links included.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import zipfile
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from lowtide.models.checkpoints.objects import DamagedError, Maker, Storage
+from lowtide.models.checkpoints.pickled import read
+
+ZIP = b"PK\x03\x04"
+# The first opcode of every pickle since protocol 2, which torch.save always used.
+PICKLE = b"\x80"
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+_PIECE = 1 << 20
+
+
+class UnacceptedError(ValueError):
+    """The file is of a kind that is not loaded; ``hint`` says what to do instead."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Archive:
+    """The zip format: ``content`` is what was pickled. Raises `DamagedError`, `UnacceptedError`,
+    `ForbiddenNameError` and what zipfile raises."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._archive = zipfile.ZipFile(file)
+        records = self._archive.infolist()
+        _require_stored(records, size)
+        self._top = records[0].filename.partition("/")[0] if records else ""
+        self._swapped = self._is_swapped()
+        self.content = read(io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), Maker())
+
+    def values(self, storage: Storage) -> Tensor:
+        """All that is stored under a storage's key, as bytes in this machine's order."""
+        record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
+        if record.file_size != storage.count * storage.dtype.itemsize:
+            raise DamagedError(f"record {storage.key} is not of the size that its tensors need")
+        with self._archive.open(record) as file:
+            found = _filled(file, record.file_size)
+        return found.view(-1, storage.dtype.itemsize).flip(1).view(-1) if self._swapped else found
+
+    def _is_swapped(self) -> bool:
+        name = f"{self._top}/byteorder"
+        order = self._archive.read(name) if name in self._archive.NameToInfo else b"little"
+        if order not in (b"little", b"big"):
+            raise DamagedError("it has an unknown order of bytes")
+        return order.decode() != sys.byteorder
+
+
+class Stream:
+    """The format before: pickles, and then the storages. See `Archive`."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._maker = _Clipped(file, size), Maker()
+        _require_no_tar(file)
+        if self._next() != _MAGIC or self._next() != _VERSION:
+            raise DamagedError("it does not begin as a file of torch.save")
+        self._next()  # facts about the machine that wrote it
+        self.content, keys = self._next(), self._next()
+        self._starts = {str(key): self._skipped(str(key)) for key in keys}
+
+    def values(self, storage: Storage) -> Tensor:
+        """All that is stored under a storage's key, as bytes."""
+        whole = self._maker.storages[storage.key]
+        self._file.seek(self._starts[storage.key])
+        return _filled(self._file, whole.count * whole.dtype.itemsize)
+
+    def _next(self) -> Any:
+        return read(self._file, self._maker)
+
+    def _skipped(self, key: str) -> int:
+        """Where a storage's values start; the file is left at their end."""
+        storage, count = self._maker.storages[key], self._file.read(8)
+        if len(count) < 8 or struct.unpack("<q", count)[0] != storage.count:
+            raise DamagedError(f"storage {key} is not of the size that its tensors need")
+        start = self._file.tell()
+        self._file.seek(start + storage.count * storage.dtype.itemsize)
+        if self._file.tell() > self._file.size:
+            raise DamagedError(f"storage {key} is cut off")
+        return start
+
+
+class _Clipped:
+    """A file that makes no room for more than it holds, whatever length a pickle claims."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self.size = file, size
+        self.readline, self.seek, self.tell = file.readline, file.seek, file.tell
+        self.readinto: Callable[[memoryview], int] = file.readinto  # type: ignore[attr-defined]
+
+    def read(self, count: int, /) -> bytes:
+        return self._file.read(min(count, max(self.size - self._file.tell(), 0)))
+
+
+def _filled(file: Any, size: int) -> Tensor:
+    """The next bytes of a file."""
+    found = torch.empty(size, dtype=torch.uint8)
+    rest = found.numpy().data
+    while rest:
+        count = file.readinto(rest[:_PIECE])
+        if not count:
+            raise DamagedError("it is cut off")
+        rest = rest[count:]
+    return found
+
+
+def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
+    """Raise unless records are as torch.save writes them, none compressed and none over another."""
+    if any(record.filename.endswith("constants.pkl") for record in records):
+        raise UnacceptedError(
+            "is TorchScript, which is a program", "save the state_dict of its model as .safetensors"
+        )
+    for record in records:
+        if record.compress_type != zipfile.ZIP_STORED:
+            raise UnacceptedError(
+                f"has compressed records ({record.filename[:80]!r}), as torch.save writes none",
+                "torch.load and torch.save it, where you trust it",
+            )
+        if record.flag_bits & 1:
+            raise DamagedError("its records are encrypted")
+        if record.CRC == 0:  # written with torch.serialization.set_crc32_options(False)
+            record.CRC = None  # type: ignore[assignment]
+    if sum(record.file_size for record in records) > size:
+        raise DamagedError("its records are larger than the file")
+
+
+def _require_no_tar(file: BinaryIO) -> None:
+    """A tar archive says so in its first block, which has room for a pickle's beginning too."""
+    block = file.read(512)
+    file.seek(0)
+    if block[257:262] == b"ustar":
+        raise UnacceptedError(
+            "is a tar archive, PyTorch's format before version 0.1.10",
+            "torch.load and torch.save it, where you trust it",
+        )

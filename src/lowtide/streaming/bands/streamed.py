@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +137,12 @@ class Streamed(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """The result for each image of the batch."""
+        if torch.compiler.is_compiling():
+            eager: Any = torch.compiler.disable(self._run)
+            return eager(image)
+        return self._run(image)
+
+    def _run(self, image: Tensor) -> Tensor:
         _check(image)
         results = [self._one(single) for single in image.detach().split(1)]
         return results[0] if len(results) == 1 else torch.cat(results)

@@ -26,7 +26,7 @@ def pipe():
         block_out_channels=(8, 16, 16), down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3, layers_per_block=1, latent_channels=4,
         norm_num_groups=4,
-    )  # fmt: skip
+    ).eval()  # fmt: skip
     unet = UNet2DConditionModel(
         sample_size=16, block_out_channels=(8, 16), layers_per_block=1, cross_attention_dim=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), norm_num_groups=4,
@@ -85,6 +85,10 @@ def test_its_own_tiling_is_switched_off(pipe):
 def test_says_what_it_cannot_fit(pipe):
     with pytest.raises(UsageError, match="no encoder or decoder"):
         lowtide.fit(torch.nn.Conv2d(3, 3, 1))
+    for call in (lowtide.fit, lowtide.unfit):
+        with pytest.raises(UsageError, match="StableDiffusionPipeline is no autoencoder") as caught:
+            call(pipe)
+        assert caught.value.hint == "pass its .vae"
     lowtide.fit(pipe.vae, budget="64MiB")
     try:
         with pytest.raises(UsageError, match="fitted already"):

@@ -3,7 +3,7 @@
 import diffusers
 import pytest
 import torch
-from tiny_autoencoders import KL, built, same, small_vae
+from tiny_autoencoders import DC, KL, TINY, built, same, small_vae
 from torch import nn
 
 import lowtide
@@ -15,29 +15,6 @@ BLOCKS = {
     "down_block_types": ("DownEncoderBlock2D",) * 2,
     "up_block_types": ("UpDecoderBlock2D",) * 2,
 }
-DC = {
-    "attention_head_dim": 2,
-    "latent_channels": 4,
-    "downsample_block_type": "conv",
-    "upsample_block_type": "interpolate",
-} | {
-    f"{part}_{name}": value
-    for part in ("encoder", "decoder")
-    for name, value in {
-        "block_types": ("ResBlock", "EfficientViTBlock"),
-        "block_out_channels": (8, 8),
-        "qkv_multiscales": ((), (5,)),
-        "layers_per_block": (1, 1),
-    }.items()
-}
-TINY = {
-    "encoder_block_out_channels": (8, 8),
-    "decoder_block_out_channels": (8, 8),
-    "num_encoder_blocks": (1, 1),
-    "num_decoder_blocks": (1, 1),
-    "upsampling_scaling_factor": 2,
-}
-
 TAKEN = {
     "AutoencoderKL": KL,
     "AutoencoderTiny": TINY,

@@ -14,6 +14,29 @@ KL = {
     "norm_num_groups": 4,
 }
 
+DC = {
+    "attention_head_dim": 2,
+    "latent_channels": 4,
+    "downsample_block_type": "conv",
+    "upsample_block_type": "interpolate",
+} | {
+    f"{part}_{name}": value
+    for part in ("encoder", "decoder")
+    for name, value in {
+        "block_types": ("ResBlock", "EfficientViTBlock"),
+        "block_out_channels": (8, 8),
+        "qkv_multiscales": ((), (5,)),
+        "layers_per_block": (1, 1),
+    }.items()
+}
+TINY = {
+    "encoder_block_out_channels": (8, 8),
+    "decoder_block_out_channels": (8, 8),
+    "num_encoder_blocks": (1, 1),
+    "num_decoder_blocks": (1, 1),
+    "upsampling_scaling_factor": 2,
+}
+
 
 def built(kind, **config):
     """An autoencoder for results, not for training: always the same numbers."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 from accelerate import cpu_offload, cpu_offload_with_hook
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from tiny_autoencoders import decoded, encoded, same, small_vae
+from tiny_autoencoders import decoded, encoded, latents, same, small_vae
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import ModelError, UsageError
 
 
 class Counted(ModelHook):
@@ -77,6 +77,27 @@ def test_parts_are_compiled_once_they_are_fitted(put):
     assert same(decoded(vae), decoded(small_vae()))
     lowtide.unfit(vae)
     assert torch.equal(decoded(vae), decoded(small_vae()))
+
+
+def export(part, image):
+    torch.export.export(part, (image,), strict=False)
+
+
+def trace(part, image):
+    torch.jit.trace(part, (image,))
+
+
+def estimate(part, image):
+    lowtide.estimate(part, lowtide.InferenceStep(image))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize("recorded", [export, trace, estimate])
+def test_it_is_not_traced(recorded):
+    with torch.no_grad(), pytest.raises(ModelError, match="cannot be traced") as caught:
+        recorded(fitted().decoder, latents())
+    assert "lowtide.unfit" in caught.value.hint
 
 
 def test_a_hook_on_a_part_is_named_and_kept():

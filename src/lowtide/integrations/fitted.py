@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.obstacles import check_gradients, check_state
+from lowtide.integrations.obstacles import check_gradients, check_real, check_state
 from lowtide.memory.budget import Budget
 from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
@@ -37,18 +37,7 @@ class Fitting:
     scratch: Path | None
 
 
-class _Fitted:
-    """What the class of a fitted part has before its own."""
-
-    unfitted: ClassVar[type[nn.Module]]
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """The class has no name that pickle could find: it is made again."""
-        state = self.__getstate__()  # pyright: ignore[reportCallIssue]
-        return _blank, (self.unfitted,), state
-
-
-class _Part(nn.Module):
+class _Bare(nn.Module):
     """A module as its class defines it, whatever was put in front of its forward."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -59,6 +48,18 @@ class _Part(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
         return type(self.module).forward(self.module, image)
+
+
+class _Fitted:
+    """What the class of a fitted part has before its own."""
+
+    unfitted: ClassVar[type[nn.Module]]
+    bare: ClassVar[type[_Bare]]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """The class has no name that pickle could find: it is made again."""
+        state = self.__getstate__()  # pyright: ignore[reportCallIssue]
+        return _blank, (self.unfitted,), state
 
 
 # What runs each part. Outside of the parts, so that copies get their own, and without a reference
@@ -107,32 +108,30 @@ def _blank(unfitted: type[nn.Module]) -> nn.Module:
 
 
 @functools.cache
-def _fitted_class(unfitted: type[nn.Module]) -> type[nn.Module]:
+def _fitted_class(unfitted: type[nn.Module]) -> Any:
     """``unfitted`` by bands, under the same name."""
+    run: Any = torch.compiler.disable(
+        _run, reason="it is fitted by lowtide, which takes its graph apart itself"
+    )
 
     @functools.wraps(unfitted.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_fitted(self):
             # A hook that came after `fit` and outlives it calls what it found.
             return type(self).forward(self, *args, **kwargs)
-        if torch.compiler.is_compiling():
-            eager: Any = torch.compiler.disable(_run)
-            return eager(self, args, kwargs)
-        return _run(self, args, kwargs)
+        return run(self, args, kwargs)
 
-    body = {
-        "forward": forward,
-        "unfitted": unfitted,
-        "__doc__": unfitted.__doc__,
-        "__module__": unfitted.__module__,
-        "__qualname__": unfitted.__qualname__,
-    }
+    body = {"forward": forward, "unfitted": unfitted}
+    body["bare"] = type(unfitted.__name__, (_Bare,), {})
+    for name in ("__doc__", "__module__", "__qualname__"):
+        body[name] = getattr(unfitted, name)
     return type(unfitted.__name__, (_Fitted, unfitted), body)
 
 
 def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
+    check_real(title, image)
     check_gradients(title, part, image)
     check_state(title, part)
     if (stream := _streams.get(part)) is None:
@@ -155,8 +154,8 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def _streamed(part: nn.Module, fitting: Fitting) -> Streamed:
     """Of a twin that has everything the part has, now and later, and the class it had."""
-    twin = object.__new__(getattr(type(part), "unfitted", type(part)))
+    unfitted = getattr(type(part), "unfitted", type(part))
+    twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
-    return Streamed(
-        _Part(twin), budget=fitting.budget, pages=fitting.pages, scratch=fitting.scratch
-    )
+    bare = _fitted_class(unfitted).bare(twin)
+    return Streamed(bare, budget=fitting.budget, pages=fitting.pages, scratch=fitting.scratch)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import ModelError, UsageError
 
 _TRAIN = "lowtide.unfit(module) to train it"
 
@@ -39,6 +40,16 @@ def check_state(title: str, part: nn.Module) -> None:
                 f"{name} of {title} is on the meta device: it has no numbers",
                 hint="load its weights first",
             )
+
+
+def check_real(title: str, image: Tensor) -> None:
+    """Raise `ModelError` if a call is there to be recorded, as an export's is."""
+    recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    if recorded or is_fake(image):
+        raise ModelError(
+            f"{title} is fitted, so that it is run by bands and cannot be traced",
+            hint="lowtide.unfit(module) first",
+        )
 
 
 def check_gradients(title: str, part: nn.Module, image: Tensor) -> None:

@@ -143,7 +143,9 @@ def _measured(
     if not whole.isfinite().all():
         raise ModelError(
             f"this model makes NaN or infinity of random numbers in {image.dtype}, so that nothing"
-            " can be compared"
+            " can be compared",
+            hint="another precision: model.to(torch.float32), as pipelines of diffusers do where"
+            " an autoencoder's config has force_upcast",
         )
     results = []
     cutter = Cutter(program)

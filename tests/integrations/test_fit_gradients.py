@@ -43,16 +43,17 @@ def test_training_goes_on_once_it_is_unfitted():
     assert all(weight.grad is not None for weight in vae.parameters())
 
 
-def test_training_mode_is_refused_and_kept():
-    vae = small_vae().train()
-    with pytest.raises(UsageError, match="in training mode"):
-        lowtide.fit(vae)
+def test_training_mode_is_kept_and_refused():
+    vae = lowtide.fit(small_vae().train(), budget="64MiB")
     assert all(modes(vae))
-    lowtide.fit(vae.eval(), budget="64MiB")
-    assert not any(modes(vae))
-    vae.train()
-    with torch.no_grad(), pytest.raises(UsageError, match="in training mode"):
+    with torch.no_grad(), pytest.raises(UsageError, match="in training mode") as caught:
         vae.encode(pictures())
-    lowtide.unfit(vae)
-    assert all(modes(vae))
+    assert "module.eval()" in caught.value.hint
     assert same(decoded(vae.eval()), decoded(small_vae()))
+    assert not any(modes(vae))
+    vae.decoder.mid_block.train()
+    with pytest.raises(UsageError, match="but mid_block is in training mode"):
+        decoded(vae)
+    lowtide.unfit(vae)
+    assert vae.decoder.mid_block.training
+    assert not vae.encoder.training

@@ -149,6 +149,17 @@ def test_it_is_fitted_after_a_hook_is_gone():
     assert torch.equal(decoded(vae), decoded(small_vae()))
 
 
+def test_a_class_that_was_replaced_again_is_kept():
+    """As FSDP does."""
+    vae = fitted()
+    sharded = type("Sharded", (type(vae.decoder),), {})
+    vae.decoder.__class__ = sharded
+    assert same(decoded(vae), decoded(small_vae()))
+    with pytest.raises(UsageError, match=r"replaced again after it was fitted, by .*Sharded"):
+        lowtide.unfit(vae)
+    assert type(vae.decoder) is sharded
+
+
 def offload_each_layer(vae):
     cpu_offload(vae, torch.device("cpu"), offload_buffers=True)
 

@@ -40,9 +40,9 @@ def fit(
 
     Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with weights of its own.
 
-    Raises `UsageError`, with nothing changed, for a module that is fitted already, is compiled, in
-    training mode or hooked by offloading, or has a part that cannot be run so: of video, of sound,
-    or with more inputs than an image. A call raises it that wants gradients.
+    Raises `UsageError`, with nothing changed, for a module that is fitted already, is compiled or
+    hooked by offloading, or has a part that cannot be run so: of video, of sound, or with more
+    inputs than an image. A call raises it that wants gradients or is in training mode.
     """
     module = _unwrapped(autoencoder)
     chosen = chosen_parts(module, parts)

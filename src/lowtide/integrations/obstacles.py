@@ -1,5 +1,5 @@
 """What keeps a part of an autoencoder from being run by bands as it stands: hooks that move or cast
-its weights, compiled modules, weights without numbers, training."""
+its weights, compiled modules, weights without numbers; and what calls may not ask for."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ def check_state(title: str, part: nn.Module) -> None:
                 f"{path} of {title} is compiled, and cannot be taken apart for bands",
                 hint="load it anew and compile it as a whole, after lowtide.fit",
             )
-        if inner.training:
-            where = f"{path} of {title}" if path else title
-            raise UsageError(
-                f"{where} is in training mode, which bands do not have",
-                hint=f"module.eval() for results; {_TRAIN}",
-            )
     for name, tensor in _tensors(part):
         if tensor.is_meta:
             raise UsageError(
@@ -52,8 +46,14 @@ def check_real(title: str, image: Tensor) -> None:
         )
 
 
-def check_gradients(title: str, part: nn.Module, image: Tensor) -> None:
-    """Raise `UsageError` if gradients are wanted of a call: bands have none."""
+def check_results(title: str, part: nn.Module, image: Tensor) -> None:
+    """Raise `UsageError` if more than results is wanted of a call: gradients, or training mode."""
+    for path, inner in part.named_modules():
+        if inner.training:
+            raise UsageError(
+                f"{title} is fitted, for results alone, but {path or 'it'} is in training mode",
+                hint=f"module.eval() for results; {_TRAIN}",
+            )
     if not torch.is_grad_enabled():
         return
     wanted = "its input" if image.requires_grad else None

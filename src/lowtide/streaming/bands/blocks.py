@@ -29,9 +29,11 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
 
 
 class Blocks:
-    """The blocks of one module, by the modules inside it that they stand for."""
+    """The blocks of one module for so many images at once, by the modules inside it that they stand
+    for."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, images: int = 1) -> None:
+        self._images = images
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
         # Modules that tell their rows need no graph. A model has many of a kind.
         work: dict[str, dict[tuple[int, int, int], int]] = {}
@@ -67,7 +69,7 @@ class Blocks:
 
     def _enter(self, module: nn.Module, given: tuple[object, ...]) -> None:
         image = given[0] if len(given) == 1 else None
-        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == 1):
+        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == self._images):
             image = None
         self._entered.append((module, image))
 

@@ -37,7 +37,7 @@ def capture(module: nn.Module, image: Tensor) -> Graph:
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
-    blocks = Blocks(module)
+    blocks = Blocks(module, len(image))
     while True:
         try:
             with blocks.standing_in():

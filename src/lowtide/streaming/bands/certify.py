@@ -84,7 +84,7 @@ def _remembered(
     module: nn.Module, image: Tensor, height: int, width: int, wanted: str, folder: Path | None,
     allowed: float,
 ) -> Certificate:  # fmt: skip
-    key = _key(module, image, height, width, wanted)
+    key = module_key(module, image, height, width, wanted)
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _known(path)
     if found is None:
@@ -134,9 +134,7 @@ def tf32_is_allowed() -> tuple[bool, bool]:
 def _measured(
     module: nn.Module, image: Tensor, height: int, width: int, allowed: float
 ) -> Certificate:
-    generator = torch.Generator().manual_seed(0)
-    small = torch.rand(1, image.shape[1], height, width, generator=generator)
-    small = small.to(image.device, image.dtype).contiguous(memory_format=_order(image))
+    small = small_image(image, height, width)
     program = track(capture(module, small))
     with torch.inference_mode():
         whole = module(small.clone())
@@ -153,12 +151,19 @@ def _measured(
         sweep = Sweep(program, segments, [bands] * len(segments), pages)
         dim = program.rows[program.output].dim
         results.append(torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim))
-    error = max(_share(result, whole) for result in results)
+    error = max(share_apart(result, whole) for result in results)
     if error <= allowed or image.dtype not in (torch.bfloat16, torch.float16):
         return Certificate(error, operators(program))
     exact = _in_fp32(module, small)
-    error = max(_share(result, exact) for result in results)
-    return Certificate(error, operators(program), _share(whole, exact))
+    error = max(share_apart(result, exact) for result in results)
+    return Certificate(error, operators(program), share_apart(whole, exact))
+
+
+def small_image(like: Tensor, height: int, width: int) -> Tensor:
+    """Random numbers in 0..1 of another size, for the rest as ``like``."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(*like.shape[:2], height, width, generator=generator)
+    return small.to(like.device, like.dtype).contiguous(memory_format=_order(like))
 
 
 def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
@@ -178,7 +183,8 @@ def _order(image: Tensor) -> torch.memory_format:
     return torch.channels_last
 
 
-def _share(result: Tensor, whole: Tensor) -> float:
+def share_apart(result: Tensor, whole: Tensor) -> float:
+    """The largest difference, as a share of the largest number of ``whole``."""
     if result.shape != whole.shape:
         return float("inf")
     apart = (result.double() - whole.double()).abs().max().item()
@@ -195,12 +201,15 @@ def _known(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compared again and replaced
 
 
-def _key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str) -> str:
+def module_key(
+    module: nn.Module, image: Tensor, height: int, width: int, wanted: str = ""
+) -> str:
+    """Tells apart what is found out about modules, by weights, sizes and versions."""
     digest = hashlib.sha256()
     # The operators too: what a module does need not show in its name and its weights.
     facts = (
         type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        str(_order(image)), (image.shape[1], height, width), str(torch.__version__),
+        str(_order(image)), (*image.shape[:2], height, width), str(torch.__version__),
         code_digest(), wanted,
     )  # fmt: skip
     digest.update(repr(facts).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +18,7 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
+from lowtide.streaming.bands.apart import require_apart
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify, tf32_is_allowed
@@ -51,6 +52,8 @@ class Prepared:
     layout: Layout
     sweep: Sweep
     certificate: Certificate | None
+    # Numbers of images that were shown to be independent of each other.
+    batches: set[int] = field(default_factory=set)
 
     @property
     def title(self) -> str:
@@ -99,9 +102,10 @@ class Streamed(nn.Module):
     """``module`` with the same call, run by bands of rows within a budget.
 
     Takes (batch, channels, height, width) and returns what ``module`` returns for it, equal to
-    rounding (accuracy class: exact). Images of a batch are run one after another. Memory, beside
-    weights, input and result: the bands, the pages between them, and what single operators take
-    for themselves (`explain` tells it).
+    rounding (accuracy class: exact). Images of a batch are run one after another, once it is shown
+    that they go through the module apart from each other; a module that mixes them is refused.
+    Memory, beside weights, input and result: the bands, the pages between them, and what single
+    operators take for themselves (`explain` tells it).
 
     The first image of a size takes seconds longer: the graph is captured, and compared with the
     module itself on a small image; that comparison is remembered on disk.
@@ -138,8 +142,15 @@ class Streamed(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """The result for each image of the batch."""
         _check(image)
+        self._require_apart(image)
         results = [self._one(single) for single in image.detach().split(1)]
         return results[0] if len(results) == 1 else torch.cat(results)
+
+    def _require_apart(self, images: Tensor) -> None:
+        known = self.prepare(images).batches
+        if self._certified and len(images) > 1 and len(images) not in known:
+            require_apart(self.module, images.detach(), cache_folder())
+            known.add(len(images))
 
     def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first row, (1, channels, rows, width)) of the result of one image, from the top down:

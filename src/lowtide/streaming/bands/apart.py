@@ -21,6 +21,7 @@ from lowtide.memory.store import write_cached
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import module_key, share_apart, small_image, tf32
 from lowtide.streaming.bands.graph import Graph, Node
+from lowtide.streaming.bands.packed import Pack, unpacked
 from lowtide.streaming.bands.rules.rule import short
 from lowtide.streaming.bands.tolerance import tolerance
 
@@ -47,17 +48,19 @@ _CARRYING = frozenset({
 })  # fmt: skip
 
 
-def require_apart(module: nn.Module, images: Tensor, folder: Path | None) -> None:
-    """Raise `ModelError` unless ``module`` gives for this batch what it gives for its images.
+def require_apart(module: nn.Module, images: Tensor, folder: Path | None) -> Pack:
+    """What makes the module's result of a tensor, for this batch; raises `ModelError` unless
+    ``module`` gives for it what it gives for its images.
 
     Its operators are captured at this size and at a small one, where they are followed, and where
     its results for a batch and for single images are compared. Remembered in ``folder``.
     """
     batch, _, *sides = images.shape
     path = None if folder is None else folder / f"apart-{module_key(module, images, *sides)}.json"
+    whole = capture(module, images)
     if path is not None and path.is_file():
-        return
-    wanted = _names(capture(module, images))
+        return whole.pack
+    wanted = _names(whole)
     tried = dict.fromkeys(
         tuple(min(side, least + side % least) for side in sides) for least in _SIDES
     )
@@ -73,7 +76,7 @@ def require_apart(module: nn.Module, images: Tensor, folder: Path | None) -> Non
                 _require_alike(module, small, graph)
             if path is not None:
                 write_cached(path, json.dumps({"images": batch}))
-            return
+            return whole.pack
     raise ModelError(
         f"with {batch} images at once this model does other things than with smaller ones, so that"
         " they cannot be shown to be independent of each other",
@@ -87,8 +90,8 @@ def _names(graph: Graph) -> list[str]:
 
 def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
     """That a batch has the results of its images, whatever was done by how many there are."""
-    whole = module(images.clone())
-    single = torch.cat([module(image.clone()) for image in images.split(1)])
+    whole, _ = unpacked(module(images.clone()))
+    single = torch.cat([unpacked(module(image.clone()))[0] for image in images.split(1)])
     apart = share_apart(single, whole)
     if apart > tolerance(node.like.dtype for node in graph.nodes):
         raise ModelError(

@@ -91,9 +91,13 @@ def estimate(part, image):
     lowtide.estimate(part, lowtide.InferenceStep(image))
 
 
+def stream(part, image):
+    lowtide.stream(part, budget="64MiB")(image)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
-@pytest.mark.parametrize("recorded", [export, trace, estimate])
+@pytest.mark.parametrize("recorded", [export, trace, estimate, stream])
 def test_it_is_not_traced(recorded):
     with torch.no_grad(), pytest.raises(ModelError, match="cannot be traced") as caught:
         recorded(fitted().decoder, latents())

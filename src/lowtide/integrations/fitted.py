@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.obstacles import check_real, check_results, check_state
+from lowtide.integrations.obstacles import check_mode, check_real, check_state
 from lowtide.memory.budget import Budget
 from lowtide.streaming.bands.placement import Wanted
 from lowtide.streaming.bands.streamed import Streamed
@@ -128,11 +128,11 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
     return type(unfitted.__name__, (_Fitted, unfitted), body)
 
 
-def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
     check_real(title, image)
-    check_results(title, part, image)
+    check_mode(title, part)
     check_state(title, part)
     if (stream := _streams.get(part)) is None:
         stream = _streams.setdefault(part, _streamed(part, vars(part)[_FITTING]))

@@ -11,8 +11,6 @@ from torch._subclasses.fake_tensor import is_fake
 
 from lowtide.core.errors import ModelError, UsageError
 
-_TRAIN = "lowtide.unfit(module) to train it"
-
 
 def check_state(title: str, part: nn.Module) -> None:
     """Raise `UsageError` for what holds at `fit` and at each call: ``title`` names the part."""
@@ -46,24 +44,14 @@ def check_real(title: str, image: Tensor) -> None:
         )
 
 
-def check_results(title: str, part: nn.Module, image: Tensor) -> None:
-    """Raise `UsageError` if more than results is wanted of a call: gradients, or training mode."""
+def check_mode(title: str, part: nn.Module) -> None:
+    """Raise `UsageError` in training mode: gradients are refused where bands are."""
     for path, inner in part.named_modules():
         if inner.training:
             raise UsageError(
                 f"{title} is fitted, for results alone, but {path or 'it'} is in training mode",
-                hint=f"module.eval() for results; {_TRAIN}",
+                hint="module.eval() for results; lowtide.unfit(module) to train it",
             )
-    if not torch.is_grad_enabled():
-        return
-    wanted = "its input" if image.requires_grad else None
-    if wanted is None:
-        wanted = next((name for name, weight in _tensors(part) if weight.requires_grad), None)
-    if wanted is not None:
-        raise UsageError(
-            f"{title} is fitted and has no gradients, which {wanted} would get",
-            hint=f"with torch.no_grad(): for results alone; {_TRAIN}",
-        )
 
 
 def hooks_of(module: nn.Module) -> Iterator[str]:

@@ -173,6 +173,13 @@ def test_a_part_that_cannot_be_fitted_is_named(name):
     module = autoencoder(name, config)
     hint = refused(module, match)
     assert "lowtide.fit(module, parts=('encoder',))" in hint
+    lowtide.fit(module, parts=("encoder",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HALF)
+def test_the_other_part_gives_what_it_gave(name):
+    module = autoencoder(name, HALF[name][0])
     sample = torch.rand(1, 3, 24, 20)
     with torch.no_grad():
         wanted = module.encoder(sample)

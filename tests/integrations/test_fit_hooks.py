@@ -192,6 +192,16 @@ def test_hooks_inside_are_refused_at_once(put):
     assert torch.equal(decoded(vae), wanted)
 
 
+def test_it_is_fitted_once_offloading_is_gone_as_the_hint_says():
+    vae = small_vae()
+    offload_each_layer(vae)
+    with pytest.raises(UsageError) as caught:
+        fitted(vae)
+    assert "remove_hook_from_module(vae, recurse=True)" in caught.value.hint
+    remove_hook_from_module(vae, recurse=True)
+    assert same(decoded(fitted(vae)), decoded(small_vae()))
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_an_autoencoder_is_offloaded_as_a_whole(first):
     vae = small_vae()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_autoencoders import decoded, encoded, latents, same, small_vae
 from tiny_pipelines import text_to_image
+from torch import nn
 
 import lowtide
 from lowtide.core.errors import UsageError
@@ -35,9 +36,36 @@ def test_it_is_run_by_bands():
     assert torch.equal(decoded(vae), decoded(small_vae()))
 
 
+class Scaled(nn.Module):
+    """A part with weights of its own, beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.scale = nn.Parameter(torch.full((3, 1, 1), 2.0))
+        self.register_buffer("shift", torch.full((3, 1, 1), 0.5), persistent=False)
+
+    def forward(self, image):
+        return self.layer(image) * self.scale + self.shift
+
+
+def test_parts_may_have_weights_of_their_own():
+    module = nn.Module()
+    module.encoder = Scaled()
+    module.eval().requires_grad_(False)
+    image = torch.rand(1, 3, 24, 20)
+    lowtide.fit(module, budget="64MiB")
+    for change in (None, nn.Parameter(torch.full((3, 1, 1), 3.0), requires_grad=False)):
+        if change is not None:
+            module.encoder.scale, module.encoder.shift = change, module.encoder.shift * 2
+        part = module.encoder
+        wanted = part.layer(image) * part.scale + part.shift
+        assert same(part(image), wanted)
+
+
 def test_says_what_it_cannot_fit():
     with pytest.raises(UsageError, match="no encoder or decoder"):
-        lowtide.fit(torch.nn.Conv2d(3, 3, 1))
+        lowtide.fit(nn.Conv2d(3, 3, 1))
     with pytest.raises(UsageError, match="pages 'nowhere'"):
         lowtide.fit(small_vae(), pages="nowhere")
     vae = lowtide.fit(small_vae(), budget="64MiB")
@@ -56,7 +84,7 @@ def test_a_pipeline_is_told_what_to_pass():
         with pytest.raises(UsageError, match="StableDiffusionPipeline is no autoencoder") as caught:
             call(pipe)
         assert caught.value.hint == "pass its .vae"
-    holder = torch.nn.Module()
+    holder = nn.Module()
     holder.vae = small_vae()
     with pytest.raises(UsageError, match="Module has no encoder or decoder") as caught:
         lowtide.fit(holder)

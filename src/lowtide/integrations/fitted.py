@@ -38,16 +38,21 @@ class Fitting:
 
 
 class _Bare(nn.Module):
-    """A module as its class defines it, whatever was put in front of its forward."""
+    """A module as its class defines it, whatever was put in front of its forward. What is inside
+    has the names that it has there."""
+
+    _module: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[shared] = vars(module)[shared]
+        vars(self)["_module"] = module
         self.training = False
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Any:
         """(B, C, H, W) to (B, C', H', W')."""
-        return type(self.module).forward(self.module, image)
+        return type(self._module).forward(self._module, image)
 
 
 class _Fitted:

@@ -72,7 +72,7 @@ CHANGES = {
     "plain tensor in place": lambda m: m.place.add_(1),
     "part": lambda m: put(m, last=nn.Conv2d(8, 3, 5, padding=2)),
     "part around another": lambda m: put(m, last=Halved(m.last)),
-    "part of a part": lambda m: m.rest.append(nn.Tanh()),
+    "part of a part": lambda m: m.rest.append(nn.Sigmoid()),
     "padding": lambda m: put(m.first, padding_mode="circular"),
     "number": lambda m: put(m, scale=3),
     "of another type": lambda m: put(m, scale=2.5),
@@ -238,4 +238,3 @@ def test_memory_order_is_part_of_it_too():
     for order in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
         laid = image.contiguous(memory_format=order)
         assert (small(laid) - module(laid)).abs().max() <= 1e-5
-

@@ -55,8 +55,12 @@ def require_apart(module: nn.Module, images: Tensor, folder: Path | None) -> Pac
     Its operators are captured at this size and at a small one, where they are followed, and where
     its results for a batch and for single images are compared. Remembered in ``folder``.
     """
-    batch, _, *sides = images.shape
-    path = None if folder is None else folder / f"apart-{module_key(module, images, *sides)}.json"
+    batch, sides = len(images), images.shape[2:]
+    path = (
+        None
+        if folder is None
+        else folder / f"apart-{module_key(module, images, sides[0], sides[1])}.json"
+    )
     whole = capture(module, images)
     if path is not None and path.is_file():
         return whole.pack

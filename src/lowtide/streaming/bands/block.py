@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.core.autocast import Autocast
 from lowtide.core.one_trace import TRACING
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.spans import Span
 
 

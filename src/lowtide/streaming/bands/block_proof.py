@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.autocast import Autocast
 from lowtide.core.errors import ModelError
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.refusals import first_line
 from lowtide.streaming.bands.spans import Span

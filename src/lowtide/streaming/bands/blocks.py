@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.attention.spatial.known_rows import KnownRows
-from lowtide.core.autocast import Autocast
 from lowtide.core.errors import ModelError
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.block_proof import prove
 from lowtide.streaming.bands.known_block import KnownBlock

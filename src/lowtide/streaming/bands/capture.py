@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lowtide.core.autocast import Autocast
 from lowtide.core.errors import ModelError
 from lowtide.core.one_trace import TRACING, one_trace
 from lowtide.core.quiet import errors_only
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.blocks import AnyBlock, Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
 from lowtide.streaming.bands.makeup import Place

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.autocast import Autocast, no_autocast
 from lowtide.core.errors import ModelError
 from lowtide.memory.store import code_digest, write_cached
+from lowtide.streaming.bands.autocast import Autocast, no_autocast
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
 from lowtide.streaming.bands.makeup import EVERY_MODULES

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.spatial.known_rows import KnownRows
-from lowtide.core.autocast import Autocast
 from lowtide.core.one_trace import TRACING
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.spans import Span
 
 # Rows of a band at which it is measured what a module takes beside them, and what is made together

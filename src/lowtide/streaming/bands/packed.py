@@ -57,7 +57,7 @@ def _put(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
     """A copy of ``tree`` with another value at ``place``."""
     if not place:
         return value
-    key, *rest = place
+    key, rest = place[0], place[1:]
     if isinstance(tree, tuple):
         items = [_put(one, rest, value) if at == key else one for at, one in enumerate(tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lowtide.core.autocast import no_autocast
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import profile_of
 from lowtide.memory.store import cache_folder
+from lowtide.streaming.bands.autocast import no_autocast
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.certify import Certificate, certify
@@ -135,9 +135,7 @@ def prepare_program(module: nn.Module, image: Tensor, wishes: Wishes) -> Prepare
     with no_autocast(image.device.type):
         layout, piece = _laid_out(program, image, wishes)
     certificate = certify(module, image, program, cache_folder()) if wishes.certified else None
-    make_page = page_maker(
-        program, layout.pages, image.device, wishes.scratch, held=layout.held
-    )
+    make_page = page_maker(program, layout.pages, image.device, wishes.scratch, held=layout.held)
     sweep = Sweep(program, layout.segments, layout.bands, make_page, piece=piece)
     makeup = Makeup(module, addresses=wishes.recorded)
     return Prepared(program, layout, sweep, certificate, makeup, program.graph.written)

@@ -12,13 +12,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.autocast import Autocast
 from lowtide.core.errors import UsageError
 from lowtide.core.one_trace import TRACING
 from lowtide.core.scratch import ScratchSpace
 from lowtide.memory.budget import Budget
 from lowtide.memory.store import cache_folder
 from lowtide.streaming.bands.apart import require_apart
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.certify import order_of, tf32_is_allowed
 from lowtide.streaming.bands.makeup import Makeup
 from lowtide.streaming.bands.pages import MemoryPage

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.core.autocast import no_autocast
 from lowtide.streaming.bands.amounts import bytes_of_band, bytes_of_step, bytes_taken
+from lowtide.streaming.bands.autocast import no_autocast
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.piece import offer_piece

@@ -51,9 +51,6 @@ def pointwise(node: Node, tracked: Tracked) -> RowOp | None:
             continue
         at = Rows(rows.dim + rank - len(shape), rows.size, rows.grain)
         if found is not None:
-            # A single row is the whole, whichever dimension it is said to be along.
-            if found.size == at.size == 1:
-                at = Rows(found.dim, 1, at.grain)
             if (found.dim, found.size) != (at.dim, at.size):
                 return None
             at = Rows(at.dim, at.size, math.lcm(at.grain, found.grain))

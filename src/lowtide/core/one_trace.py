@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -10,15 +11,21 @@ from typing import Any, TypeVar
 _Made = TypeVar("_Made")
 _made: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=None)
 
+# Held while a module is traced, which PyTorch does for one at a time in a process: it puts other
+# weights into the module meanwhile. Who runs a module that may be traced holds it too.
+TRACING = threading.RLock()
+
 
 @contextlib.contextmanager
 def one_trace() -> Iterator[None]:
-    """Inside, `once` makes each thing once; what a trace made is of no use to another."""
-    token = _made.set({})
-    try:
-        yield
-    finally:
-        _made.reset(token)
+    """Inside, `once` makes each thing once; what a trace made is of no use to another. Other
+    threads' traces wait."""
+    with TRACING:
+        token = _made.set({})
+        try:
+            yield
+        finally:
+            _made.reset(token)
 
 
 def once(key: object, make: Callable[[], _Made]) -> _Made:

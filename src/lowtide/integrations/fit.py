@@ -2,84 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lowtide.core.errors import UsageError
+from lowtide.integrations.fitted import Fitting, fit_part, is_fitted, unfit_part
+from lowtide.integrations.suitable import PARTS, check_part, chosen_parts, has_parts
 from lowtide.memory.budget import Budget
 from lowtide.streaming.bands.placement import Wanted
-from lowtide.streaming.bands.streamed import Streamed
 
-_PARTS = ("encoder", "decoder")
-
-
-class _Part(nn.Module):
-    """A module as its class defines it, whatever was put in front of its forward."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H', W')."""
-        return type(self.module).forward(self.module, image)
+# On an autoencoder: which of its own ways to save memory `fit` switched off.
+_SWITCHED_OFF = "_lowtide_switched_off"
 
 
 def fit(
-    autoencoder: nn.Module, *, budget: str | int | Budget = "auto",
-    pages: Wanted = "auto", scratch: Path | None = None,
-) -> nn.Module:  # fmt: skip
+    autoencoder: nn.Module,
+    *,
+    budget: str | int | Budget = "auto",
+    pages: Wanted = "auto",
+    scratch: Path | None = None,
+    parts: Sequence[str] | None = None,
+) -> nn.Module:
     """Make a diffusers autoencoder for images encode and decode by bands, in place.
 
         lowtide.fit(pipe.vae, budget="2GiB")
         image = pipe("a lighthouse").images[0]      # the same image, in less memory
         lowtide.unfit(pipe.vae)
 
-    Takes `AutoencoderKL`, `AutoencoderTiny` and whatever else has an ``encoder`` and a ``decoder``
-    that turn one (B, C, H, W) tensor into another. Results equal those of the untouched module to
-    rounding, so its own tiling and slicing, which this replaces, are switched off. ``budget``
-    counts as it does for `lowtide.stream`. Returns ``autoencoder``. Raises `UsageError` for a
-    module that has no such parts or is fitted already.
+    Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and whatever else has an ``encoder``
+    and a ``decoder`` that turn one (B, C, H, W) tensor into another. Results equal those of the
+    untouched module to rounding, so its own tiling and slicing, which this replaces, are switched
+    off until `unfit`. ``budget``, ``pages`` and ``scratch`` count as they do for `lowtide.stream`.
+    ``parts``, of ``"encoder"`` and ``"decoder"``, names what is fitted where not all of it can be;
+    then tiling and slicing are left as they are. Returns ``autoencoder``.
+
+    Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with weights of its own.
+
+    Raises `UsageError`, with nothing changed, for a module that is fitted already, is compiled or
+    hooked by offloading, or has a part that cannot be run so: of video, of sound, or with more
+    inputs than an image. A call raises it that wants gradients or is in training mode.
     """
-    parts = list(_parts(autoencoder))
-    if not parts:
-        raise UsageError(f"{type(autoencoder).__name__} has no encoder or decoder to be streamed")
-    if any("forward" in vars(part) for part in parts):
-        raise UsageError(
-            f"this {type(autoencoder).__name__} is fitted already, or its forward is replaced",
-            hint="lowtide.unfit(module) first",
-        )
-    for name in ("disable_tiling", "disable_slicing"):
-        if callable(switch := getattr(autoencoder, name, None)):
-            switch()
-    for part in parts:
-        part.forward = _forward(part, Streamed(
-            _Part(part).eval(), budget=budget, pages=pages, scratch=scratch
-        ))  # fmt: skip
+    module = _unwrapped(autoencoder)
+    chosen = chosen_parts(module, parts)
+    _check(module, chosen, or_fewer=parts is None)
+    whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
+    for part in chosen.values():
+        fit_part(part, Fitting(budget, pages, scratch))
+    if whole:
+        vars(module)[_SWITCHED_OFF] = tuple(_switch_off(module))
     return autoencoder
 
 
 def unfit(autoencoder: nn.Module) -> nn.Module:
-    """Undo `fit`: the module computes as it did before, to the bit."""
-    for part in _parts(autoencoder):
-        vars(part).pop("forward", None)
+    """Undo `fit`: the module computes as it did before, to the bit.
+
+    Hooks and compiled calls that came after `fit` stay; tiling and slicing that were on before it
+    are on again. Returns ``autoencoder``, also if nothing of it is fitted.
+    """
+    module = _unwrapped(autoencoder)
+    for part in module.modules():
+        if is_fitted(part):
+            unfit_part(part)
+    for name in vars(module).pop(_SWITCHED_OFF, ()):
+        getattr(module, f"enable_{name}")()
     return autoencoder
 
 
-def _forward(part: nn.Module, streamed: Streamed) -> Any:
-    def forward(sample: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if any(value is not None for value in (*args, *kwargs.values())):
-            raise UsageError(f"a streamed {type(part).__name__} takes a single tensor")
-        return streamed(sample)
+def _check(autoencoder: nn.Module, chosen: dict[str, nn.Module], *, or_fewer: bool) -> None:
+    """Raise `UsageError` for the first part that cannot be fitted, naming those that can."""
+    refusals: dict[str, UsageError] = {}
+    for name, part in chosen.items():
+        try:
+            check_part(f"the {name} of this {type(autoencoder).__name__}", part)
+        except UsageError as refusal:
+            refusals[name] = refusal
+    for refusal in refusals.values():
+        rest = tuple(name for name in chosen if name not in refusals)
+        if or_fewer and rest and refusal.hint is None:
+            refusal.hint = f"lowtide.fit(module, parts={rest!r}) leaves it as it is"
+        raise refusal
 
-    return forward
+
+def _switch_off(autoencoder: nn.Module) -> Iterator[str]:
+    """Switch tiling and slicing off; the names of those that were on."""
+    for name in ("tiling", "slicing"):
+        if not callable(switch := getattr(autoencoder, f"disable_{name}", None)):
+            continue
+        if getattr(autoencoder, f"use_{name}", False):
+            yield name
+        switch()
 
 
-def _parts(autoencoder: nn.Module) -> Iterator[nn.Module]:
-    for name in _PARTS:
-        part = getattr(autoencoder, name, None)
-        if isinstance(part, nn.Module):
-            yield part
+def _unwrapped(autoencoder: object) -> nn.Module:
+    """The module itself, of one that `torch.compile` gave; a pipeline is told what to pass."""
+    if isinstance(autoencoder, nn.Module):
+        inner = getattr(autoencoder, "_orig_mod", autoencoder)
+        return inner if isinstance(inner, nn.Module) else autoencoder
+    inside = [
+        name
+        for name, value in getattr(autoencoder, "__dict__", {}).items()
+        if isinstance(value, nn.Module) and has_parts(value)
+    ]
+    raise UsageError(
+        f"a {type(autoencoder).__name__} is no autoencoder",
+        hint=" or ".join(f"pass its .{name}" for name in inside) or None,
+    )

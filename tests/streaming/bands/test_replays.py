@@ -11,13 +11,15 @@ from test_windows import Windows
 import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.units import MIB
-from lowtide.streaming.bands import replays, streamed
+from lowtide.streaming.bands import prepared, replays
 from lowtide.streaming.bands.replays import Replays
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
+def _results_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    with torch.no_grad():
+        yield
 
 
 class Again:
@@ -42,7 +44,7 @@ def again(monkeypatch):
     """A device that records, in place of a card."""
     recorder = Again()
     monkeypatch.setattr(replays, "recorder_of", lambda device: recorder)
-    monkeypatch.setattr(streamed, "require_graphs", lambda device, hint: None)
+    monkeypatch.setattr(prepared, "require_graphs", lambda device, hint: None)
     return recorder
 
 

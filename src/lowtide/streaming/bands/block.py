@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowtide.core.one_trace import TRACING
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.spans import Span
 
 
@@ -19,7 +21,7 @@ class Block:
     A row of its result depends on rows of its input no further away than ``halo``; bands begin at
     multiples of ``grain`` rows of the input. Its result has ``times`` as many rows as its input,
     or one for ``apart`` of them. ``work_bytes`` is what it takes for each number of its input,
-    its result included.
+    its result included. It is run with ``autocast`` as that was when it was tried.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Block:
     halo: int
     grain: int
     work_bytes: float
+    autocast: Autocast
 
     @property
     def __name__(self) -> str:
@@ -44,7 +47,9 @@ class Block:
             result = rows.new_empty(self.shape(rows.shape))
             del work
             return result
-        return self.module(rows)
+        # No other thread may trace it meanwhile.
+        with TRACING, self.autocast.again():
+            return self.module(rows)
 
     def shape(self, given: Sequence[int]) -> list[int]:
         """Of the result, for an input of this shape."""

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.block import Block
+from lowtide.streaming.bands.refusals import first_line
 from lowtide.streaming.bands.spans import Span
 from lowtide.streaming.bands.tolerance import tolerance
 
@@ -33,7 +35,10 @@ def prove(name: str, module: nn.Module, like: Tensor) -> Block:
     times, apart = trial.scale()
     halo = trial.halo(times, apart)
     for grain in (grain for grain in _GRAINS if grain % apart == 0):
-        block = Block(name, module, trial.channels, times, apart, halo, grain, trial.work_bytes)
+        block = Block(
+            name, module, trial.channels, times, apart, halo, grain, trial.work_bytes,
+            Autocast.now(like.device.type),
+        )  # fmt: skip
         if trial.holds(block):
             return block
     raise ModelError(f"{name} gives other rows in bands than as a whole")
@@ -63,7 +68,8 @@ class _Trial:
             result = self._module(image.clone())
         except Exception as error:
             sides = "×".join(map(str, reversed(image.shape[2:])))
-            raise ModelError(f"{self._name} cannot be tried at {sides}: {error}") from error
+            said = first_line(error)
+            raise ModelError(f"{self._name} cannot be tried at {sides}: {said}") from error
         if not isinstance(result, Tensor) or result.dim() != 4 or len(result) != 1:
             raise ModelError(f"{self._name} does not give an image for an image")
         return result
@@ -105,6 +111,8 @@ class _Trial:
                 if len(differs):
                     low, high = (int(end) * apart // times for end in (differs[0], differs[-1]))
                     farthest = max(farthest, row - low, high + apart - 1 - row)
+                if farthest >= size // 3:
+                    break
             if farthest < size // 3:
                 return farthest
         raise ModelError(f"rows of {self._name} depend on rows far away, or on all of them")

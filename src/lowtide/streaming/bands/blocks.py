@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,13 +11,13 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial.known_rows import KnownRows
 from lowtide.core.errors import ModelError
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.block import Block
 from lowtide.streaming.bands.block_proof import prove
 from lowtide.streaming.bands.known_block import KnownBlock
+from lowtide.streaming.bands.makeup import EVERY_MODULES
 
 AnyBlock = Block | KnownBlock
-# Attributes that are none of a module's own: tables of its tensors, parts and hooks.
-_EVERY_MODULES = frozenset(vars(nn.Module()))
 
 # The place of a block in a graph while it is made; only its shape is ever asked for.
 _library = torch.library.Library("lowtide", "DEF")
@@ -29,14 +30,18 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
 
 
 class Blocks:
-    """The blocks of one module, by the modules inside it that they stand for."""
+    """The blocks of one module for so many images at once, by the modules inside it that they stand
+    for."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, images: int, autocast: Autocast) -> None:
+        self._images = images
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
+        # A trace may call a stand-in of PyTorch's, which has the same attributes.
+        self._real = {id(vars(inner)): inner for inner in self._names}
         # Modules that tell their rows need no graph. A model has many of a kind.
         work: dict[str, dict[tuple[int, int, int], int]] = {}
         self._found: dict[nn.Module, AnyBlock] = {
-            inner: KnownBlock(name, inner, work.setdefault(_kind(inner), {}))
+            inner: KnownBlock(name, inner, autocast, work.setdefault(_kind(inner), {}))
             for inner, name in self._names.items() if isinstance(inner, KnownRows)
         }
         self._entered: list[tuple[nn.Module, Tensor | None]] = []
@@ -49,12 +54,12 @@ class Blocks:
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Inside, calls of blocks are single operators, and calls of modules are watched."""
-        self._entered = []
+        self._entered, self._thread = [], threading.get_ident()
         hooks = [inner.register_forward_pre_hook(self._enter) for inner in self._names]
         hooks += [inner.register_forward_hook(self._leave) for inner in self._names]
         own = {module: module.__dict__.get("forward") for module in self._found}
         for which, (module, block) in enumerate(self._found.items()):
-            module.forward = _stand_in(which, block)
+            module.forward = _stand_in(which, block, module.forward)
         try:
             yield
         finally:
@@ -66,13 +71,23 @@ class Blocks:
                     module.forward = forward
 
     def _enter(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         image = given[0] if len(given) == 1 else None
-        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == 1):
+        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == self._images):
             image = None
-        self._entered.append((module, image))
+        self._entered.append((self._real.get(id(vars(module)), module), image))
 
     def _leave(self, *_: object) -> None:
-        self._entered.pop()
+        if threading.get_ident() == self._thread:
+            self._entered.pop()
+
+    def entered(self, otherwise: str) -> str:
+        """The innermost module that the last capture did not get out of, by its place."""
+        for module, _ in reversed(self._entered):
+            if (name := self._names.get(module)) and name != "the model":
+                return f"{name} ({type(module).__name__})"
+        return otherwise
 
     def add(self) -> bool:
         """Make a block of the innermost module that the last capture did not get out of.
@@ -82,7 +97,7 @@ class Blocks:
         """
         refusal: ModelError | None = None
         for module, image in reversed(self._entered):
-            if image is None or module in self._found:
+            if image is None or module in self._found or module not in self._names:
                 continue
             try:
                 self._found[module] = prove(self._names[module], module, image)
@@ -99,13 +114,19 @@ def _kind(module: nn.Module) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     facts: list[object] = [(name, one.shape, one.dtype, one.device) for name, one in tensors]
     for inner in module.modules():
-        own = {name: value for name, value in vars(inner).items() if name not in _EVERY_MODULES}
+        own = {name: value for name, value in vars(inner).items() if name not in EVERY_MODULES}
         facts += [type(inner), own]
     return str(facts)
 
 
-def _stand_in(which: int, block: AnyBlock) -> Callable[[Tensor], Tensor]:
+def _stand_in(
+    which: int, block: AnyBlock, plain: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    thread = threading.get_ident()
+
     def forward(image: Tensor) -> Tensor:
+        if threading.get_ident() != thread:
+            return plain(image)
         return torch.ops.lowtide.block(image, which, block.shape(image.shape))
 
     return forward

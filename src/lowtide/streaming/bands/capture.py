@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.core.one_trace import one_trace
+from lowtide.core.one_trace import TRACING, one_trace
+from lowtide.core.quiet import errors_only
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.blocks import AnyBlock, Blocks
 from lowtide.streaming.bands.graph import Graph, Like, Node, Ref
+from lowtide.streaming.bands.makeup import Place
+from lowtide.streaming.bands.packed import Pack, unpacked
+from lowtide.streaming.bands.refusals import reason, where, without_graphs
 from lowtide.streaming.bands.rules.rule import short
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
@@ -37,27 +43,88 @@ def capture(module: nn.Module, image: Tensor) -> Graph:
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
-    blocks = Blocks(module)
+    with TRACING, _as_it_was(module) as written:
+        one = _OneTensor(module)
+        graph = _captured(one, image, Blocks(module, len(image), Autocast.now(image.device.type)))
+        graph.written |= written | one.written
+    return graph
+
+
+def _captured(module: _OneTensor, image: Tensor, blocks: Blocks) -> Graph:
     while True:
         try:
             with blocks.standing_in():
                 exported = _exported(module, image)
+        except ModelError:
+            raise
         except Exception as error:
-            problem = f"the graph of {type(module).__name__} cannot be had: {_first_line(error)}"
+            said, hint = reason(error)
+            part = blocks.entered(type(module.module).__name__)
+            problem = f"{part} cannot be captured: {said}"
             try:
                 found = blocks.add()
             except ModelError as refusal:
-                raise ModelError(f"{problem}; and {refusal.message}") from error
+                if not isinstance(error, TypeError):
+                    problem = f"{problem}; and {refusal.message}"
+                raise ModelError(problem, hint=hint) from error
             if not found:
-                raise ModelError(problem) from error
+                raise ModelError(problem, hint=hint) from error
         else:
             return _graph(module, exported, blocks.found)
+
+
+class _OneTensor(nn.Module):
+    """``module`` with the tensor of its result alone; ``pack`` puts one where the module has it."""
+
+    pack: Pack
+    written: set[Place]
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The tensor for an image."""
+        with _as_it_was(self.module) as written:
+            tensor, pack = unpacked(self.module(image))
+        # PyTorch would look into what is set here.
+        self.__dict__.update(pack=pack, written=written)
+        # What is just the image is no operator.
+        return tensor.clone() if tensor is image else tensor
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
+    """Inside, a module may set attributes of its own; afterwards they are as before, and told.
+
+    What is set in a trace has no values.
+    """
+    parts = list(module.modules())
+    tables = [table for one in parts for table in (vars(one), one._buffers)]
+    owners = [id(one) for one in parts for _ in range(2)]
+    before = [dict(table) for table in tables]
+    written = set[Place]()
+    try:
+        yield written
+    finally:
+        for owner, table, was in zip(owners, tables, before, strict=True):
+            for name in [*was, *(name for name in table if name not in was)]:
+                if name in was and table.get(name, _NOTHING) is was[name]:
+                    continue
+                written.add((owner, name))
+                if name in was:
+                    table[name] = was[name]
+                else:
+                    del table[name]
+
+
+_NOTHING = object()
 
 
 def _exported(module: nn.Module, image: Tensor) -> Any:
     kept = {name: tensor.data for name, tensor in _tensors(module)}
     try:
-        with torch.no_grad(), one_trace():
+        with torch.no_grad(), one_trace(), without_graphs(), errors_only("torch"):
             exported = torch.export.export(module, (image,), strict=False)
             return exported.run_decompositions({})
     finally:
@@ -65,11 +132,6 @@ def _exported(module: nn.Module, image: Tensor) -> Any:
         for name, tensor in _tensors(module):
             if tensor.data is not kept[name]:
                 tensor.data = kept[name]
-
-
-def _first_line(error: Exception) -> str:
-    message = str(error).strip().splitlines()
-    return message[0] if message else type(error).__name__
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -80,8 +142,9 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _graph(module: nn.Module, exported: Any, blocks: Sequence[AnyBlock]) -> Graph:
+def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyBlock]) -> Graph:
     signature = exported.graph_signature
+    _refuse_changes(exported)
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
     nodes: list[Node] = []
@@ -115,12 +178,37 @@ def _graph(module: nn.Module, exported: Any, blocks: Sequence[AnyBlock]) -> Grap
         else:
             place = _call(nodes, node, places, blocks)
         places[node] = _same(nodes, _unchanged(nodes, place), known)
-    return Graph(nodes, inputs, output, tensors)
+    return Graph(nodes, inputs, output, tensors, module.pack)
+
+
+def _refuse_changes(exported: Any) -> None:
+    """Raise `ModelError` for a model that changes its own buffers by what it is given."""
+    signature, moved = exported.graph_signature, set[fx.Node]()
+    for node in exported.graph.nodes:
+        given = node.op == "placeholder" and node.name in signature.user_inputs
+        if given or any(one in moved for one in node.all_input_nodes):
+            moved.add(node)
+        buffer = signature.buffers_to_mutate.get(node.name)
+        if short(node.target) == "instance_norm" and node.args[3] is not None and node.args[5]:
+            buffer = signature.inputs_to_buffers[node.args[3].name]
+        if buffer is not None and node in moved:
+            raise ModelError(
+                f"in training mode this model changes its {buffer.removeprefix('module.')} with"
+                " each image, which a streamed run does not",
+                hint="model.eval()",
+            )
 
 
 def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
     value = node.meta["val"]
-    like = Like(tuple(int(side) for side in value.shape), value.dtype)
+    if any(not isinstance(side, int) for side in value.shape):
+        raise ModelError(
+            f"{where(node) or 'this model'} cannot be captured: the shape of {short(node.target)}"
+            " depends on the values of the image",
+            hint="run it whole",
+        )
+    like = Like(tuple(value.shape), value.dtype)
+    more["part"] = where(node)
     nodes.append(Node(len(nodes), node.name, kind, like, **more))
     return len(nodes) - 1
 
@@ -168,8 +256,7 @@ def _call(
     nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[AnyBlock]
 ) -> int:
     target = node.target
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and not _at_rest(node):
-        raise ModelError(f"{target} draws random numbers: a streamed run would draw others")
+    _refuse_random(node)
     # fx's immutable lists and dictionaries take no other items.
     args, kwargs = _plain(node.args, places), _plain(node.kwargs, places)
     if str(target) == "aten.type_as.default":
@@ -182,6 +269,15 @@ def _call(
     if target is torch.ops.lowtide.block.default:
         target, args = blocks[args[1]], args[:1]
     return _add(nodes, node, "call", target=target, args=args, kwargs=kwargs)
+
+
+def _refuse_random(node: fx.Node) -> None:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags and not _at_rest(node):
+        part = f" of {where(node)}" if where(node) else ""
+        raise ModelError(
+            f"{short(node.target)}{part} draws random numbers: a streamed run would draw others"
+        )
 
 
 def _at_rest(node: fx.Node) -> bool:
@@ -213,6 +309,7 @@ def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
     """
     several, which = node.args
     assert isinstance(several, fx.Node) and isinstance(which, int)
+    _refuse_random(several)
     args, kwargs = _plain(several.args, places), _plain(several.kwargs, places)
     shapes = [tuple(value.shape) for value in several.meta["val"]]
     name = str(several.target)

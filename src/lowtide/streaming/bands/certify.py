@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.store import code_digest, write_cached
+from lowtide.streaming.bands.autocast import Autocast, no_autocast
 from lowtide.streaming.bands.capture import capture
 from lowtide.streaming.bands.cuts import Cutter
+from lowtide.streaming.bands.makeup import EVERY_MODULES
+from lowtide.streaming.bands.packed import unpacked
 from lowtide.streaming.bands.pages import MemoryPage
 from lowtide.streaming.bands.placement import memory_pages
 from lowtide.streaming.bands.program import Program, track
@@ -32,6 +35,10 @@ _REST, _LEAST = 64, (64, 128)
 _ENLARGED = 4
 # Bands may err so many times as much as the model in 16-bit numbers does, where that is a lot.
 _TIMES = 2
+_IN_FP32 = (
+    "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
+    " pipeline converts what it decodes if vae.config.force_upcast is set"
+)
 # Parts that the program is cut into, and bands of each: they have little in common.
 _TRIED = (1, 3), (6, 5)
 
@@ -84,7 +91,7 @@ def _remembered(
     module: nn.Module, image: Tensor, height: int, width: int, wanted: str, folder: Path | None,
     allowed: float,
 ) -> Certificate:  # fmt: skip
-    key = _key(module, image, height, width, wanted)
+    key = module_key(module, image, height, width, wanted)
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _known(path)
     if found is None:
@@ -134,16 +141,15 @@ def tf32_is_allowed() -> tuple[bool, bool]:
 def _measured(
     module: nn.Module, image: Tensor, height: int, width: int, allowed: float
 ) -> Certificate:
-    generator = torch.Generator().manual_seed(0)
-    small = torch.rand(1, image.shape[1], height, width, generator=generator)
-    small = small.to(image.device, image.dtype).contiguous(memory_format=_order(image))
+    small = small_image(image, height, width)
     program = track(capture(module, small))
     with torch.inference_mode():
-        whole = module(small.clone())
+        whole, _ = unpacked(module(small.clone()))
     if not whole.isfinite().all():
         raise ModelError(
             f"this model makes NaN or infinity of random numbers in {image.dtype}, so that nothing"
-            " can be compared"
+            " can be compared",
+            hint=None if image.dtype == torch.float32 else _IN_FP32,
         )
     results = []
     cutter = Cutter(program)
@@ -153,12 +159,20 @@ def _measured(
         sweep = Sweep(program, segments, [bands] * len(segments), pages)
         dim = program.rows[program.output].dim
         results.append(torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim))
-    error = max(_share(result, whole) for result in results)
-    if error <= allowed or image.dtype not in (torch.bfloat16, torch.float16):
+    error = max(share_apart(result, whole) for result in results)
+    types = {image.dtype, *(node.like.dtype for node in program.graph.nodes)}
+    if error <= allowed or not types & {torch.bfloat16, torch.float16}:
         return Certificate(error, operators(program))
     exact = _in_fp32(module, small)
-    error = max(_share(result, exact) for result in results)
-    return Certificate(error, operators(program), _share(whole, exact))
+    error = max(share_apart(result, exact) for result in results)
+    return Certificate(error, operators(program), share_apart(whole, exact))
+
+
+def small_image(like: Tensor, height: int, width: int) -> Tensor:
+    """Random numbers in 0..1 of another size, for the rest as ``like``."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(*like.shape[:2], height, width, generator=generator)
+    return small.to(like.device, like.dtype).contiguous(memory_format=order_of(like))
 
 
 def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
@@ -167,18 +181,19 @@ def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
         name: tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }
-    with torch.inference_mode():
-        return torch.func.functional_call(module, weights, (image.float(),))
+    with torch.inference_mode(), no_autocast(image.device.type):
+        return unpacked(torch.func.functional_call(module, weights, (image.float(),)))[0]
 
 
-def _order(image: Tensor) -> torch.memory_format:
+def order_of(image: Tensor) -> torch.memory_format:
     """How an image lies in memory: on it depends which copies a model makes."""
     if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
         return torch.contiguous_format
     return torch.channels_last
 
 
-def _share(result: Tensor, whole: Tensor) -> float:
+def share_apart(result: Tensor, whole: Tensor) -> float:
+    """The largest difference, as a share of the largest number of ``whole``."""
     if result.shape != whole.shape:
         return float("inf")
     apart = (result.double() - whole.double()).abs().max().item()
@@ -195,13 +210,17 @@ def _known(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compared again and replaced
 
 
-def _key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str) -> str:
+def module_key(
+    module: nn.Module, image: Tensor, height: int, width: int, wanted: str = ""
+) -> str:
+    """Tells apart what is found out about modules, by weights, sizes and versions."""
     digest = hashlib.sha256()
     # The operators too: what a module does need not show in its name and its weights.
     facts = (
         type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        str(_order(image)), (image.shape[1], height, width), str(torch.__version__),
-        code_digest(), wanted,
+        str(order_of(image)), (*image.shape[:2], height, width), str(torch.__version__),
+        code_digest(), wanted, Autocast.now(image.device.type), torch.get_default_dtype(),
+        *_settings(module),
     )  # fmt: skip
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():
@@ -210,3 +229,9 @@ def _key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str)
     return digest.hexdigest()[:24]
 
 
+def _settings(module: nn.Module) -> Iterator[str]:
+    """Attributes of all parts that are numbers, texts, or made of such."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in EVERY_MODULES and isinstance(value, (bool, int, float, str, tuple, list)):
+                yield f"{name}.{key}={value!r}"

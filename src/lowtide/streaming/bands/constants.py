@@ -30,14 +30,24 @@ class Constants:
         self._distinct: dict[bytes, Tensor] = {}
         self._places: dict[tuple[int, int, int], list[bytes | None]] = {}
         self._patterns: dict[tuple[bytes | None, tuple[int, ...]], Pattern] = {}
+        # What of the model's own kept grains were made of, by what it was then.
+        self._made_of: dict[int, bytes] = {}
+        self._noted = set[int]()
+
+    def current(self) -> Constants:
+        """These, or new ones where tensors of the model that grains were made of have changed."""
+        tensors = self._program.graph.tensors
+        same = all(_digest(tensors[one]) == was for one, was in list(self._made_of.items()))
+        return self if same else type(self)(self._program)
 
     def whole(self, index: int) -> Tensor:
         """A fixed result; kept until `forget`."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
-        if index not in self._wholes:
-            self._wholes[index] = self._made(index, {})
-        return self._wholes[index]
+        found = self._wholes.get(index)
+        if found is None:
+            found = self._wholes[index] = self._made(index, {})
+        return found
 
     def rows(self, index: int, dim: int, span: Span, grain: int) -> Tensor:
         """A span of a fixed result along ``dim``, put together from distinct grains of it."""
@@ -102,8 +112,21 @@ class Constants:
         return self._key(self._grain(index, dim, place, grain), index, dim, place, grain)
 
     def _grain(self, index: int, dim: int, place: int, grain: int) -> Tensor:
+        self._note(index)
         size = self._nodes[index].like.shape[dim]
         return self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
+
+    def _note(self, index: int) -> None:
+        """Remember what a result is made of."""
+        waiting, tensors = [index], self._program.graph.tensors
+        while waiting:
+            one = waiting.pop()
+            if one in self._noted:
+                continue
+            self._noted.add(one)
+            if one in tensors:
+                self._made_of[one] = _digest(tensors[one])
+            waiting += self._nodes[one].refs
 
     def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
         return _digest(part)
@@ -112,8 +135,8 @@ class Constants:
         """A whole result; ``made`` has what was made on the way, and goes when it does."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
-        if index in self._wholes:
-            return self._wholes[index]
+        if (found := self._wholes.get(index)) is not None:
+            return found
         if index not in made:
             made[index] = self._nodes[index].call(lambda one: self._made(one, made))
         return made[index]
@@ -144,7 +167,7 @@ class Constants:
 
 
 def _digest(part: Tensor) -> bytes:
-    plain = part.contiguous()
+    plain = part.detach().contiguous()
     content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
     facts = f"{plain.dtype} {tuple(plain.shape)}".encode()
     return hashlib.blake2b(content.numpy().tobytes() + facts, digest_size=16).digest()

@@ -192,6 +192,9 @@ class _Equal(Constants):
     ) -> list[bytes | None]:
         return self._once(self._real.told, index, dim, place, grain)
 
+    def _note(self, index: int) -> None:
+        """Nothing is remembered of tensors without bytes."""
+
     def _once(self, find: Callable[..., Any], *where: int) -> Any:
         known, about = self._program.told_equal, (find.__name__, where)
         if about not in known:

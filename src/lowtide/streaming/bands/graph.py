@@ -40,7 +40,8 @@ class Like:
 class Node:
     """One operator of the graph, or an input of the model, or a tensor of its own.
 
-    ``args`` and ``kwargs`` hold a `Ref` for each result they take.
+    ``args`` and ``kwargs`` hold a `Ref` for each result they take; ``part`` is the part of the
+    model that it is of.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Node:
     target: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    part: str = ""
 
     @property
     def refs(self) -> list[int]:
@@ -58,9 +60,9 @@ class Node:
 
     @property
     def title(self) -> str:
-        """For people: the operator and its place."""
-        operator = getattr(self.target, "__name__", str(self.target))
-        return f"{operator.removesuffix('.default')} ({self.name})"
+        """For people: the operator and the part of the model that it is of."""
+        operator = getattr(self.target, "__name__", str(self.target)).removesuffix(".default")
+        return f"{operator} ({self.name})" + (f" of {self.part}" if self.part else "")
 
     def call(self, values: Callable[[int], Any]) -> Any:
         """The result, of arguments that ``values`` gives for each node."""
@@ -74,12 +76,16 @@ class Graph:
     """``nodes`` in an order in which each comes after what it takes.
 
     ``tensors`` are those of the model, by node: parameters and buffers, not copies of them.
+    ``pack`` makes the model's result of a tensor; ``written`` are attributes that the model sets
+    itself while it runs, by the module they are of.
     """
 
     nodes: list[Node]
     inputs: list[int]
     output: int
     tensors: dict[int, Tensor]
+    pack: Callable[[Tensor], Any]
+    written: set[tuple[int, str]] = field(default_factory=set)
 
     @cached_property
     def on_cpu(self) -> bool:

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.spatial.known_rows import KnownRows
+from lowtide.core.one_trace import TRACING
 from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.streaming.bands.autocast import Autocast
 from lowtide.streaming.bands.spans import Span
 
 # Rows of a band at which it is measured what a module takes beside them, and what is made together
@@ -28,6 +30,7 @@ class KnownBlock:
 
     name: str
     module: KnownRows
+    autocast: Autocast
     work: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
@@ -60,7 +63,9 @@ class KnownBlock:
                                   dtype=torch.uint8)  # fmt: skip
             del work
             return result
-        return self.module.forward_rows(rows, *span, height)
+        # No other thread may trace it meanwhile.
+        with TRACING, self.autocast.again():
+            return self.module.forward_rows(rows, *span, height)
 
     def work_bytes(self, channels: int, height: int, width: int) -> int:
         """What the module takes beside some rows of such an image and their result."""

@@ -30,6 +30,7 @@ class Whole:
     inputs: tuple[int, ...]
 
 
+_HINT = "run it whole"
 Step = RowOp | Reduction | Whole
 _PRODUCTS = frozenset({
     "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention",
@@ -114,9 +115,11 @@ def track(graph: Graph) -> Program:
             _add(program, tracked, node)
     if program.output not in program.rows and program.unruled:
         names = ", ".join(graph.nodes[index].title for index in program.unruled[:3])
-        raise ModelError(f"there is no rule by which rows go through {names}")
+        raise ModelError(f"there is no rule by which rows go through {names}", hint=_HINT)
     if program.output not in program.rows:
-        raise ModelError("the result of this model has no rows that are those of its input")
+        raise ModelError(
+            "the result of this model has no rows that are those of its input", hint=_HINT
+        )
     _forget_unused(program)
     return program
 

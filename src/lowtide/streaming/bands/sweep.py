@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.bands.amounts import bytes_of_band, bytes_of_step, bytes_taken
+from lowtide.streaming.bands.autocast import no_autocast
 from lowtide.streaming.bands.constants import Constants
 from lowtide.streaming.bands.pages import MemoryPage, Page
 from lowtide.streaming.bands.piece import offer_piece
@@ -56,6 +57,11 @@ class Sweep:
             bytes_of_step(program, index) for segment in segments for index in segment.steps
         )
 
+    def constants(self) -> Constants:
+        """Those of runs from now on: others than before if what they are made of has changed."""
+        self._constants = self._constants.current()
+        return self._constants
+
     def run(
         self, source: Page, on_band: Callable[[float], None] | None = None,
         before_step: Callable[[int], object] | None = None,
@@ -72,7 +78,7 @@ class Sweep:
         try:
             # As a decorator, inference mode would hold a band's rows while the next is computed;
             # a variable, while other runs compute theirs.
-            while made := _next_in_inference(going):
+            while made := _next_in_inference(going, source.device.type):
                 yield made.pop()
         finally:
             going.close()
@@ -235,9 +241,12 @@ class Sweep:
         return self._wholes[index]
 
 
-@torch.inference_mode()
-def _next_in_inference(going: Iterator[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-    return list(islice(going, 1))
+def _next_in_inference(
+    going: Iterator[tuple[int, Tensor]], kind: str
+) -> list[tuple[int, Tensor]]:
+    # What autocast changed is in the program already.
+    with torch.inference_mode(), no_autocast(kind):
+        return list(islice(going, 1))
 
 
 def empty_result(program: Program, device: torch.device) -> Tensor:

@@ -57,10 +57,12 @@ def merged(graph: Graph) -> Graph:
         else:
             args, kwargs = moved(args), moved(kwargs)
         places[node.index] = len(nodes)
-        nodes.append(Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs))
+        made = Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs, node.part)
+        nodes.append(made)
     return Graph(
         nodes, [places[one] for one in graph.inputs], places[graph.output],
         {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
+        graph.pack, graph.written,
     )  # fmt: skip
 
 

@@ -1,0 +1,85 @@
+"""What keeps a part of an autoencoder from being run by bands as it stands: hooks that move or cast
+its weights, compiled modules, weights without numbers; and what calls may not ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+
+from lowtide.core.errors import ModelError, UsageError
+
+
+def check_state(title: str, part: nn.Module) -> None:
+    """Raise `UsageError` for what holds at `fit` and at each call: ``title`` names the part."""
+    for path, inner in part.named_modules():
+        if path and (hooks := ", ".join(hooks_of(inner))):
+            raise UsageError(
+                f"{title} has hooks of {hooks} on {path}, which move or cast its weights while it"
+                " runs; bands read weights at rest",
+                hint=_without(hooks),
+            )
+        if path and is_compiled(inner):
+            raise UsageError(
+                f"{path} of {title} is compiled, and cannot be taken apart for bands",
+                hint="load it anew and compile it as a whole, after lowtide.fit",
+            )
+    for name, tensor in _tensors(part):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name} of {title} is on the meta device: it has no numbers",
+                hint="load its weights first",
+            )
+
+
+def check_real(title: str, image: Tensor) -> None:
+    """Raise `ModelError` if a call is there to be recorded, as an export's is."""
+    recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    if recorded or is_fake(image):
+        raise ModelError(
+            f"{title} is fitted, so that it is run by bands and cannot be traced",
+            hint="lowtide.unfit(module) first",
+        )
+
+
+def check_mode(title: str, part: nn.Module) -> None:
+    """Raise `UsageError` in training mode: gradients are refused where bands are."""
+    for path, inner in part.named_modules():
+        if inner.training:
+            raise UsageError(
+                f"{title} is fitted, for results alone, but {path or 'it'} is in training mode",
+                hint="module.eval() for results; lowtide.unfit(module) to train it",
+            )
+
+
+def hooks_of(module: nn.Module) -> Iterator[str]:
+    """Whose hooks are around a module's forward: of accelerate, and of diffusers by name."""
+    own = vars(module)
+    if "_hf_hook" in own:
+        yield f"accelerate ({type(own['_hf_hook']).__name__})"
+    # A registry stays when its hooks are gone.
+    if hooks := getattr(own.get("_diffusers_hook"), "hooks", None):
+        yield f"diffusers ({', '.join(hooks)})"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """By `torch.compile` or its own ``compile()``."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+def _without(hooks: str) -> str:
+    if "layerwise_casting" in hooks:
+        return "load it anew, without enable_layerwise_casting(): casting cannot be taken back"
+    if "accelerate" in hooks:
+        return (
+            "accelerate.hooks.remove_hook_from_module(vae, recurse=True); model offload"
+            " (pipe.enable_model_cpu_offload()) moves it as a whole and goes with lowtide.fit"
+        )
+    return "load it anew, without them"
+
+
+def _tensors(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from part.named_parameters()
+    yield from part.named_buffers()

@@ -1,0 +1,91 @@
+"""`lowtide.fit` makes autoencoders of diffusers encode and decode by bands, in place."""
+
+import pytest
+import torch
+from tiny_autoencoders import decoded, encoded, latents, same, small_vae
+from tiny_pipelines import text_to_image
+from torch import nn
+
+import lowtide
+from lowtide.core.errors import UsageError
+
+
+@pytest.mark.parametrize("pages", ["memory", "disk"])
+def test_it_gives_what_it_gave(pages):
+    vae = small_vae(mid_block_add_attention=True)
+    wanted = encoded(vae), decoded(vae)
+    assert lowtide.fit(vae, budget="64MiB", pages=pages) is vae
+    assert same(encoded(vae), wanted[0]) and same(decoded(vae), wanted[1])
+    assert lowtide.unfit(vae) is vae
+    assert torch.equal(encoded(vae), wanted[0]) and torch.equal(decoded(vae), wanted[1])
+
+
+def test_images_of_a_batch():
+    vae = small_vae()
+    sample = torch.randn(3, 3, 24, 20)
+    with torch.no_grad():
+        wanted = vae(sample).sample
+        assert same(lowtide.fit(vae, budget="64MiB")(sample).sample, wanted)
+
+
+def test_it_is_run_by_bands():
+    vae = lowtide.fit(small_vae(), budget="1MiB")
+    with pytest.raises(lowtide.BudgetError, match=r"no bands of this model fit in 1\.00 MiB"):
+        decoded(vae)
+    lowtide.unfit(vae)
+    assert torch.equal(decoded(vae), decoded(small_vae()))
+
+
+class Scaled(nn.Module):
+    """A part with weights of its own, beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.scale = nn.Parameter(torch.full((3, 1, 1), 2.0))
+        self.register_buffer("shift", torch.full((3, 1, 1), 0.5), persistent=False)
+
+    def forward(self, image):
+        return self.layer(image) * self.scale + self.shift
+
+
+def test_parts_may_have_weights_of_their_own():
+    module = nn.Module()
+    module.encoder = Scaled()
+    module.eval().requires_grad_(False)
+    image = torch.rand(1, 3, 24, 20)
+    lowtide.fit(module, budget="64MiB")
+    for change in (None, nn.Parameter(torch.full((3, 1, 1), 3.0), requires_grad=False)):
+        if change is not None:
+            module.encoder.scale, module.encoder.shift = change, module.encoder.shift * 2
+        part = module.encoder
+        wanted = part.layer(image) * part.scale + part.shift
+        assert same(part(image), wanted)
+
+
+def test_says_what_it_cannot_fit():
+    with pytest.raises(UsageError, match="no encoder or decoder"):
+        lowtide.fit(nn.Conv2d(3, 3, 1))
+    with pytest.raises(UsageError, match="pages 'nowhere'"):
+        lowtide.fit(small_vae(), pages="nowhere")
+    vae = lowtide.fit(small_vae(), budget="64MiB")
+    with pytest.raises(UsageError, match="fitted already"):
+        lowtide.fit(vae)
+    with torch.no_grad():
+        wanted = small_vae().decoder(latents())
+        assert same(vae.decoder(sample=latents(), latent_embeds=None), wanted)
+        with pytest.raises(UsageError, match="takes a single tensor, no latent_embeds"):
+            vae.decoder(latents(), torch.ones(1))
+
+
+def test_a_pipeline_is_told_what_to_pass():
+    pipe, _ = text_to_image()
+    for call in (lowtide.fit, lowtide.unfit):
+        with pytest.raises(UsageError, match="StableDiffusionPipeline is no autoencoder") as caught:
+            call(pipe)
+        assert caught.value.hint == "pass its .vae"
+    holder = nn.Module()
+    holder.vae = small_vae()
+    with pytest.raises(UsageError, match="Module has no encoder or decoder") as caught:
+        lowtide.fit(holder)
+    assert caught.value.hint == "pass its .vae"

@@ -122,6 +122,20 @@ def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
         trainer(config_of(total=9, ema_decay=0.5), tmp_path).resume()
 
 
+def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
+    first = trainer(config_of(total=4), tmp_path)
+    first.run()
+    for total in (4, 2):
+        batches = Drawn()
+        shorter = trainer(config_of(total=total), tmp_path, batches=batches)
+        assert shorter.resume() == 4
+        shorter.run(on_step=lambda _: pytest.fail("a step was taken"))
+        assert (shorter.done, batches.asked) == (4, [])
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weight, shorter.average.state_dict()[name]), name
+    assert [row["step"] for row in log_of(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_parts_of_a_batch_give_its_gradients(tmp_path):
     runs = [trainer(config_of(total=3), tmp_path / str(parts), parts=parts) for parts in (1, 2, 4)]
     for run in runs:
@@ -229,6 +243,10 @@ def test_a_gan_that_begins_later(tmp_path):
           "losses": [{"type": "ganloss", "gan_typ": "hinge"}]}, "gan_typ is not known"),
         ({"network_d": GAN["network_d"],
           "losses": [{"type": "ganloss", "gan_type": "hing"}]}, "hing"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "r1_weight": -1.0}]}, "r1_weight must be"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "r1_weight": "much"}]}, "r1_weight must be"),
     ],
 )  # fmt: skip
 def test_losses_that_cannot_be(tmp_path, changes, words):

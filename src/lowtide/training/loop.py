@@ -127,17 +127,17 @@ class Trainer:
         self, validate: Validates | None = None, *, on_step: Callable[[Moment], None] | None = None,
         cancel: Cancel = None,
     ) -> None:  # fmt: skip
-        """Train to the last step. Raises what a step raises, and `Cancelled` after a state was
-        kept."""
+        """Train to the last step; not at all where the state is there already, or past it. Raises
+        what a step raises, and `Cancelled` after a state was kept."""
         config, logger = self.config, self.config.logger
         writes = self._processes.first
         log = Log(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
         started, first = time.perf_counter(), self.done
         total = config.train.total_iter
         try:
-            for low, high in self._batches.prefetch(first):
-                if self.done == total:
-                    break
+            # None at all where the state is as far, or further: the run was asked to be shorter.
+            steps = range(first, total)
+            for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
                 losses = self._step(low, high)
                 done = self.done
                 if on_step is not None:

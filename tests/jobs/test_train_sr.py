@@ -155,7 +155,7 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
 @pytest.mark.parametrize("metric", [{"type": "psnr"}, {"type": "ssim", "crop_border": 43}])
 def test_borders_that_leave_nothing_of_a_picture_are_named(photos, tmp_path, metric):
     given = plain(photos, val={"metrics": {"one": {"crop_border": 48, **metric}}})
-    with pytest.raises(UsageError, match="3.png: 120×96 is too small for val.metrics.one, which"):
+    with pytest.raises(UsageError, match=r"3\.png: 120×96 is too small for val.metrics.one, which"):
         train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
 
 

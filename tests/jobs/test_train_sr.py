@@ -1,6 +1,7 @@
 """`lowtide train sr` as a function: real pictures, a real process that is killed, real errors."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,36 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
         made, photos / "val/hr/3.png"
     )]  # fmt: skip
     assert report.scores["psnr"] == pytest.approx(psnr_y(*pictures, 2), abs=1e-9)
+
+
+def test_the_network_is_measured_once_for_all_validations(photos, tmp_path):
+    """And pictures of one name, from two folders, are two pictures."""
+    from lowtide.core.figures import psnr_y
+
+    given = plain(photos)
+    for name, root in (("dataroot_gt", "hr"), ("dataroot_lq", "lr")):
+        other = tmp_path / root
+        other.mkdir()
+        shutil.copy(photos / f"train/{root}/1.png", other / "3.png")
+        given["datasets"]["val"][name] = [str(photos / "val" / root), str(other)]
+    given["val"] |= {"val_freq": 2, "save_img": True}
+    report = train_sr(parse_config(given), tmp_path)
+    assert len([row for row in rows_of(tmp_path) if "psnr" in row]) == 3
+    costs = [path for path in (tmp_path / "cache").glob("*.json") if "points" in path.read_text()]
+    assert len(costs) == 1
+    shown = list((tmp_path / "mine/visualization").glob("*/*_6.png"))
+    assert len(shown) == 2
+    figures = []
+    for place in (photos / "val", tmp_path):
+        lowtide.upscale(
+            place / "lr/3.png", tmp_path / "made.png", model=report.weights, budget="1GiB",
+            force=True,
+        )  # fmt: skip
+        pictures = (tmp_path / "made.png", place / "hr/3.png")
+        figures.append(
+            psnr_y(*(pyvips.Image.new_from_file(str(one)).numpy() for one in pictures), 2)
+        )
+    assert report.scores["psnr"] == pytest.approx(sum(figures) / 2, abs=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from media_files import FULL, info_of, make_rows, read_image, write_image
 
 from lowtide.core.errors import LowtideError, OutputError, UsageError
+from lowtide.core.part_file import PART_PATTERN, part_of
 from lowtide.core.rows import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, open_sink
 
@@ -28,13 +29,35 @@ def test_the_target_appears_only_with_the_commit(tmp_path: Path) -> None:
     rows = make_rows(20, 30, 3)
     sink = open_sink(target, info_of(rows))
     sink.write(rows)
-    assert left_in(tmp_path) == [".a.png.lowtide.part", "a.png"]
+    assert [path.name for path in tmp_path.glob(PART_PATTERN)] == left_in(tmp_path)[:1]
     assert target.read_bytes() == b"old"
     assert sink.commit() == target
     assert left_in(tmp_path) == ["a.png"]
     assert np.array_equal(read_image(target), rows)
     sink.abort()
     assert target.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str) -> None:
+    """A link of the usual name beside the output led to another file, and a pipe was waited for."""
+    theirs, rows = tmp_path / "theirs", make_rows(20, 30, 3)
+    theirs.write_text("theirs")
+    for number, plant in enumerate((Path.symlink_to, Path.hardlink_to)):
+        target = tmp_path / f"{number}{suffix}"
+        plant(part_of(target), theirs)
+        write_image(target, rows)
+        assert read_image(target).shape == rows.shape
+        assert part_of(target).samefile(theirs)
+    target = tmp_path / f"pipe{suffix}"
+    os.mkfifo(part_of(target))
+    target.symlink_to(theirs)
+    write_image(target, rows)
+    assert not target.is_symlink()
+    assert read_image(target).shape == rows.shape
+    assert part_of(target).is_fifo()
+    assert theirs.read_text() == "theirs"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

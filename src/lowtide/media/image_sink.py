@@ -17,10 +17,10 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import OutputError
-from lowtide.core.part_file import part_of
+from lowtide.core.part_file import disk_error, new_part_name, sync
 from lowtide.core.rows import ImageInfo
 from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
-from lowtide.media._part_file import disk_error, output_error, prepare, sync
+from lowtide.media._part_file import output_error, prepare
 from lowtide.media.encode import EncodeOptions, save
 from lowtide.media.formats import Format, check_output, output_sample
 from lowtide.media.metadata import Metadata, attach, keep_flags
@@ -36,12 +36,14 @@ def open_sink(
     strip_metadata: bool = False,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
+    part: Path | None = None,
 ) -> ImageSink:
     """Open ``path`` for writing rows like ``info``; its suffix names the format.
 
     With ``resize_to`` (width, height) the image is resampled on its way to that size. With
     ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
-    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so.
+    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so. ``part`` is
+    the new file in the folder of ``path`` that takes the bytes, by default one of a random name.
 
     Raises `UsageError` for a suffix of no supported format, and `OutputError` when the format
     cannot hold the image or the folder cannot be made or written.
@@ -54,7 +56,7 @@ def open_sink(
     carried = metadata or Metadata()
     carried = carried.stripped() if strip_metadata else carried
     encoder = _Encoder(entry, info, (width, height), carried, options or EncodeOptions())
-    return ImageSink(target, info, encoder)
+    return ImageSink(target, info, encoder, part or new_part_name(target))
 
 
 class _Encoder:
@@ -110,17 +112,17 @@ def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...
 class ImageSink:
     """An image file as a `lowtide.core.rows.RowSink`; made by `open_sink`.
 
-    Until `commit` the target is untouched and a hidden file ``.NAME.lowtide.part`` next to it
-    takes the bytes. ``notes`` are sentences about what the format cannot keep. As a context
+    Until `commit` the target is untouched and the new, hidden file ``part`` next to it takes the
+    bytes. ``notes`` are sentences about what the format cannot keep. As a context
     manager it aborts when the block is left without a commit.
     """
 
-    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder) -> None:
+    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder, part: Path) -> None:
         configure()
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
-        self._part = part_of(path)
+        self._part = part
         self._made_folders = prepare(path, self._part)
         self._rows = 0
         self._finished = self._named = False

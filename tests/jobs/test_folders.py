@@ -224,12 +224,18 @@ def test_a_second_job_on_a_folder_has_to_wait(folder, out):
 
 
 def test_remains_of_killed_runs_are_removed(folder, out):
-    stale = [out / ".a.png.lowtide.part", out / "deep" / ".a.png.lowtide.json.lowtide.part"]
-    for path in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half")
+    """Those that the folder's own journal names, and no other file that is called like them."""
+    with Journal(out) as journal:
+        stale = [journal.new_part(out / name) for name in ("a.png", "deep/a.png.lowtide.json")]
+        theirs = [out / ".a.png.lowtide.part", out / "deep" / ".x.lowtide.part"]
+        for path in stale + theirs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"half")
     upscale(folder, out)
-    assert sorted(files_of(out)) == ["a.png", "b.png", "deep/er/c.jpg"]
+    assert all(path.read_bytes() == b"half" for path in theirs)
+    made = {name for name in files_of(out) if not name.endswith(".part")}
+    assert made == {"a.png", "b.png", "deep/er/c.jpg"}
+    assert files_of(out).keys() - made == {path.relative_to(out).as_posix() for path in theirs}
 
 
 def test_reports_beside_every_result(folder, out):

@@ -25,7 +25,6 @@ def make(path, text="result"):
     draft.replace(path)
 
 
-
 def die(journal):
     """What is left when a process ends without closing its journal: only the lines appended."""
     journal._file.close()
@@ -168,12 +167,133 @@ def test_an_empty_journal_leaves_no_trace(tmp_path):
 
 
 def test_parts_of_killed_runs(tmp_path, target):
+    """Those that the journal names go, and nothing else that is called like them."""
     make(target)
-    for name in (".a.png.lowtide.part", "sub/.b.jpg.lowtide.part"):
-        (tmp_path / name).write_bytes(b"half")
+    theirs = [tmp_path / ".a.png.lowtide.part", target.parent / ".b.jpg.lowtide.part"]
+    for path in theirs:
+        path.write_bytes(b"theirs")
+    journal = Journal(tmp_path)
+    parts = [journal.new_part(target), journal.new_part(tmp_path / "b.png")]
+    assert [path.parent for path in parts] == [target.parent, tmp_path]
+    for path in parts:
+        path.write_bytes(b"half")
+    die(journal)
     with Journal(tmp_path) as journal:
         assert journal.remove_parts() == 2
+    assert not any(path.exists() for path in parts)
+    assert all(path.exists() for path in theirs)
     assert target.exists()
+    assert not (tmp_path / JOURNAL_NAME).exists()  # there is nothing left to say
+
+
+def test_a_journal_cannot_have_anything_else_removed(tmp_path):
+    folder = tmp_path / "out"
+    theirs = [tmp_path / ".x.lowtide.part", folder / "photo.png", folder / "sub"]
+    (folder / "sub").mkdir(parents=True)
+    for path in theirs[:2]:
+        path.write_text("theirs")
+    above = "../.x.lowtide.part"
+    names = [above, f"a/../{above}", str(theirs[0]), "photo.png", "sub", ""]
+    lines = [json.dumps({"part": name}) for name in names]
+    (folder / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
+    with Journal(folder) as journal:
+        assert journal.remove_parts() == 0
+    assert all(path.exists() for path in theirs)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"pin": 5}', '{"begin": [1], "key": "a", "replaces": null}', '{"done": "a"}',
+        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ', "9" * 5000, "\x00" * 4096,
+    ],
+)  # fmt: skip
+def test_damaged_lines_are_skipped(tmp_path, target, line):
+    with Journal(tmp_path) as journal:
+        make(target)
+        journal.done(target, "key")
+    with (tmp_path / JOURNAL_NAME).open("ab") as file:
+        file.write(line.encode("utf-8", "surrogatepass") + b"\n")
+    with Journal(tmp_path) as journal:
+        assert journal.finished(target, "key")
+
+
+def test_what_is_no_journal_is_left_alone(tmp_path):
+    path = tmp_path / JOURNAL_NAME
+    for content in (b"dear diary\n", b"\x89PNG\r\n\x1a\n"):
+        path.write_bytes(content)
+        with pytest.raises(OutputError, match="is not a journal"):
+            Journal(tmp_path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes as Unix has them")
+def test_nothing_is_written_through_a_link(tmp_path, target):
+    """Lines were appended to what a link led to, and a pipe was waited for without end."""
+    folder, theirs = tmp_path / "out", tmp_path / "theirs"
+    folder.mkdir()
+    path = folder / JOURNAL_NAME
+    theirs.write_text("theirs\n")
+    for plant in (
+        lambda: path.symlink_to(theirs), lambda: path.symlink_to("nowhere"),
+        lambda: os.mkfifo(path), path.mkdir,
+    ):  # fmt: skip
+        plant()
+        with pytest.raises(OutputError, match=r"journal\.jsonl: cannot be written"):
+            Journal(folder)
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert theirs.read_text() == "theirs\n"
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes as Unix has them")
+def test_a_copy_by_links_keeps_its_journal(tmp_path):
+    """As backups have them: a second name of the same file."""
+    with Journal(tmp_path) as journal:
+        journal.set_pin({"a": 1})
+    (tmp_path / "backup").hardlink_to(tmp_path / JOURNAL_NAME)
+    before = (tmp_path / "backup").read_text()
+    with Journal(tmp_path) as journal:
+        assert journal.pin == {"a": 1}
+        journal.set_pin({"a": 2})
+    assert (tmp_path / "backup").read_text() == before
+    with Journal(tmp_path) as journal:
+        assert journal.pin == {"a": 2}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from lowtide.core.errors import OutputError
+from lowtide.jobs.journal import Journal
+target = Path(sys.argv[1]) / "a.png"
+journal = Journal(target.parent)
+journal.set_pin({"a": 1})
+target.write_text("result")
+journal.done(target, "key")
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    journal.set_pin({"a": "b" * 10_000})
+except OutputError as error:
+    print(error.message, "|", error.hint)
+journal.close()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits files as Unix does")
+@pytest.mark.parametrize("most", [1, 300])
+def test_a_full_disk_is_named_and_costs_nothing_that_was_noted(tmp_path, most):
+    """What was held back for the next try was written when the journal was closed, and failed."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), str(most)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the disk is full" in done.stdout
+    assert "free some space" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [JOURNAL_NAME, "a.png"]
+    with Journal(tmp_path) as journal:
+        assert journal.pin == {"a": 1}
+        assert journal.finished(tmp_path / "a.png", "key")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

@@ -46,14 +46,15 @@ def create(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A new empty file beside ``path``, which is renamed to ``path`` when the block ends.
+def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
+    """A new empty file beside ``path``, which is renamed to ``path`` when the block ends; ``part``
+    is its name, by default a random one.
 
     If the block raises, or is killed, what was at ``path`` stays; what the block wrote is removed
     where it raised. A link at ``path`` is replaced, not what it leads to. Errors pass, those of
     making and renaming too; `writing` turns them into the one to raise.
     """
-    part = new_part_name(path)
+    part = part or new_part_name(path)
     create(part)
     try:
         yield part
@@ -66,19 +67,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
     """`replacing` that raises `OutputError` for whatever kept ``path`` from being written.
 
     What libraries raise on a full disk need not say so: then the disk is asked.
     """
     try:
-        with replacing(path) as part:
+        with replacing(path, part) as made:
             try:
-                yield part
+                yield made
             except OSError:
                 raise
             except Exception as error:
-                if (full := disk_error(part)) is not None:
+                if (full := disk_error(made)) is not None:
                     raise full from error
                 raise
     except OSError as error:

@@ -27,13 +27,15 @@ _STEP_DOWN = 0.7
 class Work:
     """One image of a job, and what happened to it so far.
 
-    ``before_commit`` is called when the file is complete but not yet named.
+    ``before_commit`` is called when the file is complete but not yet named; ``part`` is the name
+    that it has until then, None for any.
     """
 
     source: Path
     target: Path
     index: int
     before_commit: Callable[[], None] | None = None
+    part: Path | None = None
     tries: int = 0
     below: int | None = None
     events: list[str] = field(default_factory=list)

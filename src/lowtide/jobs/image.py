@@ -76,7 +76,7 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
         sink = open_sink(
             work.target, task.made, metadata=reading.metadata,
             strip_metadata=settings.strip_metadata, options=settings.encode,
-            resize_to=task.resize_to,
+            resize_to=task.resize_to, part=work.part,
         )  # fmt: skip
         if waiting:
             sink = WriteBehind(sink, waiting)

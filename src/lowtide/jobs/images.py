@@ -18,6 +18,10 @@ from lowtide.jobs.report import ImageReport
 class Kept(Protocol):
     """Where it is told what has become of an image."""
 
+    def new_part(self, index: int) -> Path | None:
+        """The name of the file that is about to be made for it; None if any will do."""
+        ...
+
     def begin(self, index: int) -> None:
         """The file is complete and about to get its name."""
         ...
@@ -42,7 +46,8 @@ class Images:
         context = self._context
         begin: Callable[[], None] = partial(self._kept.begin, index)
         try:
-            computed = compute_image(context, Work(source, target, index, begin))
+            part = self._kept.new_part(index)
+            computed = compute_image(context, Work(source, target, index, begin, part))
         except LowtideError as error:
             self._kept.failed(index, error)
             return

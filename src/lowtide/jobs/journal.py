@@ -3,76 +3,118 @@
 A journal is one hidden file in the output folder. Each line is a JSON record:
 
     {"pin": {...}}                                  budget, costs and versions of the first run
+    {"part": name}                                  about to make this file, for a result until then
     {"begin": target, "key": ..., "replaces": ...}  about to give a finished file its name
     {"done": target, "key": ..., "sha256": ...}     that file has its name
 
 ``key`` joins the hashes of the input's content and of the settings. Since files get their names
 by an atomic rename, a target that exists after its ``begin`` is complete, even if the process
-died before writing ``done``; unless it is still the old file that it was to replace.
+died before writing ``done``; unless it is still the old file that it was to replace. A part that
+exists when the journal is opened was left by a process that died; only those are ever removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import io
 import json
 import os
-from pathlib import Path
-from typing import Any, TextIO
+from pathlib import Path, PurePath
+from typing import Any
 
 from lowtide.core.errors import OutputError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.part_file import PART_PATTERN, replacing
+from lowtide.core.part_file import (
+    PART_PATTERN,
+    append,
+    new_part_name,
+    open_own,
+    replacing,
+    write_error,
+)
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
 
 
 class Journal:
-    """The journal of one output folder, locked against a second job while open."""
+    """The journal of one output folder, locked against a second job while open.
+
+    Raises `OutputError` where another job has it, and where it cannot be written or is a link or
+    another thing than a journal.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / JOURNAL_NAME
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        self.pin: dict[str, Any] = {}
+        self._parts: dict[str, dict[str, Any]] = {}
+        self._begun: dict[str, dict[str, Any]] = {}
+        self._done: dict[str, dict[str, Any]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open_locked(self._path)
         except OSError as error:
-            raise _unwritable(folder, error) from error
-        self.pin: dict[str, Any] = {}
-        self._begun: dict[str, dict[str, Any]] = {}
-        self._done: dict[str, dict[str, Any]] = {}
-        self._read()
+            raise write_error(self._path, error) from error
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
     def _read(self) -> None:
-        self._file.seek(0)
-        text = self._file.read()
+        # What a power cut leaves need not be text.
+        text = self._file.readall().decode("utf-8", "replace")
+        for record in filter(None, map(_record, text.splitlines())):
+            self._take(record)
+        begun = text.lstrip("\0\n")  # maybe by a process that was killed at its first line
+        known = self.pin or self._parts or self._begun or self._done
+        if begun and not known and not begun.startswith("{"):
+            raise OutputError(
+                f"{self._path} is not a journal of Lowtide",
+                hint="move it away, or use another folder",
+            )
         if text and not text.endswith("\n"):
-            self._file.write("\n")  # or the next record would join what was cut off
-        for line in text.splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the last line of a process that was killed while writing it
-            if not isinstance(record, dict):
-                continue
-            if "pin" in record:
-                self.pin = record["pin"]
-            elif "begin" in record:
-                self._begun[record["begin"]] = record
-            elif "done" in record:
-                self._done[record["done"]] = record
+            self._write("\n")  # or the next record would join what was cut off
+
+    def _take(self, record: dict[str, Any]) -> None:
+        match record:
+            case {"pin": dict() as pin}:
+                self.pin = pin
+            case {"part": str() as name}:
+                self._parts[name] = record
+            case {"begin": str() as name, "key": str(), "replaces": list() | None}:
+                self._begun[name] = record
+            case {"done": str() as name, "key": str(), "sha256": str()}:
+                self._done[name] = record
+
+    def new_part(self, target: Path) -> Path:
+        """A name for a file that will hold ``target`` until it is complete; noted, so that it is
+        removed if this process dies."""
+        part = new_part_name(target)
+        record = {"part": self._name(part)}
+        self._append(record)
+        self._parts[record["part"]] = record
+        return part
 
     def remove_parts(self) -> int:
-        """Delete what killed runs left unfinished in this folder; returns how many files."""
-        parts = [path for path in self.folder.rglob(PART_PATTERN) if path.is_file()]
-        for path in parts:
-            path.unlink()
-        return len(parts)
+        """Delete the unfinished files that this journal names; returns how many."""
+        count = 0
+        for name in list(self._parts):
+            if _is_part(name):
+                # One that cannot be removed stays noted.
+                with contextlib.suppress(OSError):
+                    (self.folder / name).unlink()
+                    count += 1
+            if not os.path.lexists(self.folder / name):
+                del self._parts[name]
+        return count
 
     def set_pin(self, pin: dict[str, Any]) -> None:
         """Record what the remaining files must be made with."""
-        self.pin = pin
         self._append({"pin": pin})
+        self.pin = pin
 
     def finished(self, target: Path, key: str) -> bool:
         """Whether ``target`` is the complete result of ``key``; checked by its content."""
@@ -96,14 +138,14 @@ class Journal:
     def begin(self, target: Path, key: str) -> None:
         """Note that ``target`` is about to get its name."""
         record = {"begin": self._name(target), "key": key, "replaces": _identity(target)}
-        self._begun[record["begin"]] = record
         self._append(record)
+        self._begun[record["begin"]] = record
 
     def done(self, target: Path, key: str) -> None:
         """Note that ``target`` is complete."""
         record = {"done": self._name(target), "key": key, "sha256": file_sha256(target)}
-        self._done[record["done"]] = record
         self._append(record)
+        self._done[record["done"]] = record
 
     def forget(self, target: Path) -> None:
         """Take back `begin`: the file could not be finished, and what may lie there is not ours."""
@@ -120,8 +162,11 @@ class Journal:
         records += [self._done[name] for name in sorted(self._done)]
         open_ends = self._begun.keys() - self._done.keys()
         records += [self._begun[name] for name in sorted(open_ends)]
+        records += [
+            record for name, record in self._parts.items() if os.path.lexists(self.folder / name)
+        ]
         # What cannot be rewritten (a full disk) stays as it was appended: longer, as complete.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OutputError):
             self._rewrite(records)
         self._file.close()
 
@@ -131,16 +176,17 @@ class Journal:
             for folder in self._made:
                 folder.rmdir()  # fails, and ends this, where something lies in it by now
             return
-        with replacing(self._path) as part:
+        with replacing(self._path, self.new_part(self._path)) as part:
             part.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def _append(self, record: dict[str, Any]) -> None:
+        self._write(json.dumps(record) + "\n")
+
+    def _write(self, text: str) -> None:
         try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            append(self._file.fileno(), text)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise write_error(self._path, error) from error
 
     def _name(self, target: Path) -> str:
         return target.relative_to(self.folder).as_posix()
@@ -152,22 +198,39 @@ class Journal:
         self.close()
 
 
+def _record(line: str) -> dict[str, Any] | None:
+    """What a line says; nothing where a process was killed while writing it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_part(name: str) -> bool:
+    """Whether it is a name in the folder, or below it, as this program gives them to parts."""
+    path = PurePath(name)
+    inside = not path.is_absolute() and not path.drive and ".." not in path.parts
+    return inside and fnmatch.fnmatchcase(path.name, PART_PATTERN)
+
+
 def _identity(target: Path) -> list[int] | None:
     """What tells an old file from the one that replaces it; None if there is none."""
-    if not target.exists():
+    try:
+        facts = target.lstat()
+    except FileNotFoundError:
         return None
-    facts = target.stat()
     return [facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
-def _open_locked(path: Path) -> TextIO:
+def _open_locked(path: Path) -> io.FileIO:
     """The journal, open and locked; `OutputError` while another process has it."""
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = io.FileIO(open_own(path), "r+")
         try:
             _lock(file.fileno(), path)
             # The job that just ended may have replaced the file between the two calls above.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.lstat()):
                 return file
         except BaseException:
             file.close()
@@ -191,10 +254,6 @@ def _lock(descriptor: int, path: Path) -> None:
             raise _busy(path) from error
     except BlockingIOError as error:
         raise _busy(path) from error
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"{path}: cannot be written ({error.strerror})")
 
 
 def _busy(path: Path) -> OutputError:

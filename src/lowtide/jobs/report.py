@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lowtide._version import __version__
-from lowtide.core.errors import BatchError, OutputError
-from lowtide.core.part_file import replacing
+from lowtide.core.errors import BatchError
+from lowtide.core.part_file import writing
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.models.files import is_onnx
@@ -130,14 +130,17 @@ def versions(model: str = "") -> dict[str, str]:
     }
 
 
-def write_sidecar(report: UpscaleReport, image: ImageReport) -> Path:
-    """Save one image's report beside its output; returns the file's name."""
-    path = Path(image.output + REPORT_SUFFIX)
+def sidecar_of(image: ImageReport) -> Path:
+    """The file of one image's report, beside its output."""
+    return Path(image.output + REPORT_SUFFIX)
+
+
+def write_sidecar(report: UpscaleReport, image: ImageReport, part: Path | None = None) -> Path:
+    """Save one image's report beside its output; returns the file's name. ``part`` is the name that
+    it has until it is complete, by default a random one. Raises `OutputError`."""
+    path = sidecar_of(image)
     data = report.model_dump(mode="json", exclude={"images"})
     data["image"] = image.model_dump(mode="json")
-    try:
-        with replacing(path) as part:
-            part.write_text(json.dumps(data, indent=2) + "\n")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    with writing(path, part) as made:
+        made.write_text(json.dumps(data, indent=2) + "\n")
     return path

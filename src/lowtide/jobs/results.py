@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect
 from pathlib import Path
 
-from lowtide.core.errors import ImageError, LowtideError, UsageError
+from lowtide.core.errors import ImageError, LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.report import ImageReport, UpscaleReport, write_sidecar
+from lowtide.jobs.report import ImageReport, UpscaleReport, sidecar_of, write_sidecar
 from lowtide.media.discover import Job
 
 
@@ -48,6 +49,11 @@ class Results:
             return False
         return True
 
+    def new_part(self, index: int) -> Path | None:
+        """The name of the file that is about to be made for the image; None if any will do."""
+        journal = self._journal
+        return None if journal is None else journal.new_part(self.jobs[index - 1].target)
+
     def begin(self, index: int) -> None:
         """The file is complete and about to get its name."""
         if self._journal is not None:
@@ -56,7 +62,11 @@ class Results:
     def done(self, index: int, image: ImageReport) -> None:
         """The file has its name."""
         if self._journal is not None:
-            self._journal.done(self.jobs[index - 1].target, self._keys[index])
+            try:
+                self._journal.done(self.jobs[index - 1].target, self._keys[index])
+            except OutputError as error:
+                # That it was begun is noted, by which the next run knows it.
+                image.events.append(f"not noted as finished: {error.message}")
         self.keep(index, image)
 
     def failed(self, index: int, error: LowtideError) -> None:
@@ -71,11 +81,19 @@ class Results:
 
     def keep(self, index: int, image: ImageReport) -> None:
         """What became of one image."""
+        if self._sidecar and image.status == "done":
+            try:
+                journal, path = self._journal, sidecar_of(image)
+                part = None if journal is None else journal.new_part(path)
+                write_sidecar(self._report, image, part)
+            except OutputError as error:
+                if len(self.jobs) == 1:
+                    raise
+                image.status, image.hint = "failed", error.hint
+                image.error = f"its result is there, its report is not: {error.message}"
         place = bisect(self._kept, index)
         self._kept.insert(place, index)
         self._report.images.insert(place, image)
-        if self._sidecar and image.status == "done":
-            write_sidecar(self._report, image)
 
 
 def failed_image(job: Job, error: LowtideError) -> ImageReport:
@@ -95,7 +113,7 @@ def _content(source: Path) -> str:
 
 def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
     """Raise `UsageError` where ``target`` is there and may not be replaced."""
-    if force or not target.exists():
+    if force or not os.path.lexists(target):  # a link to nowhere is somebody's too
         return
     if journal is not None and journal.owns(target):
         raise UsageError(

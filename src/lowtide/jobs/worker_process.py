@@ -47,9 +47,13 @@ class Line:
         return json.loads(line)
 
     def ask(self, kind: str, **more: Any) -> Any:
-        """The answer to a message."""
+        """The answer to a message; raises `LowtideError` where the other process could not do what
+        it asks for."""
         self.send(kind, **more)
-        return self.receive()
+        answer = self.receive()
+        if isinstance(answer, dict) and answer.get("kind") == "error":
+            raise error_of(answer)
+        return answer
 
     def progress(self, moment: Progress) -> None:
         """Now and then, and always at an image's beginning and end."""
@@ -57,6 +61,11 @@ class Line:
         if moment.done in (0, moment.total) or now - self._told >= _PROGRESS_SECONDS:
             self._told = now
             self.send("progress", moment=vars(moment))
+
+    def new_part(self, index: int) -> Path | None:
+        """The name of the file that is about to be made, which the other process notes."""
+        name = self.ask("part", index=index)
+        return None if name is None else Path(name)
 
     def begin(self, index: int) -> None:
         """A file is complete and may get its name once the other process knows."""
@@ -68,9 +77,19 @@ class Line:
 
     def failed(self, index: int, error: LowtideError) -> None:
         """An image could not be made."""
-        self.send(
-            "failed", index=index, message=error.message, hint=error.hint, code=error.exit_code
-        )
+        self.send("failed", index=index, **words_of(error))
+
+
+def words_of(error: LowtideError) -> dict[str, Any]:
+    """An error as a message has it."""
+    return {"message": error.message, "hint": error.hint, "code": error.exit_code}
+
+
+def error_of(message: dict[str, Any]) -> LowtideError:
+    """The error that a message has."""
+    error = LowtideError(message["message"], hint=message["hint"])
+    error.exit_code = message["code"]
+    return error
 
 
 def main() -> None:
@@ -84,7 +103,7 @@ def main() -> None:
     try:
         context = _context(given, line)
     except LowtideError as error:
-        line.send("unable", message=error.message, hint=error.hint, code=error.exit_code)
+        line.send("unable", **words_of(error))
         return
     from lowtide.jobs.images import Images
 

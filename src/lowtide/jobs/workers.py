@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from lowtide.jobs.prepare import Prepared
 from lowtide.jobs.report import ImageReport
 from lowtide.jobs.results import Results
 from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.worker_process import error_of, words_of
 from lowtide.memory.budget import Budget
 
 _POLL_SECONDS = 0.1
@@ -183,17 +184,18 @@ class Workers:
         match message["kind"]:
             case "want":
                 worker.answer(self._next(worker))
+            case "part":
+                worker.answer(_answer(lambda: results.new_part(index)))
             case "begin":
-                results.begin(index)
-                worker.answer(True)
+                worker.answer(_answer(lambda: results.begin(index)))
             case "done":
                 worker.holds.discard(index)
                 results.done(index, ImageReport.model_validate(message["image"]))
             case "failed":
                 worker.holds.discard(index)
-                results.failed(index, _error(message))
+                results.failed(index, error_of(message))
             case "unable":
-                raise _error(message)
+                raise error_of(message)
             case "progress" if self._progress is not None:
                 self._progress(Progress(**message["moment"]))
 
@@ -230,7 +232,10 @@ class Workers:
         )
 
 
-def _error(message: dict[str, Any]) -> LowtideError:
-    error = LowtideError(message["message"], hint=message["hint"])
-    error.exit_code = message["code"]
-    return error
+def _answer(call: Callable[[], Path | None]) -> Any:
+    """What a worker gets that asked for ``call``: its result, or why it failed."""
+    try:
+        result = call()
+    except LowtideError as error:
+        return {"kind": "error", **words_of(error)}
+    return None if result is None else str(result)

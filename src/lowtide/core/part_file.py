@@ -27,6 +27,7 @@ _FULL_DISK = {
 _PROBE_BYTES = 1 << 20
 # Letters of a name that part files repeat: names have 255 bytes at most, and letters up to four.
 _LONGEST = 50
+_DRAWN = 8  # bytes
 
 
 def part_of(path: Path) -> Path:
@@ -36,7 +37,16 @@ def part_of(path: Path) -> Path:
 
 def new_part_name(path: Path) -> Path:
     """A name beside ``path`` under which nobody else's file lies, for a file that will be there."""
-    return part_of(path.with_name(f"{secrets.token_hex(8)}.{path.name[-_LONGEST:]}"))
+    return part_of(path.with_name(f"{secrets.token_hex(_DRAWN)}.{path.name[-_LONGEST:]}"))
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed runs left of ``path``, in a folder where one run writes at a time."""
+    known = part_of(path.with_name(path.name[-_LONGEST:])).name
+    for found in path.parent.glob(PART_PATTERN):
+        drawn, _, name = found.name[1:].partition(".")
+        if f".{name}" == known and len(drawn) == _DRAWN * 2:
+            found.unlink(missing_ok=True)
 
 
 def create(path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from lowtide.core.errors import OutputError
-from lowtide.core.part_file import replacing
+from lowtide.core.part_file import remove_unfinished, write_error, writing
 from lowtide.models import native
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -32,10 +31,11 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
         assert isinstance(network, ParagonTier)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
+        remove_unfinished(path)
+        with writing(path) as part:
             save_file(_plain(network.state_dict()), part, entries)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error}") from error
+        raise write_error(path, error) from error
     return path
 
 

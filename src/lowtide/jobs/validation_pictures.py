@@ -60,6 +60,9 @@ class Enlarger:
 class _Strict:
     """Raises what an image could not be made for."""
 
+    def new_part(self, index: int) -> None:
+        pass
+
     def begin(self, index: int) -> None:
         pass
 

@@ -1,6 +1,8 @@
 """What every test may use: private caches, real photographs, and data that is not shipped."""
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,26 @@ def onnx_x2(tmp_path_factory):
     from onnx_files import exported
 
     return exported(lowtide.load("lowtide-x2"), tmp_path_factory.mktemp("onnx") / "x2.onnx")
+
+
+@pytest.fixture
+def files_of_at_most(monkeypatch):
+    """A context in which nothing is written beyond so many bytes of a file, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="limits files as Unix does")
+
+    @contextlib.contextmanager
+    def limited(size: int):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Python would keep the first bytes of what it compiles, and fail on them from then on.
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -224,10 +225,25 @@ main(sys.argv[1:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits files as Unix does")
 def test_a_full_disk(source, tmp_path, out):
-    command = [sys.executable, "-c", FULL, "upscale", str(source), "-o", str(out)]
+    command = [sys.executable, "-B", "-c", FULL, "upscale", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "error: " in done.stderr
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is full")
+@pytest.mark.parametrize("words", [["models", "--json"], ["train", "sr", "--example"]], ids=str)
+def test_output_into_a_file_on_a_full_disk(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lowtide", *words], stdout=full, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: standard output: the disk is full" in done.stderr
+    assert "free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

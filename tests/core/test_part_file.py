@@ -109,7 +109,7 @@ def test_nothing_that_is_there_is_opened_for_a_part(tmp_path):
     [
         (errno.ENOSPC, "the disk is full", True),
         (errno.EFBIG, "the disk is full \\(largest file size reached", True),
-        (errno.EACCES, "cannot be written", False),
+        (errno.EIO, "cannot be written", False),
     ],
 )
 def test_errors_name_space_where_it_is_that(tmp_path, number, words, hinted):
@@ -142,7 +142,7 @@ except OutputError as error:
 @links
 def test_the_disk_is_asked_where_a_library_does_not_tell(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
     )
     assert "a: the disk is full" in done.stdout, done.stderr
     assert "free some space" in done.stdout
@@ -196,7 +196,7 @@ except OSError as error:
 @links
 def test_a_line_is_on_the_disk_whole_or_not_at_all(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", APPENDED, str(tmp_path / "a")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", APPENDED, str(tmp_path / "a")], capture_output=True, text=True
     )
     assert done.stdout == f"{errno.EFBIG}\n", done.stderr
     assert (tmp_path / "a").read_text() == "whole\n"

@@ -1,6 +1,7 @@
 """The export job: what is kept, what is refused, and what the report says."""
 
 import importlib.util
+import sys
 from dataclasses import replace
 
 import pytest
@@ -177,14 +178,21 @@ def test_places_that_cannot_be_written_to(tmp_path):
         export_onnx("lowtide-x2", tmp_path / "model.pt")
 
 
-def test_a_full_disk(target, monkeypatch):
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(job, "write_onnx", full)
-    with pytest.raises(OutputError, match=r"cannot be written .No space left"):
+@pytest.mark.parametrize("most", [100, 50_000])
+def test_a_full_disk(target, files_of_at_most, most):
+    full = pytest.raises(OutputError, match=rf"{target.name}: the disk is full")
+    with files_of_at_most(most), full as raised:
         export_onnx("lowtide-x2", target)
+    assert "free some space" in raised.value.hint
     assert not list(target.parent.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links as Unix has them")
+def test_a_link_to_nowhere_is_somebodys_too(target):
+    target.symlink_to("nowhere")
+    with pytest.raises(UsageError, match="exists already"):
+        export_onnx("lowtide-x2", target)
+    assert target.is_symlink()
 
 
 def test_a_result_of_another_shape_is_refused(target, monkeypatch):

@@ -1,6 +1,8 @@
 """Folders: mirrored, resumed, locked; one bad image spoils nothing."""
 
 import itertools
+import json
+import sys
 import threading
 
 import numpy as np
@@ -236,6 +238,58 @@ def test_remains_of_killed_runs_are_removed(folder, out):
     made = {name for name in files_of(out) if not name.endswith(".part")}
     assert made == {"a.png", "b.png", "deep/er/c.jpg"}
     assert files_of(out).keys() - made == {path.relative_to(out).as_posix() for path in theirs}
+
+
+@pytest.mark.parametrize("entry", ["costs", "device_bytes", "bounds", "compiling"])
+def test_a_damaged_pin_is_measured_anew(folder, out, entry):
+    upscale(folder, out)
+    expected = files_of(out)
+    (out / "b.png").unlink()
+    pin, *others = (out / JOURNAL_NAME).read_text().splitlines()
+    record = json.loads(pin)
+    record["pin"][entry] = {"damaged": "so"}
+    (out / JOURNAL_NAME).write_text("\n".join([json.dumps(record), *others, ""]))
+    assert statuses(upscale(folder, out)) == ["skipped", "done", "skipped"]
+    assert files_of(out) == expected
+
+
+def test_a_file_that_came_meanwhile_is_left_alone(folder, out, tmp_path):
+    """Somebody else's, written while the picture was computed."""
+
+    def plant(moment):
+        for path in (out / "b.png", tmp_path / "alone.png"):
+            if moment.phase == "run" and moment.name == "b.png":
+                path.write_text("theirs")
+
+    report = upscale(folder, out, progress=plant)
+    assert statuses(report) == ["done", "failed", "done"]
+    assert "b.png exists already" in report.failures[0].error
+    (tmp_path / "alone.png").unlink()
+    with pytest.raises(UsageError, match="exists already"):
+        upscale(folder / "b.png", tmp_path / "alone.png", progress=plant)
+    for path in (out / "b.png", tmp_path / "alone.png"):
+        assert path.read_text() == "theirs"
+    assert not list(tmp_path.rglob("*.part"))
+    assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links as Unix has them")
+def test_links_are_not_written_through(folder, out, tmp_path):
+    theirs = tmp_path / "theirs.png"
+    theirs.write_text("theirs")
+    out.mkdir()
+    (out / "a.png").symlink_to(theirs)
+    (out / "b.png").symlink_to("nowhere")
+    report = upscale(folder, out)
+    assert statuses(report) == ["failed", "failed", "done"]
+    assert all("exists already" in image.error for image in report.failures)
+    assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
+    assert not (out / "a.png").is_symlink()
+    assert not (out / "nowhere").exists()
+    assert theirs.read_text() == "theirs"
+    # A link to the folder of results is what its owner wants.
+    (tmp_path / "link").symlink_to(out)
+    assert statuses(upscale(folder, tmp_path / "link")) == ["skipped"] * 3
 
 
 def test_reports_beside_every_result(folder, out):

@@ -1,6 +1,5 @@
 """A disk that is full meanwhile: errors that say so, a report of what is done, nothing half."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -13,19 +12,7 @@ import lowtide
 from lowtide import OutputError
 from lowtide.jobs.journal import JOURNAL_NAME
 
-resource = pytest.importorskip("resource", reason="limits files as Unix does")
 OPTIONS = {"budget": "256MiB", "tile": 32}
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """As on a disk that is full: nothing is written beyond so many bytes of a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -50,7 +37,7 @@ def upscale(source, target, **options):
     return lowtide.upscale(source, target, **{**OPTIONS, **options})
 
 
-def test_what_fits_is_done_and_reported(folder, tmp_path):
+def test_what_fits_is_done_and_reported(folder, tmp_path, files_of_at_most):
     upscale(folder, tmp_path / "calm")
     out = tmp_path / "out"
     with files_of_at_most(20_000):
@@ -63,7 +50,7 @@ def test_what_fits_is_done_and_reported(folder, tmp_path):
     assert files_of(out) == files_of(tmp_path / "calm")
 
 
-def test_a_journal_that_cannot_grow(tiny, tmp_path):
+def test_a_journal_that_cannot_grow(tiny, tmp_path, files_of_at_most):
     """Wherever the disk is full in it, the job ends with a report, and the next one goes on."""
     calm = tmp_path / "calm"
     upscale(tiny, calm)
@@ -92,7 +79,19 @@ def test_a_journal_that_cannot_grow(tiny, tmp_path):
     assert seen == {("failed", False), ("done", False), ("done", True)}
 
 
-def test_a_report_that_has_no_room(tiny, tmp_path):
+def test_several_processes_whose_journal_cannot_grow(tiny, tmp_path, files_of_at_most):
+    calm, out = tmp_path / "calm", tmp_path / "out"
+    upscale(tiny, calm)
+    pin = len((calm / JOURNAL_NAME).read_text().partition("\n")[0]) + 1
+    with files_of_at_most(pin + 9):
+        report = upscale(tiny, out, devices=("cpu", "cpu"))
+    assert statuses(report) == ["failed"] * 3
+    for image in report.failures:
+        assert f"{JOURNAL_NAME}: the disk is full" in image.error
+    assert files_of(out) == {}
+
+
+def test_a_report_that_has_no_room(tiny, tmp_path, files_of_at_most):
     upscale(tiny, tmp_path / "calm", sidecar=True)
     reports = list((tmp_path / "calm").glob("*.lowtide.json"))
     least, out = min(path.stat().st_size for path in reports), tmp_path / "out"

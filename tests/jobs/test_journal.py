@@ -194,18 +194,21 @@ def test_a_journal_cannot_have_anything_else_removed(tmp_path):
         path.write_text("theirs")
     above = "../.x.lowtide.part"
     names = [above, f"a/../{above}", str(theirs[0]), "photo.png", "sub", ""]
+    names += [".\0.lowtide.part", ".\ud800.lowtide.part"]
     lines = [json.dumps({"part": name}) for name in names]
     (folder / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
     with Journal(folder) as journal:
         assert journal.remove_parts() == 0
     assert all(path.exists() for path in theirs)
+    assert not (folder / JOURNAL_NAME).exists()
 
 
 @pytest.mark.parametrize(
     "line",
     [
         '{"pin": 5}', '{"begin": [1], "key": "a", "replaces": null}', '{"done": "a"}',
-        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ', "9" * 5000, "\x00" * 4096,
+        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ',
+        "9" * 5000, "\x00" * 4096,
     ],
 )  # fmt: skip
 def test_damaged_lines_are_skipped(tmp_path, target, line):
@@ -285,7 +288,7 @@ journal.close()
 def test_a_full_disk_is_named_and_costs_nothing_that_was_noted(tmp_path, most):
     """What was held back for the next try was written when the journal was closed, and failed."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), str(most)], capture_output=True, text=True
+        [sys.executable, "-B", "-c", FULL, str(tmp_path), str(most)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "the disk is full" in done.stdout

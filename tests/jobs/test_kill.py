@@ -79,3 +79,67 @@ def test_killed_and_restarted_equals_undisturbed(tmp_path, photo, save, images, 
     assert done.stdout.count("finished before, skipped") >= len(before)
     assert files_of(disturbed) == files_of(calm)
     assert len(files_of(calm)) == images
+
+
+# Ends itself like `kill -9` at the so-manieth time that a file of the output folder is opened,
+# renamed or removed, or in the middle of the so-manieth line of the journal.
+FALLING = """
+import os, signal, sys
+from lowtide.cli.main import main
+at, folder = int(sys.argv[1]), sys.argv[2]
+count, write = 0, os.write
+
+def due():
+    global count
+    count += 1
+    return count == at
+
+def heard(event, args):
+    if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(folder) and due():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def torn(descriptor, data):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("journal.jsonl") and due():
+        write(descriptor, bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(descriptor, data)
+
+sys.addaudithook(heard)
+os.write = torn
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sees descriptors as Linux has them")
+@pytest.mark.parametrize(
+    ("images", "kills"), [(2, 2), pytest.param(12, 20, marks=pytest.mark.slow)]
+)
+def test_killed_while_a_journal_is_written_or_a_result_gets_its_name(
+    tmp_path, photo, save, images, kills
+):
+    source, calm, disturbed = tmp_path / "in", tmp_path / "calm", tmp_path / "disturbed"
+    for number in range(images):
+        save(source / f"{number:02}.png", photo[number : number + 30, :40])
+    subprocess.run(command(source, calm), check=True, capture_output=True)
+    theirs = {
+        ".00.png.lowtide.part": b"theirs", ".0123456789abcdef.00.png.lowtide.part": b"also theirs"
+    }  # fmt: skip
+    for name, data in theirs.items():
+        (disturbed / name).parent.mkdir(exist_ok=True)
+        (disturbed / name).write_bytes(data)
+
+    generator, landed = random.Random(kills), 0
+    words = [sys.executable, "-c", FALLING]
+    for _ in range(kills):
+        moment = str(generator.randint(1, 8))
+        job = subprocess.run(
+            [*words, moment, str(disturbed), *command(source, disturbed)[3:]], capture_output=True
+        )
+        assert job.returncode in (0, -signal.SIGKILL), job.stderr
+        landed += job.returncode != 0
+    assert landed >= kills * 0.7, "most kills must hit a running job"
+    subprocess.run(command(source, disturbed), check=True, capture_output=True)
+
+    assert files_of(disturbed) == {**files_of(calm), **theirs}
+    lines = (disturbed / JOURNAL_NAME).read_text().splitlines()
+    assert [next(iter(json.loads(line))) for line in lines] == ["pin"] + ["done"] * images

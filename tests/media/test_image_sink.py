@@ -127,9 +127,8 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, suffix: str) ->
         "    sink.commit()\n"
         "except OutputError as error: print(error.message, '|', error.hint)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / f"a{suffix}")], capture_output=True, text=True
-    )
+    words = [sys.executable, "-B", "-c", code, str(tmp_path / f"a{suffix}")]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert f"a{suffix}: the disk is full" in done.stdout, (done.stdout, done.stderr)
     assert "free some space" in done.stdout
     assert left_in(tmp_path) == []

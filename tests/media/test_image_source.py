@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +94,7 @@ def test_a_full_scratch_disk_is_an_output_error(tmp_path: Path) -> None:
         "except OutputError as error: print(error.message)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.png")], capture_output=True, text=True
+        [sys.executable, "-B", "-c", code, str(tmp_path / "a.png")], capture_output=True, text=True
     )
     assert "scratch folder is full" in done.stdout, done.stderr
     assert "180,000 bytes" in done.stdout
@@ -116,6 +118,67 @@ def test_a_truncated_file_is_an_image_error(tmp_path: Path, suffix: str, part: f
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
     with pytest.raises(ImageError, match=r"a\.\w+: damaged"):
         read_image(path)
+
+
+def end_early(data: bytes, part: float) -> bytes:
+    """Only a part of the data of a JPEG, with an end marker."""
+    return data[: int(len(data) * part)] + b"\xff\xd9"
+
+
+def claim(data: bytes, width: int, height: int) -> bytes:
+    """A JPEG that says it has another size."""
+    at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2")) + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+KINDS = [{}, {"progressive": True}, {"restart_marker_rows": 1}]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: end_early(data, 0.3), lambda data: end_early(data, 0.95),
+        lambda data: claim(data, 600, 700), lambda data: claim(data, 30_000, 30_000),
+    ],
+    ids=["a third", "most", "taller", "huge"],
+)  # fmt: skip
+def test_a_jpeg_with_less_data_than_it_claims_is_an_image_error(
+    tmp_path: Path, options: dict[str, object], damage: Callable[[bytes], bytes]
+) -> None:
+    """The rest was gray, and nothing said so."""
+    path = tmp_path / "a.jpg"
+    Image.fromarray(make_rows(400, 600, 3)).save(path, quality=90, **options)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    with (
+        pytest.raises(ImageError, match=r"a\.jpg: damaged or cut short after row \d+ of"),
+        open_image(path) as source,
+    ):
+        while len(source.read(20)):
+            pass
+    path.write_bytes(whole[:-2])  # no end marker
+    with pytest.raises(ImageError, match="damaged or cut short"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("place", ["segments", "scans", "end", "behind"])
+def test_a_jpeg_with_bytes_that_belong_to_nothing_is_read(
+    tmp_path: Path, place: str, orientation: int
+) -> None:
+    path, rows = tmp_path / "a.jpg", make_rows(120, 100, 3)
+    exif = make_exif(orientation)
+    Image.fromarray(rows).save(path, quality=90, progressive=True, exif=exif)
+    expected, data = read_image(path), path.read_bytes()
+    places = {
+        "segments": data.find(b"\xff\xdb"), "scans": data.rfind(b"\xff\xda"),
+        "end": len(data) - 2, "behind": len(data),
+    }  # fmt: skip
+    at = places[place]
+    path.write_bytes(data[:at] + bytes(7) + data[at:])
+    assert np.array_equal(read_image(path, step=9), expected)
+    assert inspect_image(path).orientation == orientation
 
 
 def test_a_truncated_png_tells_how_far_it_got(tmp_path: Path) -> None:

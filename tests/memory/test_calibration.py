@@ -1,6 +1,8 @@
 """Upper bounds that follow from how far predictions were off."""
 
+import os
 import random
+import sys
 
 import pytest
 
@@ -88,6 +90,27 @@ def test_few_runs_say_nothing(tmp_path) -> None:
 def test_devices_are_kept_apart(tmp_path) -> None:
     ResidualStore("cpu", "tiled", tmp_path).add(runs(1)[0])
     assert ResidualStore("cuda:0", "tiled", tmp_path).read() == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
+@pytest.mark.parametrize("plant", ["link", "pipe", "bytes"])
+def test_runs_are_added_to_no_other_file(tmp_path, plant):
+    store = ResidualStore("cpu", "tiled", tmp_path)
+    store.add(runs(1)[0])
+    (path,) = tmp_path.iterdir()
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs\n")
+    path.unlink()
+    if plant == "link":
+        path.symlink_to(theirs)
+    elif plant == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"\xff\xfe\n")
+    store.add(runs(1)[0])
+    assert store.read() == (runs(1) if plant == "bytes" else [])
+    assert theirs.read_bytes() == b"theirs\n"
+
 
 
 def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:

@@ -1,5 +1,8 @@
 """Measurements kept between runs."""
 
+import os
+import sys
+
 import pytest
 
 from lowtide.core import heap
@@ -73,3 +76,19 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.delenv("LOWTIDE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder().name == "lowtide"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
+def test_nothing_is_written_through_what_lies_there(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    (tmp_path / "key.json").symlink_to(theirs)
+    os.mkfifo(tmp_path / "pipe.json")
+    # The name that unfinished files of this process had.
+    (tmp_path / f"key.{os.getpid()}.part").symlink_to(theirs)
+    store = CostStore(tmp_path)
+    for key in ("key", "pipe"):
+        assert store.get(key) is None
+        store.put(key, COSTS)
+        assert store.get(key) == COSTS
+    assert theirs.read_text() == "theirs"

@@ -83,6 +83,94 @@ def test_files(tmp_path):
         read_config(tmp_path / "none.yml")
 
 
+LINES = """\
+name: mine
+scale: 2
+datasets: {train: {dataroot_gt: [photos]}}
+network_g: {type: paragonsr2_nano}
+train: {total_iter: 10}
+"""
+
+
+def bomb(first, more):
+    """Ten aliases of ten aliases of ..., eleven times."""
+    rows = [f"a{row}: &a{row} " + more % ", ".join([f"*a{row - 1}"] * 10) for row in range(1, 12)]
+    return "\n".join([f"a0: &a0 {first}", *rows, LINES])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (bomb("[x, x]", "[%s]"), "line 1: more than 20,000 values, aliases spelled out"),
+        (bomb("{k: 1}", "{<<: [%s]}"), "line 1: more than 20,000 values, aliases spelled out"),
+        (LINES + "val: &v {metrics: *v}", "line 6: .*does an alias hold itself"),
+        ("x: " + "[" * 100_000, "line 1: more than 50 levels"),
+        ("".join(f"{' ' * level}a:\n" for level in range(300)), "line 50: more than 50 levels"),
+        (LINES + "manual_seed: " + "9" * 100_000, "line 6: a number of 100,000 digits"),
+        (LINES + "manual_seed: 1" + ":10" * 40_000, "line 6: a number of 120,001 digits"),
+        (LINES + "manual_seed: 0x" + "f" * 60, "line 6: '0xf.* more than 64 bits"),
+        (LINES.replace("10}", "10, grad_clip: .inf}"), "line 5: '.inf' is not a finite number"),
+        (LINES.replace("10}", "10, grad_clip: 1e999}"), "train.grad_clip: .*finite"),
+        (LINES + "name: other", "line 6: 'name' is there twice"),
+        (LINES + "1: 2", "line 6: '1' is no name of an entry"),
+        (LINES + "on: 2", "line 6: 'on' is no name of an entry"),
+        (LINES + "? [a]\n: 2", "line 6: a list or mapping is no name of an entry"),
+        (LINES.replace("mine", "2024-13-77"), "line 1: .* is a timestamp: quote it"),
+        (LINES.replace("mine", "!!binary abc"), "line 1: .* is a binary: quote it"),
+        (LINES + "x: !!python/object/apply:os.system [ls]", "line 6: the tag .* means nothing"),
+        (LINES + "x: !!set {a}", "line 6: the tag .* means nothing"),
+        (LINES + "x: !!int abc", "line 6: 'abc' is no int"),
+        (LINES + "<<: 3", "line 6: << takes entries"),
+        (LINES + 'x: "\\ud800"', "line 6: a character that no text has"),
+        (LINES + 'x: "\\Uffffffff"', "is no YAML"),
+        ("%YAML " + "9" * 5000 + ".1\n---\n" + LINES, "is no YAML"),
+        (LINES + "---\n" + LINES, "is no YAML: expected a single document"),
+        (LINES + "#" * 300_000, "more than 256 KiB"),
+        (LINES + "".join(f"k{number}: 1\n" for number in range(2000)), "and 1,992 more"),
+        (b"name: \xff", "cannot be read"),
+    ],
+)
+def test_what_no_configuration_has(tmp_path, text, words):
+    path = tmp_path / "c.yml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=rf"c\.yml.*{words}") as raised:
+        read_config(path)
+    assert len(raised.value.message) < 1000
+
+
+def test_aliases_and_merges_are_taken(tmp_path):
+    path = tmp_path / "c.yml"
+    path.write_text(
+        "name: mine\nscale: 2\nnetwork_g: &net {type: paragonconv, features: 8}\n"
+        "network_d: {<<: *net, features: 16}\n"
+        "datasets:\n  train: &train {dataroot_gt: photos, dataroot_lq: [a, b]}\n"
+        "  val: {<<: [{filename_tmpl: '{}_x2'}, *train], dataroot_gt: others}\n"
+        "train: {total_iter: 0x10, optim_g: {lr: 1e-3, betas: [.9, 0.99]}, compile: off}\n"
+    )
+    config = read_config(path)
+    assert config.network_d == {"type": "paragonconv", "features": 16}
+    assert [str(one) for one in config.datasets.val.dataroot_lq] == ["a", "b"]
+    assert [str(one) for one in config.datasets.val.dataroot_gt] == ["others"]
+    assert config.datasets.val.filename_tmpl == "{}_x2"
+    assert (config.train.total_iter, config.train.optim_g.lr) == (16, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "", "../up", "/etc", "a/b", "a\\b", "a\0b", "a:b", "a\n", "a b", ".hidden", "a.",
+     "con", "NUL.x", "com1", "a" * 101],
+)  # fmt: skip
+def test_a_name_is_that_of_one_folder(name):
+    with pytest.raises(UsageError, match="name: "):
+        parse_config(plain(name=name))
+    assert parse_config(plain(name="nano-x2_v1.5")).name == "nano-x2_v1.5"
+
+
+def test_names_of_entries_are_text():
+    with pytest.raises(UsageError, match="keys should be strings"):
+        parse_config(plain(datasets={"train": {"dataroot_gt": ["a"], 5: 6}}))
+
+
 def test_the_example_is_one():
     from lowtide.cli.train import EXAMPLE
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 import sys
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -19,7 +22,8 @@ from lowtide.cli import (
     train,
     upscale,
 )
-from lowtide.cli.shell import State
+from lowtide.cli.shell import State, complain
+from lowtide.core.part_file import is_lack_of_space, write_error
 
 _EXIT_CODES = (
     "Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the budget ·"
@@ -91,7 +95,24 @@ def main(argv: list[str] | None = None) -> None:
     if not State.debug:
         # Deprecations inside model files' architectures are nothing a user can act on.
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    app(words, prog_name="lowtide")
+    try:
+        app(words, prog_name="lowtide")
+    except OSError as error:
+        if State.debug or not is_lack_of_space(error):
+            raise
+        _out_of_space(error)
+
+
+def _out_of_space(error: OSError) -> None:
+    """End for want of space where nobody else said so: as for what is printed into a file."""
+    full = write_error(Path(error.filename or "standard output"), error)
+    with contextlib.suppress(OSError, ValueError):
+        # What standard output still holds would fail once more at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    complain(full.message, full.hint)
+    sys.exit(full.exit_code)
 
 
 def _spell(word: str) -> str:

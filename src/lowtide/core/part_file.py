@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lowtide.core.errors import OutputError
+from lowtide.core.errors import LowtideError, OutputError
 
 # Names of what a killed run left unfinished: hidden, so that no folder's images count them.
 PART_PATTERN = ".*.lowtide.part"
@@ -24,10 +25,17 @@ _FULL_DISK = {
     errno.EFBIG: "the disk is full (largest file size reached)",
     getattr(errno, "EDQUOT", errno.ENOSPC): "the disk is full (quota reached)",
 }
+_HINTS = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "name a file in a folder that exists"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that you may write to"
+    ),
+    errno.ELOOP: "move the link away, or use another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 _PROBE_BYTES = 1 << 20
 # Letters of a name that part files repeat: names have 255 bytes at most, and letters up to four.
 _LONGEST = 50
-_DRAWN = 8  # bytes
 
 
 def part_of(path: Path) -> Path:
@@ -37,16 +45,21 @@ def part_of(path: Path) -> Path:
 
 def new_part_name(path: Path) -> Path:
     """A name beside ``path`` under which nobody else's file lies, for a file that will be there."""
-    return part_of(path.with_name(f"{secrets.token_hex(_DRAWN)}.{path.name[-_LONGEST:]}"))
+    return part_of(path.with_name(f"{secrets.token_hex(8)}.{path.name[-_LONGEST:]}"))
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What killed runs left of ``path``, by `new_part_name`; others may be writing theirs."""
+    name = re.compile(rf"\.[0-9a-f]{{16}}\.{re.escape(path.name[-_LONGEST:])}\.lowtide\.part")
+    found = path.parent.glob(PART_PATTERN)
+    return sorted(part for part in found if name.fullmatch(part.name))
 
 
 def remove_unfinished(path: Path) -> None:
     """Remove what killed runs left of ``path``, in a folder where one run writes at a time."""
-    known = part_of(path.with_name(path.name[-_LONGEST:])).name
-    for found in path.parent.glob(PART_PATTERN):
-        drawn, _, name = found.name[1:].partition(".")
-        if f".{name}" == known and len(drawn) == _DRAWN * 2:
-            found.unlink(missing_ok=True)
+    for part in unfinished(path):
+        with suppress(OSError):  # it is in nobody's way
+            part.unlink()
 
 
 def create(path: Path) -> None:
@@ -86,7 +99,7 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
         with replacing(path, part) as made:
             try:
                 yield made
-            except OSError:
+            except (OSError, LowtideError):
                 raise
             except Exception as error:
                 if (full := disk_error(made)) is not None:
@@ -96,13 +109,22 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
         raise write_error(path, error) from error
 
 
+def make_folder(folder: Path) -> None:
+    """Make ``folder``, and those that it is to lie in; raises `OutputError` where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 def write_error(path: Path, error: OSError) -> OutputError:
     """The error to raise when ``error`` kept ``path`` from being written: space, or something
     else."""
     text = error.strerror or str(error)
     if is_lack_of_space(error):
         return OutputError(f"{path}: {_FULL_DISK[error.errno or 0]} ({text})", hint=SPACE_HINT)
-    return OutputError(f"{path}: cannot be written ({text})")
+    hint = _HINTS.get(error.errno or 0)
+    return OutputError(f"{path}: cannot be written ({text})", hint=hint)
 
 
 def is_lack_of_space(error: OSError) -> bool:

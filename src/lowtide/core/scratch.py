@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import heapq
 import tempfile
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lowtide.core.errors import OutputError
+from lowtide.core.part_file import is_lack_of_space
 from lowtide.core.units import format_bytes
 
 _HINT = "free some space, name another folder for scratch files, or allow more memory"
@@ -23,7 +24,7 @@ class ScratchFile:
     """A file without a name in ``folder``, by default the system's temporary one.
 
     It is gone when the process is, however that ends. Raises `OutputError` when there can be none,
-    or the disk is full; what was written is given back then.
+    or nothing more can be written, as on a full disk; what was written is given back then.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -45,12 +46,12 @@ class ScratchFile:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            self._file.close()
-            if error.errno != errno.ENOSPC:
-                raise
+            with contextlib.suppress(OSError):  # of what is still to be written
+                self._file.close()
+            why = "the disk is full" if is_lack_of_space(error) else error.strerror or str(error)
             size = format_bytes(data.nbytes)
             raise OutputError(
-                f"the disk is full: {size} of scratch could not be written", hint=_HINT
+                f"{why}: {size} of scratch could not be written", hint=_HINT
             ) from error
 
     def get(self, at: int, buffer: memoryview) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from typing import Any, get_args
 from torch import nn
 
 from lowtide.core.errors import ModelError, OutputError, UsageError
-from lowtide.core.part_file import replacing
+from lowtide.core.part_file import writing
 from lowtide.jobs import export_pictures
 from lowtide.jobs.export_report import ExportReport, FilePrecision, SizeReport, Timing
 from lowtide.jobs.report import reported_db
@@ -62,23 +63,14 @@ def export_onnx(
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     tell = progress or (lambda step: None)
     loaded = load(model)
-    try:
-        with replacing(target) as part:
-            part.touch()  # what cannot be written is known before the export
-            if precision == "int8":
-                write_onnx(loaded, part, opset=opset, progress=tell)
-                found = _in_8_bits(loaded, part, photographs, tell)
-            else:
-                network = write_onnx(
-                    loaded, part, precision=precision, opset=opset, progress=tell
-                )
-                found = _check(loaded, network, part, precision, tell, unchecked=unchecked)
-            label(part, loaded, precision=precision, checked=found["checked"])
-    except OSError as error:
-        raise OutputError(
-            f"{target}: cannot be written ({error.strerror or error})",
-            hint="name a file in a folder that exists, may be written to and has space",
-        ) from error
+    with writing(target) as part:  # what cannot be written is known before the export
+        if precision == "int8":
+            write_onnx(loaded, part, opset=opset, progress=tell)
+            found = _in_8_bits(loaded, part, photographs, tell)
+        else:
+            network = write_onnx(loaded, part, precision=precision, opset=opset, progress=tell)
+            found = _check(loaded, network, part, precision, tell, unchecked=unchecked)
+        label(part, loaded, precision=precision, checked=found["checked"])
     facts = loaded.descriptor
     return ExportReport(
         model=facts.name, architecture=facts.architecture, scale=facts.scale,
@@ -201,6 +193,6 @@ def _target(output: str | Path, *, force: bool) -> Path:
         raise UsageError(
             f"{target} does not end in {SUFFIX}", hint=f"-o {target.with_suffix(SUFFIX)}"
         )
-    if target.exists() and not force:
+    if os.path.lexists(target) and not force:
         raise UsageError(f"{target} exists already", hint="--force to replace it")
     return target

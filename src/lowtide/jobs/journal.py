@@ -82,7 +82,7 @@ class Journal:
         match record:
             case {"pin": dict() as pin}:
                 self.pin = pin
-            case {"part": str() as name}:
+            case {"part": str() as name} if _is_part(name):
                 self._parts[name] = record
             case {"begin": str() as name, "key": str(), "replaces": list() | None}:
                 self._begun[name] = record
@@ -102,11 +102,10 @@ class Journal:
         """Delete the unfinished files that this journal names; returns how many."""
         count = 0
         for name in list(self._parts):
-            if _is_part(name):
-                # One that cannot be removed stays noted.
-                with contextlib.suppress(OSError):
-                    (self.folder / name).unlink()
-                    count += 1
+            # One that cannot be removed stays noted, and what is no name of a file does not.
+            with contextlib.suppress(OSError, ValueError):
+                (self.folder / name).unlink()
+                count += 1
             if not os.path.lexists(self.folder / name):
                 del self._parts[name]
         return count
@@ -127,7 +126,8 @@ class Journal:
         begun = self._begun.get(name)
         if begun is None or begun["key"] != key or begun["replaces"] == _identity(target):
             return False
-        self.done(target, key)
+        with contextlib.suppress(OutputError):  # of a full disk: then the next run notes it
+            self.done(target, key)
         return True
 
     def owns(self, target: Path) -> bool:

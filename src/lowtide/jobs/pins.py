@@ -7,7 +7,10 @@ versions of all that computes are the same.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+
+from pydantic import BaseModel, ValidationError
 
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.prepare import Prepared
@@ -17,58 +20,68 @@ from lowtide.memory.estimating.calibration import Calibration, RunBounds, RunKin
 from lowtide.streaming.one_shape import SpeedFacts
 
 
+class _Pin(BaseModel):
+    """What is kept; older journals lack what has a default."""
+
+    device: str
+    device_bytes: int
+    host_bytes: int
+    versions: dict[str, str]
+    costs: ModelCosts
+    bounds: dict[RunKind, Calibration | None] = {}
+    beside_bytes: int | None = None
+    compiling: SpeedFacts | None = None
+
+
 class Pins:
     """Pins of a folder's journal; of a single file, which has none, nothing is kept."""
 
     def __init__(self, journal: Journal | None, versions: dict[str, str]) -> None:
         self._journal, self._versions = journal, versions
         pin = journal.pin if journal is not None else {}
-        self._kept = pin if pin.get("versions") == versions else {}
+        self._kept: _Pin | None = None
+        if pin.get("versions") == versions:
+            # One that is damaged is as one of other versions: all is measured anew.
+            with contextlib.suppress(ValidationError):
+                self._kept = _Pin.model_validate(pin)
 
     @property
     def costs(self) -> ModelCosts | None:
         """Those that the folder was begun with."""
-        return ModelCosts.model_validate(self._kept["costs"]) if self._kept else None
+        return None if self._kept is None else self._kept.costs
 
     def budget(self, asked: str | int | Budget, budget: Budget) -> Budget:
         """``budget``; where what was asked for follows what is free, as the first run found it."""
+        kept = self._kept
         follows = isinstance(asked, str) and (asked == "auto" or asked.endswith("%"))
-        if not (self._kept and follows and self._kept["device"] == budget.device):
+        if kept is None or not follows or kept.device != budget.device:
             return budget
-        return replace(
-            budget, device_bytes=self._kept["device_bytes"], host_bytes=self._kept["host_bytes"]
-        )
+        return replace(budget, device_bytes=kept.device_bytes, host_bytes=kept.host_bytes)
 
     def apply(self, prepared: Prepared) -> None:
         """Give back what was known of runs and of compiling: it decides how images are run."""
-        if not self._kept:
+        kept = self._kept
+        if kept is None:
             return
-        compiling = self._kept.get("compiling")
-        prepared.compiling = None if compiling is None else SpeedFacts.model_validate(compiling)
+        prepared.compiling = kept.compiling
         prepared.tiled = self._bounds("tiled", prepared.tiled)
         prepared.streamed = self._bounds("streamed", prepared.streamed)
-        prepared.beside_bytes = self._kept.get("beside_bytes", prepared.beside_bytes)
+        if kept.beside_bytes is not None:
+            prepared.beside_bytes = kept.beside_bytes
 
     def _bounds(self, kind: RunKind, now: RunBounds) -> RunBounds:
         """``now`` with the usual bound that the folder began with; its journal may be older."""
-        kept = self._kept.get("bounds", {})
-        if kind not in kept:
-            return now
-        usual = None if kept[kind] is None else Calibration.model_validate(kept[kind])
-        return now.model_copy(update={"usual": usual})
+        kept = {} if self._kept is None else self._kept.bounds
+        return now.model_copy(update={"usual": kept[kind]}) if kind in kept else now
 
     def write(self, budget: Budget, prepared: Prepared) -> None:
         """Keep what this run is made with for one that goes on with the folder."""
         if self._journal is None:
             return
-        bounds = {
-            kind: known.usual and known.usual.model_dump()
-            for kind, known in (("tiled", prepared.tiled), ("streamed", prepared.streamed))
-        }  # fmt: skip
-        self._journal.set_pin({
-            "device": budget.device, "device_bytes": budget.device_bytes,
-            "host_bytes": budget.host_bytes, "versions": self._versions,
-            "costs": prepared.costs.model_dump(), "bounds": bounds,
-            "beside_bytes": prepared.beside_bytes,
-            "compiling": prepared.compiling and prepared.compiling.model_dump(),
-        })  # fmt: skip
+        pin = _Pin(
+            device=budget.device, device_bytes=budget.device_bytes, host_bytes=budget.host_bytes,
+            versions=self._versions, costs=prepared.costs, beside_bytes=prepared.beside_bytes,
+            bounds={"tiled": prepared.tiled.usual, "streamed": prepared.streamed.usual},
+            compiling=prepared.compiling,
+        )  # fmt: skip
+        self._journal.set_pin(pin.model_dump())

@@ -55,9 +55,13 @@ class Results:
         return None if journal is None else journal.new_part(self.jobs[index - 1].target)
 
     def begin(self, index: int) -> None:
-        """The file is complete and about to get its name."""
-        if self._journal is not None:
-            self._journal.begin(self.jobs[index - 1].target, self._keys[index])
+        """The file is complete and about to get its name; raises where somebody else's has come to
+        be there meanwhile."""
+        target, journal = self.jobs[index - 1].target, self._journal
+        if journal is None or not journal.owns(target):
+            refuse_overwriting(target, journal, self._force)
+        if journal is not None:
+            journal.begin(target, self._keys[index])
 
     def done(self, index: int, image: ImageReport) -> None:
         """The file has its name."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from lowtide.core.errors import UsageError
-from lowtide.core.part_file import remove_unfinished, write_error, writing
 from lowtide.core.progress import Cancel
 from lowtide.jobs.devices import resolve_device
+from lowtide.jobs.train_folder import keep_config, require_ours
 from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.jobs.train_validation import Pictures, Validation
 from lowtide.memory.budget import Budget
@@ -70,12 +69,14 @@ def train_sr(
     Processes that ``torchrun`` or ``accelerate launch`` started take a batch each, within
     ``budget`` each, and a step is that of all of them; the first one writes, validates and tells.
 
-    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, before
-    the first step wherever that can be known, `BudgetError`, `NotFiniteError`, `Cancelled`.
+    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, and for
+    files in the folder that are not of a training of that name, before the first step wherever
+    that can be known; `BudgetError`, `OutputError`, `NotFiniteError`, `Cancelled`.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
     processes, data = Processes.here(), chosen.datasets.train
     folder, place = Path(output) / chosen.name, _place(device, processes)
+    require_ours(folder, chosen.name)
     pictures = _data(chosen, data)
     batches = _batches(chosen, pictures, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
@@ -98,7 +99,7 @@ def train_sr(
             on_warning(warning)
     validation, last = None, folder / f"{chosen.name}.safetensors"
     if processes.first:
-        _write_config(folder / "config.json", chosen)
+        keep_config(folder, chosen)
         validation = _validation(chosen, folder, place)
     trainer.run(validation, on_step=on_step if processes.first else None, cancel=cancel)
     if processes.first:
@@ -143,17 +144,6 @@ def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
     return HighResolutionFolders(
         data.dataroot_gt, config.scale, RealDegradation() if real else bicubic
     )
-
-
-def _write_config(path: Path, config: TrainConfig) -> None:
-    told = json.dumps(config.model_dump(mode="json"), indent=1)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path)
-        with writing(path) as part:
-            part.write_text(told + "\n")
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def _validation(config: TrainConfig, folder: Path, device: str) -> Validation | None:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from lowtide.core.errors import InputError
-from lowtide.core.part_file import remove_unfinished, write_error, writing
+from lowtide.core.part_file import make_folder, remove_unfinished, writing
 from lowtide.jobs.validation_figures import Figures
 from lowtide.jobs.validation_pictures import Enlarger
 from lowtide.memory.budget import Budget
@@ -70,11 +70,8 @@ class Validation:
 
     def _target(self, name: str, step: int) -> Path:
         target = self._folder / "visualization" / name / f"{name}_{step}.png"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(target)
-        except OSError as error:
-            raise write_error(target, error) from error
+        make_folder(target.parent)
+        remove_unfinished(target)
         return target
 
     def _made(self, target: Path) -> np.ndarray:
@@ -109,10 +106,7 @@ def _eight_bits(image: np.ndarray) -> np.ndarray:
 def _write(path: Path, image: np.ndarray) -> None:
     import pyvips
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path)
-        with writing(path) as part:
-            pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)
-    except OSError as error:
-        raise write_error(path, error) from error
+    make_folder(path.parent)
+    remove_unfinished(path)
+    with writing(path) as part:
+        pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)

@@ -18,6 +18,12 @@ WORKERS = 1
 TRIM_READING, TRIM_WRITING = 8 << 20, 32 << 20
 # Lines that say nothing, and one that fills pages when a file ends early.
 _EMPTY_TALK = re.compile(r": bad seek to \d|^system error: Unknown error")
+# Of libjpeg's warnings those that are not of damaged data. Bytes before a restart marker are data
+# that could not be read.
+_HARMLESS = re.compile(
+    r"extraneous bytes before marker 0x(?!d[0-7])|unknown (Adobe|JFIF)|inconsistent progression"
+    r"|invalid SOS parameters", re.IGNORECASE,
+)  # fmt: skip
 
 
 @functools.cache
@@ -55,8 +61,17 @@ class HeapTrimmer:
             trim_heap()
 
 
+def is_harmless(error: pyvips.Error) -> bool:
+    """Whether what libvips said last of a JPEG is no loss of pixels: bytes that belong to nothing,
+    as many cameras leave between segments, or a number that is not known."""
+    lines = [line for line in str(error.detail or error.message).splitlines() if line.strip()]
+    return bool(lines) and _HARMLESS.search(lines[-1]) is not None
+
+
 def reason(error: pyvips.Error) -> str:
     """What libvips said last, on one line and without its repetitions."""
     lines = (line.strip() for line in str(error.detail or error.message).splitlines())
-    unique = dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line))
-    return "; ".join(list(unique)[-2:]) or error.message
+    unique = list(dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line)))
+    # What it said of another file before, which could be read.
+    before = [line for line in unique[-2:-1] if not _HARMLESS.search(line)]
+    return "; ".join([*before, *unique[-1:]]) or error.message

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +13,7 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
 from lowtide.media import prices
-from lowtide.media._libvips import configure, reason
+from lowtide.media._libvips import configure, is_harmless, reason
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
 from lowtide.media.pixels import info_of, normalize
 from lowtide.media.sniff import HEAD_BYTES, describe, identify
@@ -44,11 +46,15 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Opened:
-    """A decoder at the top of a file: ``stored`` is the image as it lies in the file."""
+    """A decoder at the top of a file: ``stored`` is the image as it lies in the file.
+
+    ``again`` opens one that reads on over a harmless flaw, where this one stops at any.
+    """
 
     image: pyvips.Image
     stored: ImageInfo
     facts: ImageFacts
+    again: Callable[[], Opened] | None = None
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
@@ -60,15 +66,20 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     return open_decoder(Path(path), max_pixels).facts
 
 
-def open_decoder(path: Path, max_pixels: int) -> Opened:
-    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`."""
+def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Opened:
+    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`.
+
+    A JPEG is read until something is odd about it, and from there ``over_flaws`` if that is
+    harmless: that its data end early is only a warning to libvips, which fills the rest with gray.
+    """
     configure()
     kind = _identify(path)
+    strict = kind is JPEG and not over_flaws
     try:
         loader = getattr(pyvips.Image, kind.loader)
-        # "error" also covers truncation. One level up, "warning", would reject the many files
-        # with harmless flaws, such as extra bytes between JPEG markers.
-        header = loader(str(path), access="sequential", fail_on="error")
+        # "error" covers files that are cut off.
+        fail_on = "warning" if strict else "error"
+        header = loader(str(path), access="sequential", fail_on=fail_on)
         _check_size(path, header, max_pixels)
         orientation = _orientation(header)
         image, notes = normalize(header, path)
@@ -79,6 +90,8 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
             hint="rename the file",
         ) from error
     except pyvips.Error as error:
+        if strict and is_harmless(error):
+            return open_decoder(path, max_pixels, over_flaws=True)
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
         ) from error
@@ -97,7 +110,8 @@ def open_decoder(path: Path, max_pixels: int) -> Opened:
         why=why,
         notes=(*_header_notes(header), *notes),
     )
-    return Opened(image, stored, facts)
+    again = partial(open_decoder, path, max_pixels, over_flaws=True) if strict else None
+    return Opened(image, stored, facts, again)
 
 
 def _identify(path: Path) -> Format:

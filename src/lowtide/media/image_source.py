@@ -9,7 +9,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.rows import ImageInfo
-from lowtide.media._libvips import TRIM_READING, HeapTrimmer, reason
+from lowtide.media._libvips import TRIM_READING, HeapTrimmer, is_harmless, reason
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of
@@ -37,10 +37,11 @@ _FETCH_ROWS = 8
 class _Decoder:
     """Rows as they are stored, one call after the other."""
 
-    def __init__(self, path: Path, image: pyvips.Image, info: ImageInfo) -> None:
+    def __init__(self, path: Path, opened: Opened) -> None:
         self._path = path
-        self._info = info
-        self._region = pyvips.Region.new(image)
+        self._info = opened.stored
+        self._region = pyvips.Region.new(opened.image)
+        self._again = opened.again
         self._trimmer = HeapTrimmer(TRIM_READING)
         self._next = 0
 
@@ -59,6 +60,10 @@ class _Decoder:
         try:
             pixels = self._region.fetch(0, self._next, info.width, len(rows))
         except pyvips.Error as error:
+            if self._again is not None and is_harmless(error):
+                self._region, self._again = pyvips.Region.new(self._again().image), None
+                self._fetch(rows)
+                return
             raise ImageError(
                 f"{self._path}: damaged or cut short after row {self._next:,} of {info.height:,} "
                 f"({reason(error)})"
@@ -81,7 +86,7 @@ class ImageSource:
         self._path = path
         self._stored = opened.stored
         self._scratch_dir = scratch_dir
-        self._decoder: _Decoder | None = _Decoder(path, opened.image, opened.stored)
+        self._decoder: _Decoder | None = _Decoder(path, opened)
         self._spool: Spool | None = None
         self._next = 0
 

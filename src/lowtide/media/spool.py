@@ -6,7 +6,6 @@ so that the slab of columns which makes a batch of upright rows is one contiguou
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import OutputError
+from lowtide.core.part_file import is_lack_of_space
 from lowtide.core.rows import ImageInfo
 from lowtide.core.units import format_bytes
 from lowtide.media.pixels import dtype_of
 
 _BLOCK_BYTES = 4 << 20
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def upright_info(info: ImageInfo, orientation: int) -> ImageInfo:
@@ -125,7 +124,7 @@ class Spool:
 
     def _failure(self, error: OSError) -> OutputError:
         needed = spool_bytes(self._info, self._orientation)
-        what = "is full" if error.errno in _FULL else f"cannot be used ({error.strerror})"
+        what = "is full" if is_lack_of_space(error) else f"cannot be used ({error.strerror})"
         return OutputError(
             f"{self._folder}: the scratch folder {what}; this image has to be turned by its "
             f"EXIF orientation and that needs {needed:,} bytes ({format_bytes(needed)}) there",

@@ -14,6 +14,7 @@ from typing import Any
 
 from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
+from lowtide.core.part_file import replacing
 from lowtide.core.processor import processor
 from lowtide.memory.costs import ModelCosts, TracedPoint
 
@@ -72,7 +73,7 @@ class FactStore:
             return {}
         try:
             found = json.loads(self._path.read_text())
-        except (ValueError, OSError):
+        except (ValueError, RecursionError, OSError):
             return {}  # damaged: it is measured again and replaced
         return found if isinstance(found, dict) else {}
 
@@ -141,11 +142,7 @@ def _hardware(device: str) -> str:
 
 def write_cached(path: Path, text: str) -> None:
     """Replace a file of the cache; where that is not possible, it is measured again next time."""
-    draft = path.with_suffix(f".{os.getpid()}.part")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        with replacing(path) as part:
+            part.write_text(text)

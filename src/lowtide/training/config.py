@@ -14,6 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lowtide.core.errors import UsageError
 from lowtide.core.nearest import nearest
 
+# So many faults are told one by one, in so many letters each.
+_NAMED, _LONGEST = 8, 60
+# Names that Windows keeps for itself, whatever follows a dot in them.
+_PORTS = {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+_DEVICES = {"con", "prn", "aux", "nul"} | _PORTS
+
 Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]
 Folders = Annotated[list[Path], Field(min_length=1)]
@@ -34,8 +40,8 @@ class _Part(BaseModel):
         """A single folder may stand for a list of one."""
         if isinstance(values, dict):
             values = {
-                key: [value] if key.startswith("dataroot_") and isinstance(value, str) else value
-                for key, value in values.items()
+                key: [one] if str(key).startswith("dataroot_") and isinstance(one, str) else one
+                for key, one in values.items()
             }
         return values
 
@@ -201,11 +207,11 @@ class Paths(_Part):
 
 
 class TrainConfig(_Part):
-    """A whole file."""
+    """A whole file. ``name`` is that of the folder and the files that are made."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: str = Field(pattern=r"^[\w.-]+$", max_length=100)
     scale: Scale
-    manual_seed: int = Field(default=0, ge=0)
+    manual_seed: int = Field(default=0, ge=0, lt=2**63)
     precision: TrainPrecision = "fp32"
     channels_last: bool = True
     datasets: Datasets
@@ -216,6 +222,16 @@ class TrainConfig(_Part):
     logger: Logger = Logger()
     path: Paths = Paths()
 
+    @field_validator("name")
+    @classmethod
+    def _one_folder_name(cls, name: str) -> str:
+        """A name that leads elsewhere, is hidden, or is none on some systems, is refused."""
+        if name.startswith(".") or name.endswith("."):
+            raise ValueError(f"{name!r} begins or ends with a dot")
+        if name.partition(".")[0].lower() in _DEVICES:
+            raise ValueError(f"{name!r} is a device's name on Windows")
+        return name
+
 
 def read_config(path: Path | str) -> TrainConfig:
     """A configuration from its file.
@@ -223,18 +239,9 @@ def read_config(path: Path | str) -> TrainConfig:
     Raises `UsageError` for a file that cannot be read, and, with the place and the nearest name,
     for entries that are unknown, missing or not possible.
     """
-    import yaml
+    from lowtide.training.yaml_file import read_yaml  # which the extra "train" brings along
 
-    file = Path(path)
-    try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(given, dict):
-        raise UsageError(f"{file} holds no entries", hint="`lowtide train sr --example` prints one")
-    return parse_config(given, str(file))
+    return parse_config(read_yaml(Path(path)), str(path))
 
 
 def parse_config(given: dict[str, Any], where: str = "the configuration") -> TrainConfig:
@@ -242,17 +249,19 @@ def parse_config(given: dict[str, Any], where: str = "the configuration") -> Tra
     try:
         return TrainConfig.model_validate(given)
     except ValidationError as error:
-        told = [_told(one["loc"], one["type"], one["msg"]) for one in error.errors()]
-        raise UsageError(f"{where}: {'; '.join(told)}") from error
+        faults = error.errors()
+        told = [_told(one["loc"], one["type"], one["msg"]) for one in faults[:_NAMED]]
+        more = f"; and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
+        raise UsageError(f"{where}: {'; '.join(told)}{more}") from error
 
 
 def _told(place: Sequence[int | str], kind: str, message: str) -> str:
-    dotted = ".".join(map(str, place))
+    dotted = ".".join(str(part)[:_LONGEST] for part in place)
     if kind == "missing":
         return f"{dotted} is missing"
     if kind != "extra_forbidden":
         return f"{dotted}: {message[0].lower()}{message[1:]}"
-    meant = nearest(str(place[-1]), _known(place[:-1]))
+    meant = nearest(str(place[-1])[:_LONGEST], _known(place[:-1]))
     return f"{dotted} is not known{f' (did you mean {meant}?)' if meant else ''}"
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchvision.models import AlexNet_Weights, VGG16_Weights, alexnet, vgg16
 
 from lowtide.core.errors import UsageError
+from lowtide.core.part_file import writing
 from lowtide.training.feature_files import fitting, read_tensors
 
 Kind = Literal["lpips", "dists"]
@@ -108,7 +109,8 @@ def _at_hand(net: Net, path: Path) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
         target = Path(folder) / "checkpoints" / file
         target.parent.mkdir()
-        torch.save(whole, target)
+        with writing(target) as part:
+            torch.save(whole, part)
         torch.hub.set_dir(folder)
         try:
             yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from lowtide.core.part_file import remove_unfinished, write_error, writing
+from lowtide.core.part_file import make_folder, writing
 from lowtide.models import native
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -32,14 +32,10 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
         entries |= native.entries_of(shape)
     else:
         assert isinstance(network, ParagonTier)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path)
-        with writing(path) as part:
-            save_file(_plain(network.state_dict()), part, entries)
-            _order_entries(part)
-    except OSError as error:
-        raise write_error(path, error) from error
+    make_folder(path.parent)
+    with writing(path) as part:
+        save_file(_plain(network.state_dict()), part, entries)
+        _order_entries(part)
     return path
 
 

@@ -8,6 +8,7 @@ import hashlib
 import importlib.resources
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide._version import __version__
 from lowtide.core.heap import HeapSetting, heap_is_tuned, heap_setting
+from lowtide.core.part_file import append, open_own
 from lowtide.core.units import MIB
 from lowtide.memory.estimating.runtime import RuntimeCosts
 from lowtide.memory.store import cache_folder
@@ -186,15 +188,19 @@ class ResidualStore:
         """Append one run; a folder that cannot be written only means bounds as shipped."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as lines:
-                lines.write(residual.model_dump_json() + "\n")
+            descriptor = open_own(self._path)
+            try:
+                append(descriptor, residual.model_dump_json() + "\n")
+            finally:
+                os.close(descriptor)
 
     def read(self) -> list[Residual]:
         """The newest runs, oldest first; damaged lines are left out."""
         if not self._path.is_file():
             return []
         found = []
-        for line in self._path.read_text().splitlines()[-self._keep :]:
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines()[-self._keep :]:
             with contextlib.suppress(ValueError):
                 found.append(Residual.model_validate_json(line))
         return found

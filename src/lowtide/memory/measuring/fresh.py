@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
+from lowtide.core.part_file import writing
 from lowtide.memory.ledger import LedgerRow
 
 # From this size on glibc gives a block pages of its own and returns them when it is freed.
@@ -132,7 +133,8 @@ class _Run:
 
     def wait(self, spec: dict[str, Any], env: dict[str, str], timeout: float | None) -> int:
         """Run the child to its end; returns its exit status."""
-        self._spec.write_text(json.dumps(spec), encoding="utf-8")
+        with writing(self._spec) as part:
+            part.write_text(json.dumps(spec), encoding="utf-8")
         words = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             child = subprocess.Popen(

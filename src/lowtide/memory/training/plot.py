@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import OutputError, UsageError
+from lowtide.core.errors import UsageError
+from lowtide.core.part_file import writing
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.estimating.estimate import Estimate
 from lowtide.memory.simulation.allocator import CachingAllocator
@@ -123,10 +124,8 @@ def new_figure(path: Path) -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a picture that `new_figure` began; raises `OutputError` where that fails."""
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    with writing(path) as part:
+        figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
 
 
 def _context(estimate: Estimate | None) -> int:

@@ -1,0 +1,54 @@
+"""The folder of a training: made for it, or one that a training of that name has made before."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from lowtide.core.errors import UsageError
+from lowtide.core.part_file import make_folder, remove_unfinished, writing
+from lowtide.training.config import TrainConfig
+
+_CONFIG = "config.json"
+# What a training makes in its folder, besides the weights that have its name.
+_MADE = (
+    _CONFIG, "log.jsonl", "models", "tensorboard", "training_states", "validation", "visualization",
+)  # fmt: skip
+
+
+def require_ours(folder: Path, name: str) -> None:
+    """Raise `UsageError` where a training ``name`` would write over what is not of one."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="another name, or move it away")
+    if _is_ours(folder, name):
+        return
+    for made in (f"{name}.safetensors", *_MADE):
+        if os.path.lexists(folder / made):
+            raise UsageError(
+                f"{folder / made} is there already, and not of a training of this name",
+                hint="another name or -o FOLDER, or move it away",
+            )
+
+
+def keep_config(folder: Path, config: TrainConfig) -> None:
+    """Write what is trained into ``folder``, by which it is known from then on, and remove what a
+    training that was killed left unfinished; raises `OutputError`."""
+    make_folder(folder)
+    best = f"models/{config.name}_best.safetensors"
+    for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
+        remove_unfinished(folder / made)
+    with writing(folder / _CONFIG) as part:
+        part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _is_ours(folder: Path, name: str) -> bool:
+    """Whether a training was begun there: it says so, or has kept a state."""
+    config = folder / _CONFIG
+    try:
+        known = json.loads(config.read_bytes()) if config.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        known = None
+    if isinstance(known, dict) and known.get("name") == name and "network_g" in known:
+        return True
+    return any(path.stem.isdigit() for path in folder.glob("training_states/*.state"))

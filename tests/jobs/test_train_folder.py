@@ -1,0 +1,98 @@
+"""Where a training writes: in its own folder, never over what is somebody else's."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import lowtide
+from lowtide.core.errors import OutputError, UsageError
+from lowtide.core.part_file import new_part_name
+from lowtide.jobs.train_sr import train_sr
+from lowtide.training.config import parse_config
+from lowtide.training.networks import make_generator
+from lowtide.training.weights import save_weights
+
+
+@pytest.fixture
+def config(tmp_path, save):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 48, 3), np.uint8)
+    save(tmp_path / "photos" / "a.png", noise)
+    return parse_config({
+        "name": "mine", "scale": 2,
+        "datasets": {
+            "train": {"dataroot_gt": str(tmp_path / "photos"), "lq_size": 8,
+                      "batch_size_per_gpu": 2},
+            "val": {"dataroot_gt": str(tmp_path / "photos")},
+        },
+        "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
+        "train": {"total_iter": 2}, "val": {"val_freq": 2},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "log.jsonl", "mine.safetensors", "models/mine_best.safetensors"]
+)
+def test_what_is_not_of_a_training_is_left_alone(config, tmp_path, name):
+    path = tmp_path / "runs" / "mine" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"name": "mine"}')
+    with pytest.raises(UsageError, match="is there already") as raised:
+        train_sr(config, tmp_path / "runs")
+    assert str(tmp_path / "runs" / "mine" / name.partition("/")[0]) in raised.value.message
+    assert path.read_text() == '{"name": "mine"}'
+    assert [one for one in (tmp_path / "runs").rglob("*") if one.is_file()] == [path]
+
+
+def test_a_file_in_the_place_of_the_folder(config, tmp_path):
+    (tmp_path / "mine").write_text("theirs")
+    with pytest.raises(UsageError, match="mine is not a folder"):
+        train_sr(config, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links as Unix has them")
+def test_nothing_is_written_through_a_link(config, tmp_path):
+    """Its own files may have become links since: what they lead to is left as it is."""
+    train_sr(config, tmp_path)
+    (tmp_path / "theirs").write_text("theirs")
+    folder = tmp_path / "mine"
+    names = ("mine.safetensors", "models/validated.safetensors", "validation/0_a.png")
+    kept = (folder / "config.json").read_bytes()
+    for name in names:
+        (folder / name).unlink()
+        (folder / name).symlink_to(tmp_path / "theirs")
+    report = train_sr(config, tmp_path)
+    assert report.resumed_at == 2
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert (folder / "config.json").read_bytes() == kept
+    assert not (folder / "validation/0_a.png").is_symlink()
+    lowtide.load(report.weights)
+
+
+def test_what_killed_trainings_left_is_removed(config, tmp_path):
+    train_sr(config, tmp_path)
+    folder = tmp_path / "mine"
+    left = [new_part_name(folder / name) for name in ("mine.safetensors", "config.json")]
+    left.append(new_part_name(folder / "models" / "mine_best.safetensors"))
+    theirs = [new_part_name(folder / "other.safetensors"), folder / ".mine.lowtide.part"]
+    for path in left + theirs:
+        path.write_text("half")
+    train_sr(config, tmp_path)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in theirs)
+
+
+def test_a_full_disk(config, tmp_path, files_of_at_most):
+    network = make_generator(config.network_g, 2, seed=0)
+    path = save_weights(tmp_path / "models" / "a.safetensors", network, config)
+    before = path.read_bytes()
+    full = pytest.raises(OutputError, match=r"a\.safetensors: the disk is full")
+    with files_of_at_most(1000), full as raised:
+        save_weights(path, network, config)
+    assert "free some space" in raised.value.hint
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    full = pytest.raises(OutputError, match=r"config\.json: the disk is full")
+    with files_of_at_most(50), full:
+        train_sr(config, tmp_path)
+    assert list((tmp_path / "mine").iterdir()) == []

@@ -1,9 +1,12 @@
 """`lowtide train sr` as a function: real pictures, a real process that is killed, real errors."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +98,36 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
     assert report.scores["psnr"] == pytest.approx(psnr_y(*pictures, 2), abs=1e-9)
 
 
+def test_the_network_is_measured_once_for_all_validations(photos, tmp_path):
+    """And pictures of one name, from two folders, are two pictures."""
+    from lowtide.core.figures import psnr_y
+
+    given = plain(photos)
+    for name, root in (("dataroot_gt", "hr"), ("dataroot_lq", "lr")):
+        other = tmp_path / root
+        other.mkdir()
+        shutil.copy(photos / f"train/{root}/1.png", other / "3.png")
+        given["datasets"]["val"][name] = [str(photos / "val" / root), str(other)]
+    given["val"] |= {"val_freq": 2, "save_img": True}
+    report = train_sr(parse_config(given), tmp_path)
+    assert len([row for row in rows_of(tmp_path) if "psnr" in row]) == 3
+    costs = [path for path in (tmp_path / "cache").glob("*.json") if "points" in path.read_text()]
+    assert len(costs) == 1
+    shown = list((tmp_path / "mine/visualization").glob("*/*_6.png"))
+    assert len(shown) == 2
+    figures = []
+    for place in (photos / "val", tmp_path):
+        lowtide.upscale(
+            place / "lr/3.png", tmp_path / "made.png", model=report.weights, budget="1GiB",
+            force=True,
+        )  # fmt: skip
+        pictures = (tmp_path / "made.png", place / "hr/3.png")
+        figures.append(
+            psnr_y(*(pyvips.Image.new_from_file(str(one)).numpy() for one in pictures), 2)
+        )
+    assert report.scores["psnr"] == pytest.approx(sum(figures) / 2, abs=1e-9)
+
+
 @pytest.fixture(scope="module")
 def alex_file(tmp_path_factory):
     """AlexNet's convolutions with random weights, as torchvision names them."""
@@ -152,6 +185,13 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
             metric={"crop_border": 40})  # fmt: skip
 
 
+@pytest.mark.parametrize("metric", [{"type": "psnr"}, {"type": "ssim", "crop_border": 43}])
+def test_borders_that_leave_nothing_of_a_picture_are_named(photos, tmp_path, metric):
+    given = plain(photos, val={"metrics": {"one": {"crop_border": 48, **metric}}})
+    with pytest.raises(UsageError, match=r"3\.png: 120×96 is too small for val.metrics.one, which"):
+        train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
+
+
 _RUN = """
 import sys
 from lowtide.jobs.train_sr import train_sr
@@ -181,6 +221,61 @@ def test_a_killed_process_goes_on_with_the_same_losses(photos, tmp_path):
     assert int(again.stdout.split()[0]) >= 7
     subprocess.run(whole, check=True, capture_output=True)
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def test_a_damaged_state_is_passed_over_and_that_is_said(photos, tmp_path):
+    given = plain(photos)
+    whole = train_sr(parse_config(given), tmp_path / "whole")
+    train_sr(parse_config(given), tmp_path / "torn")
+    newest = tmp_path / "torn/mine/training_states/6.state"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    said = []
+    report = train_sr(parse_config(given), tmp_path / "torn", on_warning=said.append)
+    assert (report.resumed_at, report.steps) == (4, 6)
+    assert said == report.warnings
+    assert "6.state is damaged" in said[0]
+    assert "the state of step 4 was taken" in said[0]
+    assert rows_of(tmp_path / "torn") == rows_of(tmp_path / "whole")
+    assert Path(report.weights).read_bytes() == Path(whole.weights).read_bytes()
+
+
+@pytest.fixture
+def growing(photos, tmp_path):
+    """A folder of pictures that a training has begun with, and its configuration."""
+    folder = tmp_path / "growing"
+    shutil.copytree(photos / "train/hr", folder)
+    given = plain(photos, total=4)
+    given["datasets"] = {"train": {**given["datasets"]["train"], "dataroot_gt": str(folder)}}
+    train_sr(parse_config(given), tmp_path)
+    given["train"]["total_iter"] = 6
+    return folder, parse_config(given)
+
+
+def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_path):
+    folder, config = growing
+    shutil.copy(photos / "val/hr/3.png", folder / "new.png")
+    (folder / "0.png").unlink()
+    shutil.copy(photos / "val/hr/3.png", folder / "1.png")
+    words = r"1 new \(.*new.png\), 1 gone \(.*0.png\), 1 changed \(.*1.png\)"
+    with pytest.raises(UsageError, match=words) as caught:
+        train_sr(config, tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
+    assert "--accept-changed-data" in caught.value.hint
+    report = train_sr(config, tmp_path, accept_changed_data=True)
+    assert (report.resumed_at, report.steps) == (4, 6)
+    assert len(report.warnings) == 1
+    assert "goes on with other pictures than before: 1 new" in report.warnings[0]
+    # From here on these are its pictures.
+    assert not train_sr(config, tmp_path).warnings
+
+
+def test_pictures_that_were_written_again_are_said_and_go_on(growing, tmp_path):
+    folder, config = growing
+    picture = folder / "2.png"
+    os.utime(picture, ns=(1, picture.stat().st_mtime_ns + 10**9))
+    report = train_sr(config, tmp_path)
+    assert report.steps == 6
+    assert "1 written again" in report.warnings[0]
+    assert str(picture) in report.warnings[0]
 
 
 def test_the_budget_cuts_the_batch_into_parts(photos, tmp_path):

@@ -1,16 +1,16 @@
 """Training goes on exactly where it was stopped, in parts or at once, and names what goes wrong."""
 
+import contextlib
 import json
 
 import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, NotFiniteError, UsageError
+from lowtide.core.errors import Cancelled, NotFiniteError, OutputError, UsageError
 from lowtide.training.config import parse_config
 from lowtide.training.loop import Trainer
 from lowtide.training.networks import make_discriminator, make_generator
-from lowtide.training.state import State, last_state, save_state
 
 GAN = {
     "network_d": {"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2},
@@ -112,6 +112,76 @@ def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
     assert log_of(tmp_path) == log_of(tmp_path / "whole")
 
 
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """As on a disk that is full: nothing is written beyond so many bytes of a file."""
+    resource = pytest.importorskip("resource", reason="limits files as Unix does")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("at", ["a state", "a row of the log"])
+def test_a_full_disk_is_named_and_what_is_done_is_kept(tmp_path, at):
+    same = {"scheduler": {"type": "constant"}}  # whatever the total is
+    config = config_of(**same)
+    undisturbed = trainer(config, tmp_path / "a")
+    undisturbed.run()
+    folder = tmp_path / "b"
+    trainer(config_of(total=4, **same), folder).run()
+    log = (folder / "log.jsonl").read_bytes()
+    # The fifth row is torn, or all of them fit and the state of step 6 does not.
+    limit, done = (20_000, 6) if at == "a state" else (len(log) + 10, 5)
+    full = trainer(config, folder)
+    full.resume()
+    with files_of_at_most(limit), pytest.raises(OutputError) as caught:
+        full.run()
+    assert "the disk is full" in caught.value.message
+    assert f"step {done} of 8 is done, and the state of step 4 is kept" in caught.value.message
+    assert "free some space" in caught.value.hint
+    assert [row["step"] for row in log_of(folder)] == list(range(1, 7 if done == 6 else 5))
+    states = folder / "training_states"
+    assert sorted(path.name for path in states.iterdir()) == ["3.state", "4.state"]
+    again = trainer(config, folder)
+    assert again.resume() == 4
+    again.run()
+    assert (folder / "log.jsonl").read_bytes() == (tmp_path / "a/log.jsonl").read_bytes()
+    for name, weight in weights_of(undisturbed).items():
+        assert torch.equal(weight, again.average.state_dict()[name]), name
+
+
+def test_the_best_score_is_of_one_measure(tmp_path):
+    """What was best by another one, of other pictures, says nothing."""
+    kept = []
+
+    class Scores:
+        def __init__(self, name, scores):
+            self.name, self.scores = name, iter(scores)
+
+        def __call__(self, network, step):
+            return {self.name: next(self.scores)}
+
+        def keep_best(self, network):
+            kept.append(True)
+
+    def run(total, **val):
+        given = config_of(total=total).model_dump(mode="json")
+        given["val"] = {"val_freq": 1, "metrics": {"one": val}}
+        one = trainer(parse_config(given), tmp_path)
+        one.resume()
+        return one
+
+    run(2, type="psnr").run(Scores("one", [30.0, 29.0]))
+    assert len(kept) == 1
+    run(4, type="ssim").run(Scores("one", [0.9, 0.8]))
+    assert len(kept) == 2
+    run(6, type="ssim").run(Scores("one", [0.85, 0.95]))
+    assert len(kept) == 3
+
+
 def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
     trainer(config_of(total=4), tmp_path).run()
     longer = trainer(config_of(total=6), tmp_path)
@@ -120,6 +190,20 @@ def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
     assert longer.done == 6
     with pytest.raises(UsageError, match="another configuration"):
         trainer(config_of(total=9, ema_decay=0.5), tmp_path).resume()
+
+
+def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
+    first = trainer(config_of(total=4), tmp_path)
+    first.run()
+    for total in (4, 2):
+        batches = Drawn()
+        shorter = trainer(config_of(total=total), tmp_path, batches=batches)
+        assert shorter.resume() == 4
+        shorter.run(on_step=lambda _: pytest.fail("a step was taken"))
+        assert (shorter.done, batches.asked) == (4, [])
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weight, shorter.average.state_dict()[name]), name
+    assert [row["step"] for row in log_of(tmp_path)] == [1, 2, 3, 4]
 
 
 def test_parts_of_a_batch_give_its_gradients(tmp_path):
@@ -229,6 +313,10 @@ def test_a_gan_that_begins_later(tmp_path):
           "losses": [{"type": "ganloss", "gan_typ": "hinge"}]}, "gan_typ is not known"),
         ({"network_d": GAN["network_d"],
           "losses": [{"type": "ganloss", "gan_type": "hing"}]}, "hing"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "r1_weight": -1.0}]}, "r1_weight must be"),
+        ({"network_d": GAN["network_d"],
+          "losses": [{"type": "ganloss", "r1_weight": "much"}]}, "r1_weight must be"),
     ],
 )  # fmt: skip
 def test_losses_that_cannot_be(tmp_path, changes, words):
@@ -244,19 +332,6 @@ def test_bf16_keeps_the_fixed_path_exact(tmp_path):
     base.register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
     run.run()
     assert set(seen) == {torch.float32}
-
-
-def test_states(tmp_path):
-    (tmp_path / ".4.state.lowtide.part").write_bytes(b"what a killed run left")
-    for step in (5, 20, 100):
-        save_state(tmp_path, State(step, {"a": {"w": torch.ones(2)}}, best=1.5))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["100.state", "20.state"]
-    state = last_state(tmp_path)
-    assert (state.step, state.best) == (100, 1.5)
-    (tmp_path / "100.state").write_bytes(b"cut short")
-    with pytest.raises(Exception, match="cannot be read"):
-        last_state(tmp_path)
-    assert last_state(tmp_path / "none") is None
 
 
 def test_curves_for_tensorboard(tmp_path):

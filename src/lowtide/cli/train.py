@@ -68,6 +68,8 @@ def sr(
         "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is cut into as"
         " many parts as it asks for."))] = "auto",
     device: Annotated[str, option(panel=_RUN, help="auto, cpu, cuda:0, ...")] = "auto",
+    accept_changed_data: Annotated[bool, option("--accept-changed-data", panel=_RUN, help=(
+        "Go on with the pictures that are there where the run began with others."))] = False,
     example: Annotated[bool, option("--example", panel=_OUT, help=(
         "Print a configuration to begin with, and stop."))] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
@@ -93,7 +95,9 @@ def sr(
     with _until_interrupted() as stop:
         report = train_sr(
             config, output, budget=budget, device=device, cancel=stop,
+            accept_changed_data=accept_changed_data,
             on_plan=lambda plan: say(str(plan)), on_step=None if quiet else Lines(),
+            on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
         )  # fmt: skip
     if Processes.here().first:
         typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
@@ -144,6 +148,7 @@ def _text(report: TrainReport) -> str:
     if report.resumed_at:
         lines.append(f"went on after step {report.resumed_at:,}")
     lines += [f"{name}: {score:.4f}" for name, score in report.scores.items()]
+    lines += [f"warning: {text}" for text in report.warnings]
     lines += [f"left out: {path} ({why})" for path, why in report.skipped.items()]
     lines.append(f"weights: {report.weights}")
     if report.best:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+SSIM_WINDOW = 11  # pixels on a side, of which a picture must have one at least
+
 
 def max_error(a: np.ndarray, b: np.ndarray) -> float:
     """Largest absolute difference, in the samples' own unit; NaN where either has a NaN.
@@ -91,7 +93,7 @@ def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     import numpy as np
 
     _require_alike(a, b)
-    if min(a.shape[:2]) < _WINDOW:
+    if min(a.shape[:2]) < SSIM_WINDOW:
         raise ValueError(f"an image of {a.shape[1]}x{a.shape[0]} is smaller than a window of 11")
     a, b = a.astype(np.float64), b.astype(np.float64)
     first, second = (0.01 * peak) ** 2, (0.03 * peak) ** 2
@@ -111,19 +113,16 @@ def ssim_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
     return ssim(*pair, peak=255.0)
 
 
-_WINDOW = 11
-
-
 def _windowed(image: np.ndarray) -> np.ndarray:
     """Gaussian means of all windows in an image: down, then across."""
     import numpy as np
 
-    places = np.arange(_WINDOW) - _WINDOW // 2
+    places = np.arange(SSIM_WINDOW) - SSIM_WINDOW // 2
     weights = np.exp(-(places**2) / (2 * 1.5**2))
     weights /= weights.sum()
     for axis in (0, 1):
-        length = image.shape[axis] - _WINDOW + 1
-        parts = [np.take(image, range(at, at + length), axis) for at in range(_WINDOW)]
+        length = image.shape[axis] - SSIM_WINDOW + 1
+        parts = [np.take(image, range(at, at + length), axis) for at in range(SSIM_WINDOW)]
         image = np.tensordot(weights, np.stack(parts), 1)
     return image
 

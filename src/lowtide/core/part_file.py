@@ -55,6 +55,13 @@ def unfinished(path: Path) -> list[Path]:
     return sorted(part for part in found if name.fullmatch(part.name))
 
 
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed runs left of ``path``, in a folder where one run writes at a time."""
+    for part in unfinished(path):
+        with suppress(OSError):  # it is in nobody's way
+            part.unlink()
+
+
 def create(path: Path) -> None:
     """Make an empty file; OSError where anything has that name, a link to nowhere included."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)

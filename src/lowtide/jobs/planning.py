@@ -232,7 +232,7 @@ def _not_streamed(
         if shortfall(plan, budget) is None and (plan.accuracy == "exact" or wanted == "fast")
     ]  # fmt: skip
     saved = images * (min(able, default=math.inf) - pricing.least_seconds)
-    takes = pricing.programs.planning_seconds
+    takes = pricing.programs.planning_seconds * pricing.costs.speed
     if saved > takes:
         return None
     return (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
 
 from lowtide.core.errors import UsageError
-from lowtide.core.part_file import make_folder, unfinished, writing
+from lowtide.core.part_file import make_folder, remove_unfinished, writing
 from lowtide.training.config import TrainConfig
 
 _CONFIG = "config.json"
@@ -38,9 +37,7 @@ def keep_config(folder: Path, config: TrainConfig) -> None:
     make_folder(folder)
     best = f"models/{config.name}_best.safetensors"
     for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
-        for part in unfinished(folder / made):
-            with contextlib.suppress(OSError):  # it is in nobody's way
-                part.unlink()
+        remove_unfinished(folder / made)
     with writing(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 

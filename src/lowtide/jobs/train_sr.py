@@ -12,7 +12,7 @@ from lowtide.core.progress import Cancel
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_folder import keep_config, require_ours
 from lowtide.jobs.train_memory import StepPlan, plan_step
-from lowtide.jobs.train_validation import Validation
+from lowtide.jobs.train_validation import Pictures, Validation
 from lowtide.memory.budget import Budget
 from lowtide.training.config import TrainConfig, TrainData, ValData, read_config
 from lowtide.training.data import (
@@ -21,6 +21,7 @@ from lowtide.training.data import (
     PairedFolders,
     RealDegradation,
     bicubic,
+    file_facts,
 )
 from lowtide.training.loop import Moment, Trainer
 from lowtide.training.networks import make_discriminator, make_generator, start_from
@@ -32,7 +33,8 @@ class TrainReport(BaseModel):
     """What was trained: ``plan`` is what a step was expected to take, ``scores`` the last ones.
 
     ``weights`` and ``best`` are files, of the averaged weights at the end and of those with the
-    best score.
+    best score. ``warnings`` are sentences on what was not as expected where it went on: a state
+    that is damaged, pictures that were written again.
     """
 
     name: str
@@ -46,18 +48,23 @@ class TrainReport(BaseModel):
     best: str | None
     scores: dict[str, float]
     skipped: dict[str, str]
+    warnings: list[str] = []
 
 
 def train_sr(
     config: str | Path | TrainConfig, output: str | Path = "experiments", *,
     budget: str | int = "auto", device: str = "auto",
     on_plan: Callable[[StepPlan], None] | None = None,
-    on_step: Callable[[Moment], None] | None = None, cancel: Cancel = None,
+    on_step: Callable[[Moment], None] | None = None,
+    on_warning: Callable[[str], None] | None = None, accept_changed_data: bool = False,
+    cancel: Cancel = None,
 ) -> TrainReport:  # fmt: skip
     """Train the upscaler that ``config`` (a file, or what it holds) describes, in
     ``output``/name.
 
-    Goes on where a run of the same configuration was stopped. The batch is cut into as many parts
+    Goes on where a run of the same configuration was stopped, from the newest state that is whole;
+    a training whose pictures are others by now is refused unless ``accept_changed_data``, and
+    ``on_warning`` is told what else was not as expected. The batch is cut into as many parts
     as ``budget`` asks for; what a step will take is told by ``on_plan`` before the first one.
     Processes that ``torchrun`` or ``accelerate launch`` started take a batch each, within
     ``budget`` each, and a step is that of all of them; the first one writes, validates and tells.
@@ -70,7 +77,8 @@ def train_sr(
     processes, data = Processes.here(), chosen.datasets.train
     folder, place = Path(output) / chosen.name, _place(device, processes)
     require_ours(folder, chosen.name)
-    batches = _batches(chosen, data, processes)
+    pictures = _data(chosen, data)
+    batches = _batches(chosen, pictures, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
     discriminator = None
     if chosen.network_d is not None:
@@ -83,9 +91,12 @@ def train_sr(
         on_plan(plan)
     trainer = Trainer(
         chosen, folder, generator, batches, discriminator=discriminator, parts=plan.parts,
-        device=place,
+        device=place, files=file_facts(pictures.files()),
     )  # fmt: skip
-    resumed = trainer.resume()
+    resumed = trainer.resume(accept_changed_data=accept_changed_data)
+    if on_warning is not None and processes.first:
+        for warning in trainer.warnings:
+            on_warning(warning)
     validation, last = None, folder / f"{chosen.name}.safetensors"
     if processes.first:
         keep_config(folder, chosen)
@@ -101,6 +112,7 @@ def train_sr(
         best=str(best) if best is not None else None,
         scores=validation.scores if validation is not None else {},
         skipped={str(path): why for path, why in batches.skipped.items()},
+        warnings=trainer.warnings,
     )  # fmt: skip
 
 
@@ -110,16 +122,17 @@ def _place(device: str, processes: Processes) -> str:
     return place if processes.alone or place == "cpu" else f"cuda:{processes.local}"
 
 
-def _batches(config: TrainConfig, data: TrainData, processes: Processes) -> Batches:
+def _batches(config: TrainConfig, pictures: Pictures, processes: Processes) -> Batches:
+    data = config.datasets.train
     return Batches(
-        _data(config, data), patch=data.lq_size,
+        pictures, patch=data.lq_size,
         batch=data.batch_size_per_gpu * processes.count, share=(processes.rank, processes.count),
         seed=config.manual_seed, workers=data.num_worker_per_gpu, use_hflip=data.use_hflip,
         use_rot=data.use_rot, color=data.color, skip_broken=data.skip_broken,
     )  # fmt: skip
 
 
-def _data(config: TrainConfig, data: TrainData | ValData) -> PairedFolders | HighResolutionFolders:
+def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
     """Pairs, or pictures of which the small ones are made."""
     if data.dataroot_lq:
         return PairedFolders(

@@ -9,9 +9,9 @@ import numpy as np
 from torch import nn
 
 from lowtide.core.errors import InputError
-from lowtide.core.part_file import make_folder, writing
-from lowtide.jobs.upscale import upscale
+from lowtide.core.part_file import make_folder, remove_unfinished, writing
 from lowtide.jobs.validation_figures import Figures
+from lowtide.jobs.validation_pictures import Enlarger
 from lowtide.memory.budget import Budget
 from lowtide.models.resample import resize_cubic
 from lowtide.training.config import TrainConfig
@@ -31,8 +31,15 @@ class Validation:
     """
 
     def __init__(self, config: TrainConfig, data: Pictures, folder: Path, device: str) -> None:
-        self._config, self._folder, self._device = config, folder, device
+        self._config, self._folder = config, folder
+        self._enlarge = Enlarger(config.val.budget, device)
         self._pairs = list(self._stored(data))
+        stems = [low.stem for low, _ in self._pairs]
+        # Folders may have pictures of one name.
+        self._names = [
+            stem if stems.count(stem) == 1 else f"{index}_{stem}"
+            for index, stem in enumerate(stems)
+        ]
         self._figures = Figures(config)
         # Networks that look at pictures do it on the CPU, also where the model runs on a card.
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
@@ -48,8 +55,10 @@ class Validation:
             self._folder / "models" / f"{_WEIGHTS}.safetensors", network, self._config
         )
         sums = dict.fromkeys(self._config.val.metrics, 0.0)
-        for low, high in self._pairs:
-            for name, figure in self._figures.of(self._enlarged(low, weights, step), high).items():
+        targets = [self._target(name, step) for name in self._names]
+        self._enlarge(weights, zip((low for low, _ in self._pairs), targets, strict=True))
+        for target, (_, high) in zip(targets, self._pairs, strict=True):
+            for name, figure in self._figures.of(self._made(target), high).items():
                 sums[name] += figure
         self.scores = {name: total / len(self._pairs) for name, total in sums.items()}
         return self.scores
@@ -59,12 +68,13 @@ class Validation:
         name = f"{self._config.name}_best.safetensors"
         self.best = save_weights(self._folder / "models" / name, network, self._config)
 
-    def _enlarged(self, low: Path, weights: Path, step: int) -> np.ndarray:
-        target = self._folder / "visualization" / low.stem / f"{low.stem}_{step}.png"
-        upscale(
-            low, target, model=str(weights), budget=self._config.val.budget, device=self._device,
-            force=True,
-        )  # fmt: skip
+    def _target(self, name: str, step: int) -> Path:
+        target = self._folder / "visualization" / name / f"{name}_{step}.png"
+        make_folder(target.parent)
+        remove_unfinished(target)
+        return target
+
+    def _made(self, target: Path) -> np.ndarray:
         made = _eight_bits(read_rgb(target))
         if not self._config.val.save_img:
             target.unlink()
@@ -97,5 +107,6 @@ def _write(path: Path, image: np.ndarray) -> None:
     import pyvips
 
     make_folder(path.parent)
+    remove_unfinished(path)
     with writing(path) as part:
         pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)

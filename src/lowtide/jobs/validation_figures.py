@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.figures import psnr, psnr_y, ssim, ssim_y
+from lowtide.core.figures import SSIM_WINDOW, psnr, psnr_y, ssim, ssim_y
 from lowtide.core.units import format_bytes
 from lowtide.memory.estimating.estimate import estimate
 from lowtide.memory.tracing.steps import InferenceStep
@@ -43,18 +43,20 @@ class Figures:
         }  # fmt: skip
 
     def require_room(self, pictures: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
-        """Raise before anything runs where a network cannot look at one of these, (file, (height,
-        width)): UsageError where it is too small for it, BudgetError where that takes more than
-        ``budget`` bytes."""
+        """Raise before anything runs where a metric cannot be had of one of these, (file, (height,
+        width)): UsageError where it is too small for it, BudgetError where a network that looks at
+        it takes more than ``budget`` bytes."""
         known = list(pictures)
-        for name, network in self._similar.items():
-            border = 2 * self._border(self._metrics[name])
+        for name, metric in self._metrics.items():
+            need = self._least_side(name) + 2 * self._border(metric)
             for path, size in known:
-                if min(size) - border < network.least_side:
+                if min(size) < need:
                     raise UsageError(
                         f"{path}: {size[1]}×{size[0]} is too small for val.metrics.{name}, which"
-                        f" needs {network.least_side + border} pixels"
+                        f" needs {need} pixels"
                     )
+        for name, network in self._similar.items():
+            border = 2 * self._border(self._metrics[name])
             path, size = max(known, key=lambda one: one[1][0] * one[1][1])
             picture = torch.empty(1, 3, *(side - border for side in size), device="meta")
             need = estimate(network, InferenceStep((picture, picture))).upper_bytes
@@ -64,6 +66,12 @@ class Figures:
                     f" {format_bytes(need)} of {format_bytes(budget)}",
                     smallest=need, hint="leave it out, or validate with smaller pictures",
                 )  # fmt: skip
+
+    def _least_side(self, name: str) -> int:
+        """Pixels that a picture must have without its borders."""
+        if name in self._similar:
+            return self._similar[name].least_side
+        return SSIM_WINDOW if self._metrics[name].type == "ssim" else 1
 
     def _border(self, metric: Metric) -> int:
         if metric.crop_border is not None:

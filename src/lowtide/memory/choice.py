@@ -17,6 +17,8 @@ Wanted = Literal["exact", "bounded", "fast"]
 
 # A doubling of memory has to buy this share of the time.
 _DOUBLING_BUYS = 0.04
+# Rows of the ledger that follow from what processes took.
+_OF_PROCESSES = {"allocator", "runtime", "context", "margin"}
 
 
 def choose(
@@ -91,7 +93,12 @@ _RANKS: dict[Accuracy, int] = {"bounded": 0, "exact": 1}
 
 
 def _score(plan: Plan) -> float:
-    return plan.seconds * (1 + _DOUBLING_BUYS * math.log2(max(plan.upper_bytes / MIB, 1)))
+    """Seconds, dearer by the memory that is known beforehand: what was measured of processes is
+    another figure each time, and so would now and then the choice be."""
+    known = sum(
+        row.value for row in plan.ledger if row.place != "disk" and row.name not in _OF_PROCESSES
+    )
+    return plan.seconds * (1 + _DOUBLING_BUYS * math.log2(max(known / MIB, 1)))
 
 
 def shortfall(plan: Plan, budget: Budget) -> str | None:

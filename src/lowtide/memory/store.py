@@ -16,7 +16,7 @@ from lowtide._version import __version__
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.part_file import replacing
 from lowtide.core.processor import processor
-from lowtide.memory.costs import ModelCosts
+from lowtide.memory.costs import ModelCosts, TracedPoint
 
 
 def cache_folder() -> Path:
@@ -112,7 +112,8 @@ class CostStore:
         parts = (
             sha256, device, precision, _hardware(device), str(torch.__version__), __version__,
             str(torch.get_num_threads()), str(heap_is_tuned()), str(limit_bytes),
-            *ModelCosts.model_fields,  # those kept before there was a fact lack it
+            # Those kept before there was a fact lack it.
+            *ModelCosts.model_fields, *TracedPoint.model_fields,
         )  # fmt: skip
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 

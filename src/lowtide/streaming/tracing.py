@@ -21,6 +21,7 @@ from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.store import OperatorStore, cache_folder
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.work import multiply_adds
 from lowtide.streaming.layout import round_up
 from lowtide.streaming.step import Network
 
@@ -99,7 +100,10 @@ def trace_points(
             told = price_on_cpu(trace, scratch, NO_MARGIN)
             per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
-        points.append(TracedPoint(pixels=side * side, peak_bytes=peak, reused=_reused(trace)))
+        points.append(TracedPoint(
+            pixels=side * side, peak_bytes=peak, reused=_reused(trace),
+            multiply_adds=multiply_adds(trace),
+        ))  # fmt: skip
         if len(trace.ops) > _MANY_OPERATORS:
             break
     scratch.store.save()

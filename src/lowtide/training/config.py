@@ -23,10 +23,14 @@ _DEVICES = {"con", "prn", "aux", "nul"} | _PORTS
 Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]
 Folders = Annotated[list[Path], Field(min_length=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+# What a row of the log has beside the scores, which are kept in it by their names.
+_LOG_WORDS = ("step", "best")
 
 
 class _Part(BaseModel):
-    """A part of the file: no entry that is not known, and none of another type."""
+    """A part of the file: no entry that is not known, none of another type, and no number that is
+    not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -83,7 +87,7 @@ class Optim(_Part):
 
     type: Literal["adamw", "adam"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
 
 
@@ -93,7 +97,7 @@ class Scheduler(_Part):
 
     type: Literal["cosine", "multistep", "constant"] = "cosine"
     eta_min: float = Field(default=0.02, ge=0, le=1)
-    milestones: list[int] = []
+    milestones: list[Annotated[int, Field(ge=1)]] = []
     gamma: float = Field(default=0.5, gt=0, le=1)
 
 
@@ -173,9 +177,18 @@ class Val(_Part):
     """``val``. The first of ``metrics`` chooses the best checkpoint."""
 
     val_freq: int = Field(default=1000, ge=1)
-    metrics: dict[str, Metric] = {"psnr": Metric()}
+    metrics: Annotated[dict[str, Metric], Field(min_length=1)] = {"psnr": Metric()}
     save_img: bool = False
     budget: str = "auto"
+
+    @field_validator("metrics")
+    @classmethod
+    def _named_apart(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
+        """A score named as something else in the log's rows would take its place."""
+        taken = [name for name in metrics if name in _LOG_WORDS]
+        if taken:
+            raise ValueError(f"{taken[0]} is what the log calls something else: another name")
+        return metrics
 
 
 class Logger(_Part):

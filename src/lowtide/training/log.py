@@ -3,52 +3,79 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import UsageError
+from lowtide.core.part_file import append, open_own, remove_unfinished, write_error, writing
+
+_NAME = "log.jsonl"
 
 
 class Log:
     """Rows of ``log.jsonl`` in ``folder``, each with its ``step``.
 
-    A run that goes on after ``done`` steps drops what an interrupted one had written beyond them.
+    A run that goes on after ``done`` steps drops what an interrupted one had written beyond them,
+    and all that is no whole row, as a power cut leaves it. Raises `OutputError` where nothing can
+    be written, and where the log is a link or no file.
     """
 
     def __init__(self, folder: Path, done: int, *, tensorboard: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "log.jsonl"
-        rows = read_log(folder)
-        kept = [row for row in rows if row["step"] <= done]
-        if len(kept) < len(rows):
-            self._path.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        self._curves = _writer(folder, done) if tensorboard else None
+        self._path = folder / _NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.close(open_own(self._path))
+            _cut_back(self._path, done)
+            self._curves = _writer(folder, done) if tensorboard else None
+            self._file = open_own(self._path)
+        except OSError as error:
+            raise write_error(self._path, error) from error
 
     def add(self, step: int, values: dict[str, Any]) -> None:
-        """A row, on disk at once."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
-        if self._curves is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._curves.add_scalar(name, value, step)
+        """A row, on disk at once, or nothing of it where `OutputError` is raised."""
+        try:
+            append(self._file, json.dumps({"step": step, **values}) + "\n")
+            if self._curves is not None:
+                for name, value in values.items():
+                    if isinstance(value, int | float):
+                        self._curves.add_scalar(name, value, step)
+        except OSError as error:
+            raise write_error(self._path, error) from error
 
     def close(self) -> None:
         """Write what TensorBoard still holds back."""
+        os.close(self._file)
         if self._curves is not None:
             self._curves.close()
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows so far; the last one may have been cut short and is then left out."""
-    path, rows = folder / "log.jsonl", []
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows
+    """The rows so far, without what is no whole row: a power cut may have torn one."""
+    path = folder / _NAME
+    return [row for _, row in _rows(path.read_bytes())] if path.is_file() else []
+
+
+def _rows(text: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines that are rows, and what they say."""
+    for line in text.split(b"\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:  # of JSON, or of UTF-8
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield line, row
+
+
+def _cut_back(path: Path, done: int) -> None:
+    """Leave the rows of ``done`` steps, as they were written, in place of all at once."""
+    remove_unfinished(path)
+    text = path.read_bytes()
+    kept = b"".join(line + b"\n" for line, row in _rows(text) if row["step"] <= done)
+    if kept != text:
+        with writing(path) as part:
+            part.write_bytes(kept)
 
 
 def _writer(folder: Path, done: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, UsageError
+from lowtide.core.errors import Cancelled, OutputError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.training.config import TrainConfig
 from lowtide.training.data import Batches
+from lowtide.training.data.files import FileFacts, other_files, written_again
 from lowtide.training.ema import MovingAverage
 from lowtide.training.log import Log
 from lowtide.training.networks import keep_exact
@@ -50,14 +51,16 @@ class Validates(Protocol):
 class Trainer:
     """Trains ``generator`` as ``config`` says, in ``folder``, on what ``batches`` gives.
 
-    Goes on from the newest state in the folder; the losses are then those of a run that was never
-    stopped. ``parts`` is how many micro-batches make a step, here a share of those that several
-    processes take together; the first of them writes and validates.
+    Goes on from the newest state in the folder that is whole; the losses are then those of a run
+    that was never stopped. ``parts`` is how many micro-batches make a step, here a share of those
+    that several processes take together; the first of them writes and validates. ``files`` are
+    those that the batches are made of. ``warnings`` are sentences on what was not as expected.
     """
 
     def __init__(
         self, config: TrainConfig, folder: Path, generator: nn.Module, batches: Batches, *,
         discriminator: nn.Module | None = None, parts: int = 1, device: str = "cpu",
+        files: Mapping[str, FileFacts] | None = None,
     ) -> None:  # fmt: skip
         self.config, self.folder, self._batches = config, folder, batches
         self._engine, self._processes = engine_of(config, device), Processes.here()
@@ -73,7 +76,10 @@ class Trainer:
             sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None,
             gan_of(config), config.train.checkpointing, parts, processes=self._processes,
         )  # fmt: skip
-        self._state = State(0, {})
+        self._files = dict(files or {})
+        self._state = State(0, {}, files=self._files)
+        self._kept_step = 0
+        self.warnings: list[str] = []
 
     def _side(self, network: nn.Module, optim: Any) -> Side:
         keep_exact(network)
@@ -95,24 +101,44 @@ class Trainer:
         """Steps so far."""
         return self._state.step
 
-    def resume(self) -> int:
-        """Go on from the newest state; how many steps that has.
+    def resume(self, *, accept_changed_data: bool = False) -> int:
+        """Go on from the newest state that is whole; how many steps that has.
 
-        Raises `UsageError` where it is that of another configuration.
+        Raises `UsageError` where it is that of another configuration, or of other pictures unless
+        these are accepted, and `InputError` where all states are damaged.
         """
-        state = last_state(self.folder / "training_states")
+        state, damaged = last_state(self.folder / "training_states")
         if state is None:
             return 0
+        self.warnings += [
+            f"{path} is damaged ({reason}): the state of step {state.step} was taken"
+            for path, reason in damaged.items()
+        ]
         if _essence(state.config) != _essence(self._told()):
             raise UsageError(
                 f"{self.folder} holds a training with another configuration,"
                 " or of another number of processes",
                 hint="another name, or remove the folder to begin anew",
             )
+        if state.files:
+            self._compare(state.files, accept_changed_data)
         for name, part in self._parts().items():
             part.load_state_dict(state.parts[name])
-        self._state = state
+        state.files = self._files
+        self._state, self._kept_step = state, state.step
         return state.step
+
+    def _compare(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
+        """The pictures that there are with those that the training had."""
+        other, again = other_files(before, self._files), written_again(before, self._files)
+        if other and not accepted:
+            raise UsageError(
+                f"{self.folder} holds a training on other pictures: {other}",
+                hint="put them back, or --accept-changed-data to go on with those that are there",
+            )
+        told = ", ".join(words for words in (other, again) if words)
+        if told:
+            self.warnings.append(f"the training goes on with other pictures than before: {told}")
 
     def _parts(self) -> dict[str, Any]:
         names = ("generator", "discriminator")
@@ -127,17 +153,18 @@ class Trainer:
         self, validate: Validates | None = None, *, on_step: Callable[[Moment], None] | None = None,
         cancel: Cancel = None,
     ) -> None:  # fmt: skip
-        """Train to the last step. Raises what a step raises, and `Cancelled` after a state was
-        kept."""
+        """Train to the last step; not at all where the state is there already, or past it. Raises
+        what a step raises, `OutputError` naming what is done so far, and `Cancelled` after a state
+        was kept."""
         config, logger = self.config, self.config.logger
         writes = self._processes.first
         log = Log(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
         started, first = time.perf_counter(), self.done
         total = config.train.total_iter
         try:
-            for low, high in self._batches.prefetch(first):
-                if self.done == total:
-                    break
+            # None at all where the state is as far, or further: the run was asked to be shorter.
+            steps = range(first, total)
+            for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
                 losses = self._step(low, high)
                 done = self.done
                 if on_step is not None:
@@ -146,9 +173,19 @@ class Trainer:
                     self._tell(log, validate)
                 if done < total:
                     self._stop_here(cancel)
+        except OutputError as error:
+            raise self._with_what_is_done(error) from error
         finally:
             if log is not None:
                 log.close()
+
+    def _with_what_is_done(self, error: OutputError) -> OutputError:
+        kept = f"the state of step {self._kept_step:,}" if self._kept_step else "no state yet"
+        return OutputError(
+            f"{error.message}; step {self.done:,} of {self.config.train.total_iter:,} is done, and"
+            f" {kept} is kept in {self.folder}",
+            hint=f"{error.hint or 'see to it'}; the same command goes on from there",
+        )
 
     def _tell(self, log: Log, validate: Validates | None) -> None:
         """Lines of the log, scores and states that are due after this step."""
@@ -194,18 +231,25 @@ class Trainer:
     def _validated(self, validate: Validates) -> dict[str, Any]:
         scores = validate(self.average, self.done)
         name, first = next(iter(scores.items()))
-        best = self._state.best
+        by = self._scored_by(name)
+        best = self._state.best if self._state.scored_by in ({}, by) else None
+        self._state.scored_by = by
         lower = self.config.val.metrics[name].learned
         if best is None or (first < best if lower else first > best):
             self._state.best = first
             validate.keep_best(self.average)
         return {**scores, "best": self._state.best == first}
 
+    def _scored_by(self, name: str) -> dict[str, Any]:
+        """What makes the best score another one's: how it is measured, and on which pictures."""
+        config = self.config.model_dump(mode="json")
+        return {"metric": config["val"]["metrics"][name], "pictures": config["datasets"]["val"]}
+
     def _keep(self) -> None:
         self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
         self._state.config = self._told()
         save_state(self.folder / "training_states", self._state)
-        self._state.parts = {}
+        self._state.parts, self._kept_step = {}, self.done
 
     def _told(self) -> dict[str, Any]:
         """The configuration, and how many processes share it."""

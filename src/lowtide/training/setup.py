@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -65,6 +66,8 @@ def gan_of(config: TrainConfig) -> GanLoss | None:
             f"ganloss: {', '.join(options) or 'a second one'} is not known",
             hint="gan_type: vanilla, lsgan, hinge or r3gan; r1_weight",
         )
+    if not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
+        raise UsageError(f"ganloss: r1_weight must be a finite number from 0 on, not {penalty!r}")
     discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # which knows the kinds
     return GanLoss(found[0], kind, float(penalty))
 

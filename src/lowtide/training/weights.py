@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 from lowtide.training.config import TrainConfig
+
+_ENTRIES = "__metadata__"
 
 
 def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
@@ -32,7 +35,21 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
     make_folder(path.parent)
     with writing(path) as part:
         save_file(_plain(network.state_dict()), part, entries)
+        _order_entries(part)
     return path
+
+
+def _order_entries(path: Path) -> None:
+    """Sort the entries of a safetensors file, which are written in another order each time, so
+    that the same weights are the same bytes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header = {_ENTRIES: dict(sorted(header.pop(_ENTRIES).items())), **header}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(text) == size:
+            file.seek(8)
+            file.write(text)
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

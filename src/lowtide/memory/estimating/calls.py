@@ -25,7 +25,7 @@ def bound(call: Call, made: int) -> int:
 
 def is_plain(call: Call) -> bool:
     """Whether an operator surely needs nothing beyond its results: elementwise, of one type."""
-    types = {facts.dtype for facts in _tensors(call) if facts.shape}
+    types = {facts.dtype for facts in all_tensors(call) if facts.shape}
     return torch.Tag.pointwise in call[0].tags and len(types) <= 1
 
 
@@ -36,12 +36,12 @@ def widest(call: Call) -> int:
 
 def is_low_precision(call: Call) -> bool:
     """Whether any tensor of a call has 16 bits a number."""
-    return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in _tensors(call))
+    return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
 
 
 def operand_bytes(call: Call) -> int:
     """Bytes of an operator's tensor arguments."""
-    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in _tensors(call))
+    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in all_tensors(call))
 
 
 def signature(call: Call) -> str:
@@ -51,7 +51,8 @@ def signature(call: Call) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
-def _tensors(call: Call) -> list[TensorFacts]:
+def all_tensors(call: Call) -> list[TensorFacts]:
+    """What is known of each tensor among an operator's arguments."""
     found: list[TensorFacts] = []
 
     def walk(value: Any) -> None:

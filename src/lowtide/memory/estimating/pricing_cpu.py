@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from lowtide.memory.estimating.calibration import Calibration, shipped_runtime
+from lowtide.memory.estimating.calls import signature
 from lowtide.memory.estimating.priced import Priced, margin_row, traced_rows
 from lowtide.memory.estimating.runtime import count_objects
 from lowtide.memory.estimating.scratch import HostScratch, peak_with_scratch
@@ -22,19 +25,22 @@ def price_on_cpu(trace: Trace, scratch: HostScratch, calibration: Calibration) -
     op = peak.op if peak.op >= 0 else None
     rows = traced_rows(trace, op)
     live = sum(row.value for row in rows)
-    rows.append(_row("scratch", max(0, peak.total - live), "probed"))
+    call = None if op is None else trace.ops[op].call
+    assumed = call is not None and signature(call) in scratch.assumed
+    rows.append(_row("scratch", max(0, peak.total - live), "prior" if assumed else "probed"))
     where = trace.peak_op() if op is None else op
     rows.append(_row("allocator", _rounding(trace, where), "simulated"))
     objects = count_objects(trace, where)
     rows.append(_row("runtime", shipped_runtime().of(objects), "calibrated"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, calibration.upper(predicted)))
-    notes = []
-    if scratch.assumed:
-        names = ", ".join(sorted(set(scratch.assumed)))
-        notes.append(f"too large to be measured here, taken at their bound: {names}")
+    reasons = sorted({(why, what) for what, why in scratch.assumed.values()})
+    notes = tuple(
+        f"{why}, taken at their bound: {', '.join(what for _, what in these)}"
+        for why, these in itertools.groupby(reasons, key=lambda reason: reason[0])
+    )
     name = trace.ops[where].name if where < len(trace.ops) else ""
-    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, tuple(notes), objects)
+    return Priced(tuple(rows), trace.phase(where), name, trace.peak_bytes, notes, objects)
 
 
 def _row(name: str, value: int, origin: Origin) -> LedgerRow:

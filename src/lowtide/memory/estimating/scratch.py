@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from lowtide.core.heap import trim_heap
+from lowtide.memory.estimating.apart import NotMeasuredError, is_safe, measured_apart
 from lowtide.memory.estimating.calls import (
     WIDEST_LOW_PRECISION,
     Call,
@@ -23,7 +25,10 @@ from lowtide.memory.estimating.calls import (
 from lowtide.memory.measuring.live import live_peak_bytes
 from lowtide.memory.processes import RESIDENT_PEAK, available_host_bytes, status_bytes
 from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.recurrent import RNN_LAYER
 from lowtide.memory.tracing.trace import TensorFacts, Trace
+
+TOO_LARGE = "too large to be measured here"
 
 # Larger ones are measured on some of their rows and scaled, since their scratch grows by the
 # row; on fewer bytes than that, libraries choose other algorithms.
@@ -55,14 +60,15 @@ class HostScratch:
     """Measures operators on this machine's CPU, each signature once, kept in a store.
 
     ``measured`` counts what was not known yet. No operator is run whose operands and results
-    exceed ``limit_bytes`` (by default a part of what is free); it is then taken at its bound
-    and listed in ``assumed``.
+    exceed ``limit_bytes`` (by default a part of what is free), and one that might end this process
+    is run in another. What cannot be measured is taken at its bound and listed in ``assumed``, by
+    signature: its name, and why.
     """
 
     store: OperatorStore
     limit_bytes: int = field(default_factory=lambda: _limit(available_host_bytes()))
     measured: int = 0
-    assumed: list[str] = field(default_factory=list)
+    assumed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def inside(self, call: Call, made: int = 0) -> int:
         """Peak bytes between the start and the end of one operator, its results included.
@@ -71,18 +77,28 @@ class HostScratch:
         """
         key = signature(call)
         known = self.store.get(key)
+        if isinstance(known, str):
+            return self._bound(call, made, known)
         if known is None:
             operands = operand_bytes(call)
             if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _LEAST_ROWS:
                 known = self._scaled(call)
             elif operands + made > self.limit_bytes:
-                self.assumed.append(call[0].__name__)
-                return bound(call, made)
+                return self._bound(call, made, TOO_LARGE)
             else:
-                known = _measure(call)
+                try:
+                    known = measure(call) if is_safe(call) else measured_apart(call)
+                except NotMeasuredError as error:
+                    if error.lasting:
+                        self.store.put(key, str(error))
+                    return self._bound(call, made, str(error))
             self.measured += 1
             self.store.put(key, known)
         return known
+
+    def _bound(self, call: Call, made: int, why: str) -> int:
+        self.assumed[signature(call)] = call[0].__name__, why
+        return bound(call, made)
 
     def _scaled(self, call: Call) -> int:
         share = _SCALED_BYTES / operand_bytes(call)
@@ -95,7 +111,7 @@ class HostScratch:
         if not is_low_precision(call):
             return asked
         # A share of one measurement: a slope would multiply its noise.
-        return math.ceil(asked * _measure(with_rows(call, 2 * few)) / high_bytes)
+        return math.ceil(asked * measure(with_rows(call, 2 * few)) / high_bytes)
 
 
 def _limit(free_bytes: int) -> int:
@@ -127,18 +143,25 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
     return best
 
 
-def _measure(call: Call) -> int:
+def measure(call: Call) -> int:
+    """Peak bytes between the start and the end of one operator, run here on zeros."""
     asked = _asked(call)
     if asked < _SMALL or not is_low_precision(call):
         return asked
     # In low precision oneDNN asks for room that it may not use; pages count when touched.
-    with torch.inference_mode():
+    with _as_traced(call):
         return min(asked, _touched_bytes(ready(call)) or asked)
 
 
 def _asked(call: Call) -> int:
-    with torch.inference_mode():
+    with _as_traced(call):
         return live_peak_bytes(ready(call))
+
+
+def _as_traced(call: Call) -> AbstractContextManager[Any]:
+    """Without gradients, but where an operator that trains keeps more for its backward pass."""
+    trains = call[0] is RNN_LAYER and call[1][-1]
+    return torch.enable_grad() if trains else torch.inference_mode()
 
 
 def ready(call: Call, device: torch.device | None = None) -> Callable[[], Any]:

@@ -151,7 +151,8 @@ def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
     """What a call's result follows from; None where that is more than can be said."""
-    parts: list[Hashable] = [func]
+    # Some operators keep more where a backward pass may follow.
+    parts: list[Hashable] = [func, torch.is_grad_enabled()]
     try:
         for value in args:
             _add(parts, value)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.memory.tracing.recurrent import RNN_LAYER, with_workspace
 from lowtide.memory.tracing.strides import pointwise_strides, view_strides
 
 _VIEWS = frozenset({
@@ -40,6 +41,8 @@ def repair(func: Any, args: tuple[Any, ...], result: Any) -> Any:
         return _repair_statistics(args, result)
     if func in _NORM_GRADIENTS:
         return _repair_gradients(func, args, result)
+    if func is RNN_LAYER:
+        return with_workspace(args, result)
     if not isinstance(result, Tensor) or not hasattr(result, "fake_mode"):
         return result
     if 1 not in result.shape or result.numel() == 0:

@@ -178,10 +178,10 @@ class BandPricing:
 
     @property
     def least_seconds(self) -> float:
-        """What bands hardly beat: every pixel once, at the best speed that was measured and
-        the usual `_PACE`."""
-        speed = min(point.seconds / point.pixels for point in self.costs.points)
-        return math.prod(self.picture.padded) * self._images * speed * _PACE
+        """What bands hardly beat: every pixel once, at the best pace of the sizes that were run
+        and the usual `_PACE`."""
+        pixels = math.prod(self.picture.padded) * self._images
+        return pixels * self.costs.least_seconds_per_pixel * _PACE
 
     def _seconds(self, layout: Layout) -> float:
         """A pixel of a band takes what one takes in a run on as many pixels as the band has, within
@@ -190,8 +190,9 @@ class BandPricing:
         total, (least, *_, most) = math.prod(self._size), (one.pixels for one in self.costs.points)
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
-        panel = (_PACE * network + layout.overhead_seconds) * self._images
-        return panel * self._panels + 2 * self._joined_bytes / _FILE_BYTES
+        speed = self.costs.speed
+        panel = (_PACE * network + speed * layout.overhead_seconds) * self._images
+        return panel * self._panels + speed * 2 * self._joined_bytes / _FILE_BYTES
 
     @property
     def _joined_bytes(self) -> int:

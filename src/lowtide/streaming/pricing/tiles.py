@@ -215,7 +215,7 @@ def _inner(axis: Axis, overlap: int) -> float:
 def _seconds(costs: ModelCosts, rows: Axis, columns: Axis, pixels: int, batch: int) -> float:
     full, rest = divmod(len(columns.starts), batch)
     row = full * costs.seconds(pixels * batch) + (costs.seconds(pixels * rest) if rest else 0)
-    return len(rows.starts) * (row + _TILE_SECONDS * len(columns.starts))
+    return len(rows.starts) * (row + costs.speed * _TILE_SECONDS * len(columns.starts))
 
 
 def _ledger(

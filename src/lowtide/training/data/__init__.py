@@ -11,6 +11,7 @@ from __future__ import annotations
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches, PatchData
 from lowtide.training.data.degrade import RealConfig, RealDegradation, StageConfig, bicubic
+from lowtide.training.data.files import file_facts
 from lowtide.training.data.images import ImageCache, read_rgb, size_of
 from lowtide.training.data.kernels import BlurConfig
 from lowtide.training.data.pairs import PairedFolders
@@ -29,6 +30,7 @@ __all__ = [
     "RealDegradation",
     "StageConfig",
     "bicubic",
+    "file_facts",
     "read_rgb",
     "size_of",
 ]

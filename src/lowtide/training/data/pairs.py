@@ -68,6 +68,10 @@ class PairedFolders:
         """The LQ file of a pair."""
         return self._pairs[index][1]
 
+    def files(self) -> list[Path]:
+        """All files of both sides."""
+        return [path for pair in self._pairs for path in pair]
+
     def check(self, patch: int) -> None:
         """Raise `InputError` naming LQ files with a side below ``patch`` pixels."""
         paths = [low for _, low in self._pairs]

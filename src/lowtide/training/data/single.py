@@ -56,6 +56,10 @@ class HighResolutionFolders:
         """The file of a picture."""
         return self._paths[index]
 
+    def files(self) -> list[Path]:
+        """All files."""
+        return list(self._paths)
+
     def check(self, patch: int) -> None:
         """Raise `InputError` naming files with a side below ``patch * scale`` pixels."""
         problems = side_problems(self._paths, self._infos, patch * self.scale, "a GT patch")

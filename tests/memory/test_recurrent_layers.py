@@ -1,0 +1,94 @@
+"""Recurrent layers: their workspace counts, and what would end the process does not."""
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.jobs.plan_train import plan_training
+from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.estimating.scratch import HostScratch, peak_with_scratch
+from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.store import OperatorStore
+from lowtide.memory.tracing.fake import model_tensors
+from lowtide.memory.tracing.steps import InferenceStep, TrainingStep, Unobserved, given_to
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0][-1]
+
+
+LAYERS = {
+    "one layer": (lambda: nn.LSTM(8, 16), (10, 2, 8)),
+    "two layers, both ways": (
+        lambda: nn.LSTM(16, 48, num_layers=2, bidirectional=True), (70, 5, 16)
+    ),
+    "many steps": (lambda: nn.LSTM(16, 64), (2500, 2, 16)),  # more than are tried
+    "gru": (lambda: nn.GRU(8, 16), (10, 2, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
+    make, shape = LAYERS[layer]
+    model, inputs = Last(make()), (torch.rand(shape),)
+    step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
+    scratch = HostScratch(OperatorStore())
+    told = peak_with_scratch(trace_step(model, step), scratch.inside)
+    run = step.prepare(model)
+    run(Unobserved())
+    held = sum(tensor.nbytes for tensor in [*model_tensors(model), *given_to(step)])
+    seen = live_peak_bytes(lambda: run(Unobserved())) + held
+    assert told.total == pytest.approx(seen, rel=0.01)
+    assert not scratch.assumed
+
+
+def test_a_training_of_an_lstm_is_estimated_and_planned() -> None:
+    step = TrainingStep((torch.empty(10, 2, 8),), optimizer="adamw")
+    found = lowtide.estimate(Last(nn.LSTM(8, 16)), step)
+    assert found.method == "traced"
+    assert 0 < found.live_bytes < found.predicted_bytes <= found.upper_bytes
+    plan = plan_training(
+        Last(nn.LSTM(8, 16)), device="cpu", budget="1GiB", inputs=("10,8",), batch=2
+    )
+    assert plan.fits
+
+
+class Unchecked(nn.Module):
+    """A backward pass with an empty workspace, beyond whose end it would read."""
+
+    def forward(self, x):
+        shapes = (64, 8), (64, 16), (64,), (64,), (2, 16), (2, 16)
+        weights = [x.new_zeros(shape) for shape in shapes]
+        made = x.new_zeros(10, 2, 16)
+        return torch.ops.aten.mkldnn_rnn_layer_backward(
+            x, *weights, made, *weights[4:], made, None, None, False, 2, 16, 1, True, True, False,
+            (), False, torch.zeros(0, dtype=torch.uint8),
+        )[0]  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_an_operator_that_ends_its_process_is_taken_at_its_bound(tmp_path) -> None:
+    step = InferenceStep((torch.empty(10, 2, 8),))
+    # Twice: the second time nothing is run.
+    for _ in range(2):
+        found = lowtide.estimate(Unchecked(), step)
+        (row,) = (row for row in found.ledger if row.name == "scratch")
+        assert row.origin == "prior"
+        assert row.value >= 3 * (10 * 2 * 8) * 4
+        assert any("SIG" in note and "mkldnn_rnn_layer_backward" in note for note in found.notes), (
+            found.notes
+        )

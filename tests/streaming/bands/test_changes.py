@@ -193,6 +193,15 @@ def test_what_is_long_or_odd_is_looked_at_too():
     assert not before.same(Makeup(module))
 
 
+def test_a_module_that_holds_its_own_streamed_run_is_not_changed_by_it():
+    module, image = Net().eval(), torch.rand(1, 3, 16, 12)
+    small = lowtide.Streamed(module, budget="64MiB", certified=False)
+    module.__dict__["small"] = small
+    known = small.prepare(image)
+    small.prepare(torch.rand(1, 3, 16, 20))
+    assert small.prepare(image) is known
+
+
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_computes_with_its_own_weights(again):
     small, image = lowtide.stream(Windows().eval(), budget="64MiB"), torch.rand(1, 3, 32, 24)

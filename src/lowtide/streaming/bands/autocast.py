@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +23,14 @@ class Autocast:
             return cls(kind, False, None)
         return cls(kind, True, torch.get_autocast_dtype(kind))
 
-    def again(self) -> torch.autocast:
+    def again(self) -> AbstractContextManager[object]:
         """A context with the same."""
+        if not self.enabled:
+            return no_autocast(self.kind)
         return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled)
 
 
-def no_autocast(kind: str) -> torch.autocast:
+def no_autocast(kind: str) -> AbstractContextManager[object]:
     """A context in which operators compute in the types that they are given."""
-    return torch.autocast(kind, enabled=False)
+    known = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if known else nullcontext()

@@ -34,7 +34,8 @@ Place = tuple[int, str]
 class Makeup:
     """Facts about a module and all its parts, without the values of its weights.
 
-    What they are about is held, so that nothing else can come to lie where it does.
+    What they are about is held, so that nothing else can come to lie where it does. A class may
+    name attributes of its own that do not count as ``_passing``.
     """
 
     def __init__(self, module: nn.Module, *, addresses: bool = False) -> None:
@@ -76,7 +77,7 @@ class Makeup:
             if part is not None:
                 self._waiting.append(part)
         own = vars(module)
-        for name in own.keys() - EVERY_MODULES:
+        for name in own.keys() - EVERY_MODULES - getattr(kind, "_passing", frozenset()):
             facts[name] = self._fact(own[name])
         return facts
 

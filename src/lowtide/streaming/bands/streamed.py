@@ -63,6 +63,9 @@ class Streamed(nn.Module):
     (MCUNetV2, arXiv 2110.15352), with norms and windows exact.
     """
 
+    # What a call may change, which is no change of a module that this is a part of.
+    _passing = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
+
     def __init__(
         self, module: nn.Module, *, budget: str | int | Budget = "auto",
         pages: Wanted = "auto", scratch: Path | None = None,
@@ -171,10 +174,8 @@ class Streamed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own: programs are of this one's.
-        state = vars(self).copy()
-        for name in ("_known", "_replays", "_lock"):
-            del state[name]
-        return state
+        own = {"_known", "_replays", "_lock"}
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

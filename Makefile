@@ -29,6 +29,7 @@ test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 
 check: $(VENV)/.dev
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
@@ -36,6 +37,7 @@ check: $(VENV)/.dev
 	$(BIN)/python scripts/render_results.py --check
 
 fix: $(VENV)/.dev
+	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev

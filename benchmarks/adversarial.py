@@ -39,16 +39,23 @@ SCALE, PATCH, BATCH, EVERY = 2, 24, 4, 10
 def config_of(kind: str, folder: Path, steps: int) -> TrainConfig:
     """Pixels and the opponent, from the first step on."""
     gan = {"type": "ganloss", "gan_type": kind, "loss_weight": 0.1, **KINDS[kind]}
-    return parse_config({
-        "name": kind, "scale": SCALE,
-        "datasets": {"train": {
-            "dataroot_gt": str(folder), "lq_size": PATCH, "batch_size_per_gpu": BATCH,
-        }},
-        "network_g": {"type": "paragonsr2_nano", "attention": "window"},
-        "network_d": {"type": "munet"},
-        "train": {"total_iter": steps, "losses": [{"type": "l1loss"}, gan]},
-        "logger": {"print_freq": EVERY, "save_checkpoint_freq": steps},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "name": kind,
+            "scale": SCALE,
+            "datasets": {
+                "train": {
+                    "dataroot_gt": str(folder),
+                    "lq_size": PATCH,
+                    "batch_size_per_gpu": BATCH,
+                }
+            },
+            "network_g": {"type": "paragonsr2_nano", "attention": "window"},
+            "network_d": {"type": "munet"},
+            "train": {"total_iter": steps, "losses": [{"type": "l1loss"}, gan]},
+            "logger": {"print_freq": EVERY, "save_checkpoint_freq": steps},
+        }
+    )
 
 
 def changes(generator: nn.Module, opponent: nn.Module, kind: str, batch: Any) -> dict[str, float]:
@@ -88,11 +95,14 @@ def trained(kind: str, photos: Path, steps: int) -> dict[str, Any]:
     figures = [value for row in rows for value in row.values() if isinstance(value, float)]
     weights = [*generator.parameters(), *opponent.parameters()]
     return {
-        "kind": kind, "steps": steps, "cpu_s": round(seconds, 1), "losses": rows,
+        "kind": kind,
+        "steps": steps,
+        "cpu_s": round(seconds, 1),
+        "losses": rows,
         "finite": all(map(math.isfinite, figures))
         and all(bool(one.isfinite().all()) for one in weights),
         "without_branch": {"before": before, "after": changes(generator, opponent, kind, held)},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -102,9 +112,11 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "adversarial", fresh=options.fresh, packages=("accelerate", "scikit-image"),
+        "adversarial",
+        fresh=options.fresh,
+        packages=("accelerate", "scikit-image"),
         about="Adversarial trainings on photographs: losses, and what each branch tells.",
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as place:
         photos = Path(place) / "photos"
         write_photographs(photos, Path(place) / "held_out")

@@ -166,8 +166,9 @@ class Whole(nn.Module):
             result = scores.softmax(-1) @ value
         else:
             size = 256 if self.how == "chunked" else query.shape[2]
-            result = torch.cat([
-                F.scaled_dot_product_attention(part, key, value) for part in query.split(size, 2)
-            ], 2)  # fmt: skip
+            result = torch.cat(
+                [F.scaled_dot_product_attention(part, key, value) for part in query.split(size, 2)],
+                2,
+            )
         result = self.module.out(result.transpose(1, 2).flatten(2))
         return result.transpose(1, 2).reshape(image.shape)

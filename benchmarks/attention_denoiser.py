@@ -35,9 +35,7 @@ TRAINED_ON = "astronaut", "coffee", "rocket", "hubble_deep_field", "retina"
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "none": nn.Identity,
     "local window, halo": lambda: LocalWindowAttention(CHANNELS),
-    "local window, halo, decomposed": lambda: LocalWindowAttention(
-        CHANNELS, position="decomposed"
-    ),
+    "local window, halo, decomposed": lambda: LocalWindowAttention(CHANNELS, position="decomposed"),
     "local window, blended": lambda: LocalWindowAttention(CHANNELS, form="blended"),
     "hierarchical": lambda: HierarchicalAttention(CHANNELS),
     "linear": lambda: LinearAttention(CHANNELS),
@@ -54,9 +52,10 @@ class Block(nn.Module):
         self.norm = nn.GroupNorm(1, CHANNELS)
         self.attention = attention
         self.mix = nn.Sequential(
-            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.SiLU(),
             nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
-        )  # fmt: skip
+            nn.SiLU(),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         """The same shape."""
@@ -126,11 +125,14 @@ def train(name: str, steps: int) -> dict[str, object]:
     seconds = time.process_time() - started
     peak = live_peak_bytes(step)
     return {
-        "steps": steps, "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": steps,
+        "parameters": sum(p.numel() for p in model.parameters()),
         "first_loss": round(statistics.mean(losses[:20]), 6),
         "last_loss": round(statistics.mean(losses[steps - 50 : steps]), 6),
-        **judged(model), "cpu_s": round(seconds, 1), "peak_bytes": peak,
-    }  # fmt: skip
+        **judged(model),
+        "cpu_s": round(seconds, 1),
+        "peak_bytes": peak,
+    }
 
 
 def judged(model: nn.Module) -> dict[str, float]:
@@ -155,9 +157,11 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "attention_denoiser", fresh=options.fresh, packages=["scikit-image"],
+        "attention_denoiser",
+        fresh=options.fresh,
+        packages=["scikit-image"],
         about="A small denoiser with each attention module, trained from scratch.",
-    )  # fmt: skip
+    )
     for name in MODULES:
         if not results.has(name):
             results.add(name, **train(name, options.steps))

@@ -104,10 +104,18 @@ def flex(height: int, width: int, device: str = "cuda") -> Run:
     counts, indices = counts[None, None], indices[None, None]
     # Who may see whom is the same both ways; PyTorch would find that out by a matrix of all pairs.
     mask = BlockMask(
-        seq_lengths=(height * width, height * width), kv_num_blocks=counts, kv_indices=indices,
-        full_kv_num_blocks=None, full_kv_indices=None, q_num_blocks=counts, q_indices=indices,
-        full_q_num_blocks=None, full_q_indices=None, BLOCK_SIZE=(128, 128), mask_mod=sees,
-    )  # fmt: skip
+        seq_lengths=(height * width, height * width),
+        kv_num_blocks=counts,
+        kv_indices=indices,
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=counts,
+        q_indices=indices,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(128, 128),
+        mask_mod=sees,
+    )
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def tiled(tensor: Tensor) -> Tensor:
@@ -170,18 +178,22 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "attention_gpu", fresh=options.fresh, packages=["triton"],
+        "attention_gpu",
+        fresh=options.fresh,
+        packages=["triton"],
         about="Halo windows on a GPU, forward and with backward.",
-    )  # fmt: skip
+    )
     rate = product_rate()
     for side in options.sides:
         for heads, dim in ((2, 32), (1, 64)):
             # Or after eight shapes and modes FlexAttention would be run uncompiled, by a matrix.
             torch.compiler.reset()
             ways: dict[str, Run] = {
-                "triton": kernel, "portable": portable, "unfold and SDPA": unfolded,
+                "triton": kernel,
+                "portable": portable,
+                "unfold and SDPA": unfolded,
                 "FlexAttention": flex(side, side),
-            }  # fmt: skip
+            }
             if importlib.util.find_spec("natten"):
                 ways["NATTEN, windows of 33"] = natten
             compare(results, ways, side, (heads, dim), options.rounds, rate)
@@ -193,7 +205,11 @@ def row_of(name: str, what: str, side: int, shape: tuple[int, int]) -> str:
 
 
 def compare(
-    results: ResultFile, ways: dict[str, Run], side: int, shape: tuple[int, int], rounds: int,
+    results: ResultFile,
+    ways: dict[str, Run],
+    side: int,
+    shape: tuple[int, int],
+    rounds: int,
     rate: float,
 ) -> None:
     """Rows of all ways for one size, forward and with backward."""
@@ -222,9 +238,11 @@ def compare(
         except Exception as error:  # noqa: BLE001 - a row says what a package cannot do here
             del ways[name]
             results.add(
-                f"{name}, {side}², {shape[0]} heads of {shape[1]}", way=name, side=side,
+                f"{name}, {side}², {shape[0]} heads of {shape[1]}",
+                way=name,
+                side=side,
                 error=str(error)[:200],
-            )  # fmt: skip
+            )
     for what, wrap, passes in (("forward", inference, 1), ("with backward", training, 3.5)):
         taken = seconds({name: wrap(run) for name, run in ways.items()}, rounds)
         least = roofline_seconds(side, *shape, passes, rate)
@@ -233,11 +251,20 @@ def compare(
             with torch.inference_mode():
                 error = float((ways[name](*tensors) - exact).abs().max())
             results.add(
-                row_of(name, what, side, shape), way=name, what=what, side=side,
-                heads=shape[0], head_dim=shape[1], wall_s=middle, wall_min_s=min(all_of),
-                wall_max_s=max(all_of), largest_difference=error,
-                roofline_s=least, share_of_roofline=least / middle, products_per_s=rate,
-            )  # fmt: skip
+                row_of(name, what, side, shape),
+                way=name,
+                what=what,
+                side=side,
+                heads=shape[0],
+                head_dim=shape[1],
+                wall_s=middle,
+                wall_min_s=min(all_of),
+                wall_max_s=max(all_of),
+                largest_difference=error,
+                roofline_s=least,
+                share_of_roofline=least / middle,
+                products_per_s=rate,
+            )
 
 
 if __name__ == "__main__":

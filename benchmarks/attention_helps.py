@@ -51,20 +51,27 @@ def config_of(
     """A configuration in the trainer's terms; ``data`` has its pictures."""
     return {
         "name": run_of(variant, attention, seed, steps).replace(", ", "-").replace(" ", "_"),
-        "scale": SCALE, "manual_seed": seed,
+        "scale": SCALE,
+        "manual_seed": seed,
         "datasets": {
-            "train": {"lq_size": PATCH, "batch_size_per_gpu": BATCH, "color": True,
-                      **data["train"]},
+            "train": {
+                "lq_size": PATCH,
+                "batch_size_per_gpu": BATCH,
+                "color": True,
+                **data["train"],
+            },
             "val": data["val"],
         },
         "network_g": {"type": f"paragonsr2_{variant}", "attention": attention},
         "train": {
-            "total_iter": steps, "warmup_iter": min(WARMUP, steps // 10),
-            "optim_g": {"type": "adamw", "lr": RATE}, "losses": [{"type": "l1loss"}],
+            "total_iter": steps,
+            "warmup_iter": min(WARMUP, steps // 10),
+            "optim_g": {"type": "adamw", "lr": RATE},
+            "losses": [{"type": "l1loss"}],
         },
         "val": {"val_freq": steps, "metrics": {"psnr": {"type": "psnr"}}},
         "logger": {"print_freq": 100, "save_checkpoint_freq": 500},
-    }  # fmt: skip
+    }
 
 
 def train(config: dict[str, Any], work: str) -> dict[str, Any]:
@@ -77,9 +84,11 @@ def train(config: dict[str, Any], work: str) -> dict[str, Any]:
     report = train_sr(parse_config(config), work, device="cpu", on_plan=look, on_step=look)
     return {
         "cpu_s": round(moments[-1] - moments[0], 2),
-        "psnr_y_db": report.scores["psnr"], "parameters": report.parameters,
-        "resumed_at": report.resumed_at, "predicted_bytes": report.plan.predicted_bytes,
-    }  # fmt: skip
+        "psnr_y_db": report.scores["psnr"],
+        "parameters": report.parameters,
+        "resumed_at": report.resumed_at,
+        "predicted_bytes": report.plan.predicted_bytes,
+    }
 
 
 def pictures(photos: Path | None, work: Path) -> dict[str, Any]:
@@ -92,9 +101,10 @@ def pictures(photos: Path | None, work: Path) -> dict[str, Any]:
     if "LOWTIDE_DATA" in os.environ and set5.is_dir():
         found["judged_on"] = "Set5"
         found["val"] = {
-            "dataroot_gt": str(set5 / "HR"), "dataroot_lq": str(set5 / "LR_bicubic" / f"X{SCALE}"),
+            "dataroot_gt": str(set5 / "HR"),
+            "dataroot_lq": str(set5 / "LR_bicubic" / f"X{SCALE}"),
             "filename_tmpl": f"{{}}x{SCALE}",
-        }  # fmt: skip
+        }
         return found
     if photos is not None:
         raise SystemExit("--photos needs Set5 in LOWTIDE_DATA: none of the photographs is held out")
@@ -131,10 +141,16 @@ def measure(results: ResultFile, options: argparse.Namespace) -> None:
                 config = config_of(variant, attention, seed, options.steps, data)
                 usage = measure_fresh("attention_helps:train", config, str(options.work))
                 results.add(
-                    row, variant=variant, attention=attention, seed=seed, steps=options.steps,
-                    judged_on=data["judged_on"], peak_bytes=usage.peak_bytes,
-                    threads=torch.get_num_threads(), **usage.result,
-                )  # fmt: skip
+                    row,
+                    variant=variant,
+                    attention=attention,
+                    seed=seed,
+                    steps=options.steps,
+                    judged_on=data["judged_on"],
+                    peak_bytes=usage.peak_bytes,
+                    threads=torch.get_num_threads(),
+                    **usage.result,
+                )
 
 
 def sum_up(results: ResultFile, steps: int) -> None:
@@ -147,9 +163,10 @@ def sum_up(results: ResultFile, steps: int) -> None:
         base = {row["seed"]: row for row in mine if row["attention"] == ATTENTIONS[0]}
         for attention in ATTENTIONS[1:]:
             pairs = [
-                (row, base[row["seed"]]) for row in mine
+                (row, base[row["seed"]])
+                for row in mine
                 if row["attention"] == attention and row["seed"] in base
-            ]  # fmt: skip
+            ]
             if pairs:
                 title = f"{variant}, {attention} against {ATTENTIONS[0]}, {steps} steps"
                 results.add(title, steps=steps, **gained(pairs))
@@ -160,16 +177,19 @@ def gained(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]
     compared where neither run was interrupted, and both are of one machine."""
     gains = [one["psnr_y_db"] - other["psnr_y_db"] for one, other in pairs]
     whole = [
-        one["cpu_s"] / other["cpu_s"] for one, other in pairs
-        if not one["resumed_at"] and not other["resumed_at"]
+        one["cpu_s"] / other["cpu_s"]
+        for one, other in pairs
+        if not one["resumed_at"]
+        and not other["resumed_at"]
         and one.get("environment") == other.get("environment")
-    ]  # fmt: skip
+    ]
     return {
-        "seeds": len(gains), "gain_db": round(statistics.mean(gains), 4),
+        "seeds": len(gains),
+        "gain_db": round(statistics.mean(gains), 4),
         "deviation_db": round(statistics.stdev(gains), 4) if len(gains) > 1 else None,
         "gains_db": [round(gain, 4) for gain in gains],
         "cpu_ratio": round(statistics.median(whole), 3) if whole else None,
-    }  # fmt: skip
+    }
 
 
 def listed(known: tuple[str, ...]) -> Any:
@@ -178,9 +198,7 @@ def listed(known: tuple[str, ...]) -> Any:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := sorted(set(names) - set(known)):
-            raise argparse.ArgumentTypeError(
-                f"{', '.join(unknown)}: there are {', '.join(known)}"
-            )
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(known)}")
         return names
 
     return parse
@@ -201,10 +219,12 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "attention_helps", fresh=options.fresh, packages=("accelerate", "scikit-image"),
+        "attention_helps",
+        fresh=options.fresh,
+        packages=("accelerate", "scikit-image"),
         about="ParagonSR2 ×2 with and without attention, trained alike: PSNR-Y.",
         environments="any",  # many hours; what is compared is decibels
-    )  # fmt: skip
+    )
     measure(results, options)
     sum_up(results, options.steps)
 

@@ -36,9 +36,10 @@ CHANNELS = 64
 SIZES = (64, 128, 256)
 # Seconds for 256² pixels, so only a few of them.
 SLOW = {
-    "global, SDPA", "global, SDPA, 256 queries at a time",
+    "global, SDPA",
+    "global, SDPA, 256 queries at a time",
     "seed's hierarchical, in chunks at any size",
-}  # fmt: skip
+}
 # What the others are compared with.
 BASE = "local window, halo"
 # Measured with one thread too: local windows, and the same by unfolding.
@@ -100,7 +101,7 @@ def measure_time(results: ResultFile, side: int, rounds: int, threads: int) -> N
         name: lambda module=module: module(image)
         for name, module in modules().items()
         if takes(name, side) and (threads > 1 or name.startswith(BY_ONE_THREAD))
-    }  # fmt: skip
+    }
     taken: dict[str, list[float]] = {name: [] for name in runs}
     turns = list(runs)
     for turn in range(rounds + 1):  # the first round warms up
@@ -114,11 +115,14 @@ def measure_time(results: ResultFile, side: int, rounds: int, threads: int) -> N
     for name, all_of in taken.items():
         ratios = [one / base for one, base in zip(all_of, taken[BASE], strict=False)]
         results.add(
-            f"time, {name}, {side}², {threads} threads", module=name, side=side,
-            threads=threads, rounds=len(all_of),
+            f"time, {name}, {side}², {threads} threads",
+            module=name,
+            side=side,
+            threads=threads,
+            rounds=len(all_of),
             cpu_s=round(statistics.median(all_of), 5),
             ratio=spread(ratios),
-        )  # fmt: skip
+        )
 
 
 def workspace_bytes(module: nn.Module, image: Tensor) -> int:
@@ -136,24 +140,32 @@ def measure_workspace(results: ResultFile, side: int) -> None:
         row = f"workspace, {name}, {side}²"
         slow = name.startswith("global") and side > 128  # as at 128²: linear in pixels
         if takes(name, side) and not slow and not results.has(row):
-            results.add(
-                row, module=name, side=side, workspace_bytes=workspace_bytes(module, image)
-            )
+            results.add(row, module=name, side=side, workspace_bytes=workspace_bytes(module, image))
 
 
 def measure_strips(results: ResultFile) -> None:
     """Local windows of images up to 2048², and of the same width and less height."""
     for name in (BASE, "local window, blended"):
-        for height, width in ((256, 256), (256, 512), (256, 1024), (256, 2048), (1024, 1024),
-                              (2048, 2048)):  # fmt: skip
+        for height, width in (
+            (256, 256),
+            (256, 512),
+            (256, 1024),
+            (256, 2048),
+            (1024, 1024),
+            (2048, 2048),
+        ):
             row = f"strips, {name}, {height}×{width}"
             if not results.has(row):
                 image = torch.randn(1, CHANNELS, height, width)
                 taken = workspace_bytes(modules()[name], image)
                 results.add(
-                    row, module=name, height=height, width=width, workspace_bytes=taken,
+                    row,
+                    module=name,
+                    height=height,
+                    width=width,
+                    workspace_bytes=taken,
                     bytes_per_column=round(taken / width),
-                )  # fmt: skip
+                )
 
 
 def measure_flex(results: ResultFile, side: int) -> None:
@@ -175,10 +187,13 @@ def measure_flex(results: ResultFile, side: int) -> None:
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def run() -> Tensor:
-        query, key, value = (t.flatten(1, 2).mT for t in (
-            t.flatten(1, 2).unflatten(-1, (module.heads, -1)).permute(0, 2, 3, 1)
-            for t in module.qkv(image.permute(0, 2, 3, 1)).chunk(3, -1)
-        ))  # fmt: skip
+        query, key, value = (
+            t.flatten(1, 2).mT
+            for t in (
+                t.flatten(1, 2).unflatten(-1, (module.heads, -1)).permute(0, 2, 3, 1)
+                for t in module.qkv(image.permute(0, 2, 3, 1)).chunk(3, -1)
+            )
+        )
         query, key, value = (
             t.unflatten(-1, (module.heads, -1)).transpose(1, 2) for t in (query, key, value)
         )
@@ -188,11 +203,14 @@ def measure_flex(results: ResultFile, side: int) -> None:
     pairs = [(seconds(run), seconds(lambda: module(image))) for _ in range(5)]
     ratios = [flex / ours for flex, ours in pairs]
     results.add(
-        FLEX.format(side), module="FlexAttention, compiled", side=side,
-        threads=torch.get_num_threads(), rounds=5,
+        FLEX.format(side),
+        module="FlexAttention, compiled",
+        side=side,
+        threads=torch.get_num_threads(),
+        rounds=5,
         cpu_s=round(statistics.median(flex for flex, _ in pairs), 5),
         ratio=spread(ratios),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -203,9 +221,10 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "attention_modules", fresh=options.fresh,
+        "attention_modules",
+        fresh=options.fresh,
         about="Attention modules over images: processor seconds and workspace.",
-    )  # fmt: skip
+    )
     tune_heap()
     with torch.inference_mode():
         for side in SIZES:

@@ -33,9 +33,10 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "budgets", fresh=options.fresh,
+        "budgets",
+        fresh=options.fresh,
         about="A photograph in ten budgets: peak memory and processor seconds.",
-    )  # fmt: skip
+    )
     for model in [options.only] if options.only else PHOTOGRAPHS:
         if not results.has(f"{model}, comparison"):
             report(results, model, measure(model, options.rounds))
@@ -61,13 +62,19 @@ def report(results: ResultFile, model: str, runs: dict[int, list[dict]]) -> None
     for budget, done in runs.items():
         peak = max(one["peak_bytes"] for one in done)
         results.add(
-            f"{model}, {budget} MiB", model=model, width=width, height=height,
-            budget_bytes=budget * MIB, peak_bytes=peak,
-            predicted_bytes=done[0]["predicted_bytes"], upper_bytes=done[0]["upper_bytes"],
+            f"{model}, {budget} MiB",
+            model=model,
+            width=width,
+            height=height,
+            budget_bytes=budget * MIB,
+            peak_bytes=peak,
+            predicted_bytes=done[0]["predicted_bytes"],
+            upper_bytes=done[0]["upper_bytes"],
             within_budget=peak <= budget * MIB,
             cpu_s=round(statistics.median(one["cpu_s"] for one in done), 2),
-            cpu_s_all=[one["cpu_s"] for one in done], plan=done[0]["plan"],
-        )  # fmt: skip
+            cpu_s_all=[one["cpu_s"] for one in done],
+            plan=done[0]["plan"],
+        )
     measured = (row for row in results.data["rows"] if row["model"] == model)
     rows = [row for row in measured if "budget_bytes" in row]
     results.add(f"{model}, comparison", model=model, **compare(rows))
@@ -83,15 +90,19 @@ def compare(rows: list[dict]) -> dict:
         for plan, same in by_plan.items()
     }
     return {
-        "rounds": len(rows[0]["cpu_s_all"]), "plans": len(by_plan),
+        "rounds": len(rows[0]["cpu_s_all"]),
+        "plans": len(by_plan),
         "all_within_budget": all(row["within_budget"] for row in rows),
         "slowest_against_a_smaller_budget": _slowest([pooled[row["plan"]] for row in rows]),
         "each_budget_by_itself": _slowest([row["cpu_s"] for row in rows]),
-        "spread_within_a_plan": round(max(
-            max(row["cpu_s"] for row in same) / min(row["cpu_s"] for row in same)
-            for same in by_plan.values()
-        ), 3),
-    }  # fmt: skip
+        "spread_within_a_plan": round(
+            max(
+                max(row["cpu_s"] for row in same) / min(row["cpu_s"] for row in same)
+                for same in by_plan.values()
+            ),
+            3,
+        ),
+    }
 
 
 def _slowest(seconds: list[float]) -> float:

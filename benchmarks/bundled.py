@@ -36,9 +36,15 @@ OURS = ("lowtide-large-x{}", "lowtide-x{}")
 PEERS = ("Compact", "SPAN")
 # Which package's own file each is.
 PICTURES = {
-    "cell": "skimage", "clock_motion": "skimage", "microaneurysms": "skimage", "moon": "skimage",
-    "page": "skimage", "retina": "skimage", "text": "skimage", "grace_hopper": "matplotlib",
-}  # fmt: skip
+    "cell": "skimage",
+    "clock_motion": "skimage",
+    "microaneurysms": "skimage",
+    "moon": "skimage",
+    "page": "skimage",
+    "retina": "skimage",
+    "text": "skimage",
+    "grace_hopper": "matplotlib",
+}
 
 
 def picture(name: str) -> np.ndarray:
@@ -74,11 +80,14 @@ def scored(model: str, scale: int) -> dict[str, Any]:
         if high is not as_stored:
             stored[name] = enlarged_db(enlarge, as_stored, scale)
     return {
-        "model": model, "scale": scale, "pictures_db": own, "cubic_db": cubic,
+        "model": model,
+        "scale": scale,
+        "pictures_db": own,
+        "cubic_db": cubic,
         "as_stored_db": stored,
         "mean_db": round(float(np.mean([*own.values()])), 3),
         "above_cubic_on_all": all(own[name] > cubic[name] for name in PICTURES),
-    }  # fmt: skip
+    }
 
 
 def enlarged_db(
@@ -108,10 +117,17 @@ def peer(name: str, scale: int, wanted: int) -> nn.Module:
         )
 
     def span(size: int) -> nn.Module:
-        return fold(spandrel_class(
-            "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, upscale=scale,
-            feature_channels=size,
-        ).eval())  # fmt: skip
+        return fold(
+            spandrel_class(
+                "SPAN",
+                "__arch.span",
+                "SPAN",
+                num_in_ch=3,
+                num_out_ch=3,
+                upscale=scale,
+                feature_channels=size,
+            ).eval()
+        )
 
     make, sizes = {"Compact": (compact, range(2, 17)), "SPAN": (span, range(16, 65, 2))}[name]
     torch.manual_seed(0)
@@ -149,9 +165,10 @@ def run_times(scale: int, pairs: int) -> dict[str, Any]:
     with torch.inference_mode():
         seconds = seconds_in_turns(runs, pairs)
     return {
-        "cpu_s": seconds, "threads": torch.get_num_threads(),
+        "cpu_s": seconds,
+        "threads": torch.get_num_threads(),
         "parameters": {name: weights_of(network) for name, network in networks.items()},
-    }  # fmt: skip
+    }
 
 
 def measured(scale: int, pairs: int) -> dict[str, Any]:
@@ -161,7 +178,7 @@ def measured(scale: int, pairs: int) -> dict[str, Any]:
     peaks = {
         name: measure_fresh("bundled:run_once", name, scale, warmups=1).peak_bytes
         for name in timed["cpu_s"]
-    }  # fmt: skip
+    }
     ratios = {name: ratio_of(taken, own) for name, taken in timed["cpu_s"].items()}
     return {"scale": scale, "side": SIDE, **timed, "ratio": ratios, "peak_bytes": peaks}
 
@@ -170,14 +187,15 @@ def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=7).parse_args()
     results = ResultFile(
-        "bundled", fresh=options.fresh,
+        "bundled",
+        fresh=options.fresh,
         about="Bundled models on pictures they never saw, and beside nets of like size.",
-    )  # fmt: skip
+    )
     for scale in SCALES:
         todo = {
             f"{model.format(scale)}, pictures": lambda m=model, s=scale: scored(m.format(s), s)
             for model in OURS
-        }  # fmt: skip
+        }
         todo[f"×{scale}, speed"] = lambda s=scale: measured(s, options.pairs)
         for name, measure in todo.items():
             if options.only in name and not results.has(name):

@@ -154,12 +154,16 @@ def as_graphs(case: Case, again: Planned, streamed: Tensor, rounds: int) -> dict
     held = torch.cuda.memory_reserved() - before
     taken = seconds({"whole": case.whole, "kept": case.recording(), "recorded": run}, rounds)
     return {
-        "way": "recorded", "plan": again.title, "budget_bytes": again.budget_bytes,
-        "told_bytes": again.told_bytes, "held_bytes": held,
-        "wall_s": spread(taken["recorded"]), "ratio": ratio_of(taken["recorded"], taken["whole"]),
+        "way": "recorded",
+        "plan": again.title,
+        "budget_bytes": again.budget_bytes,
+        "told_bytes": again.told_bytes,
+        "held_bytes": held,
+        "wall_s": spread(taken["recorded"]),
+        "ratio": ratio_of(taken["recorded"], taken["whole"]),
         "ratio_to_recorded": ratio_of(taken["recorded"], taken["kept"]),
         "max_abs_error_to_streamed": error,
-    }  # fmt: skip
+    }
 
 
 def largest(result: Tensor, other: Tensor | None) -> float | None:

@@ -32,7 +32,7 @@ def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float
     total = both = 0.0
     for first, last in copies:
         total += last - first
-        for begin, end in busy[bisect(ends, first):]:
+        for begin, end in busy[bisect(ends, first) :]:
             if begin >= last:
                 break
             both += min(last, end) - max(first, begin)

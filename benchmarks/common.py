@@ -31,20 +31,22 @@ HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 # A heap that gives back blocks of 4 MiB and more, and keeps 32 MiB of smaller ones: peaks within
 # those of what lives, where every small block fetched anew would double a run's time.
 HEAP_KEEPS_SMALL = {
-    **HUGE_PAGES, "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
-}  # fmt: skip
+    **HUGE_PAGES,
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+}
 # The heap as the command line has it, and as glibc has it where nobody sets anything.
 HEAP_OF_COMMAND_LINE: dict[str, str | None] = {
-    **HUGE_PAGES, "MALLOC_MMAP_THRESHOLD_": str(REUSED_BELOW),
+    **HUGE_PAGES,
+    "MALLOC_MMAP_THRESHOLD_": str(REUSED_BELOW),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_MOST),
-}  # fmt: skip
-HEAP_OF_GLIBC: dict[str, str | None] = {
-    "MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"
-}  # fmt: skip
+}
+HEAP_OF_GLIBC: dict[str, str | None] = {"MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"}
 # glibc tuned as is usual for large tensors: blocks below 1 GiB are kept, up to 2 GiB of them.
 HEAP_TO_1GIB: dict[str, str | None] = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
-}  # fmt: skip
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
+}
 PACKAGES = ("lowtide", "torch", "numpy", "pyvips", "pyvips-binary", "spandrel", "typer", "pydantic")
 
 
@@ -63,9 +65,7 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {
-            name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)
-        },
+        "packages": {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
     }
 
 
@@ -129,16 +129,25 @@ class ResultFile:
     """
 
     def __init__(
-        self, name: str, *, about: str, fresh: bool = False, packages: Sequence[str] = (),
+        self,
+        name: str,
+        *,
+        about: str,
+        fresh: bool = False,
+        packages: Sequence[str] = (),
         environments: Literal["one", "any", "each"] = "one",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = RESULTS / f"{name}.json"
         here = environment(packages)
         self._elsewhere: dict[str, Any] = {}
         self._each = environments == "each"
         self.data: dict[str, Any] = {
-            "schema": 1, "benchmark": name, "about": about, "environment": here, "rows": [],
-        }  # fmt: skip
+            "schema": 1,
+            "benchmark": name,
+            "about": about,
+            "environment": here,
+            "rows": [],
+        }
         if self.path.exists() and (self._each or not fresh):
             before = json.loads(self.path.read_text())
             self._elsewhere = _differences(before["environment"], here)
@@ -176,9 +185,10 @@ class ResultFile:
         environment than this process."""
         named = set(rows)
         self.data["rows"] = [
-            entry for entry in self.data["rows"]
+            entry
+            for entry in self.data["rows"]
             if entry["row"] not in named or self.measured_here(entry)
-        ]  # fmt: skip
+        ]
 
     def row(self, row: str) -> dict[str, Any]:
         """The figures of a row that was measured before."""
@@ -187,10 +197,14 @@ class ResultFile:
     def add_growth(self, row: str, small: str, large: str) -> None:
         """A row with how many times the memory of one row another takes."""
         smaller, larger = self.row(small), self.row(large)
-        self.add(row, **{
-            figure: round(larger[figure] / smaller[figure], 3)
-            for figure in ("peak_bytes", "high_water_bytes") if smaller[figure]
-        })  # fmt: skip
+        self.add(
+            row,
+            **{
+                figure: round(larger[figure] / smaller[figure], 3)
+                for figure in ("peak_bytes", "high_water_bytes")
+                if smaller[figure]
+            },
+        )
 
     def complete(self, row: str, **figures: Any) -> None:
         """Add figures to a row, and save."""

@@ -57,9 +57,7 @@ def run_compiled(name: str, pairs: int) -> dict[str, Any]:
             started = time.process_time()
             ways[way](images)
             seconds[way].append(round(time.process_time() - started, 4))
-    return {
-        "warmup_s": round(facts.warmup_seconds, 1), "max_abs_error": apart, "cpu_s": seconds
-    }
+    return {"warmup_s": round(facts.warmup_seconds, 1), "max_abs_error": apart, "cpu_s": seconds}
 
 
 def measure(results: ResultFile, name: str, pairs: int) -> None:
@@ -74,24 +72,30 @@ def measure(results: ResultFile, name: str, pairs: int) -> None:
         ).result
     cpu_s = timed["cpu_s"]
     results.add(
-        name, side=SIDE, warmup_s=first.result["warmup_s"],
-        warmup_cached_s=again.result["warmup_s"], cpu_s=cpu_s,
+        name,
+        side=SIDE,
+        warmup_s=first.result["warmup_s"],
+        warmup_cached_s=again.result["warmup_s"],
+        cpu_s=cpu_s,
         ratio=ratio_of(cpu_s["compiled"], cpu_s["plain"]),
         max_abs_error=timed["max_abs_error"],
         peak_bytes={
-            "plain": plain.peak_bytes, "compiled": first.peak_bytes, "from cache": again.peak_bytes
+            "plain": plain.peak_bytes,
+            "compiled": first.peak_bytes,
+            "from cache": again.peak_bytes,
         },
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=7).parse_args()
     results = ResultFile(
-        "compiled", fresh=options.fresh,
+        "compiled",
+        fresh=options.fresh,
         about=f"Networks compiled by PyTorch for tiles of {SIDE}×{SIDE}, beside the same as they"
         " are.",
-    )  # fmt: skip
+    )
     for name in MODELS:
         if options.only in name and not results.has(name):
             measure(results, name, options.pairs)

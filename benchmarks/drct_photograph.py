@@ -44,8 +44,11 @@ WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16
 OURS = "Lowtide"
 WAYS = (
-    OURS, "tile loop, 256, pad 10", "guide's conservative, 256", "guide's for quality, 512",
-)  # fmt: skip
+    OURS,
+    "tile loop, 256, pad 10",
+    "guide's conservative, 256",
+    "guide's for quality, 512",
+)
 OVERLAP = 32  # of the guide's tiles
 GIVES_BACK: dict[str, str] = {}  # as `measure_fresh` sets it
 
@@ -180,12 +183,16 @@ class Measuring:
                 self._run(way, HEAP_KEEPS)
             result = as_array(self._target(way))
             self._results.add(
-                way, width=WIDTH, height=HEIGHT, peak_bytes=self._peak_of(way),
-                cpu_s=seconds[way], ratio=ratio_of(seconds[way], seconds[OURS]),
+                way,
+                width=WIDTH,
+                height=HEIGHT,
+                peak_bytes=self._peak_of(way),
+                cpu_s=seconds[way],
+                ratio=ratio_of(seconds[way], seconds[OURS]),
                 share_of_peak=round(self._peak_of(way) / self._peak_of(OURS), 3),
                 largest_difference_of_255=int(max_error(result, whole)),
                 psnr_db=reported_db(psnr(result, whole, peak=255)),
-            )  # fmt: skip
+            )
 
     def _peak_of(self, way: str) -> int:
         return self._results.row(_peak(way))["peak_bytes"]
@@ -216,9 +223,10 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "drct_photograph", fresh=options.fresh,
+        "drct_photograph",
+        fresh=options.fresh,
         about=f"A photograph of {WIDTH}×{HEIGHT} through DRCT ×4, file to file.",
-    )  # fmt: skip
+    )
     if all(results.has(way) for way in WAYS):
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

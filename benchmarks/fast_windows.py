@@ -134,20 +134,26 @@ def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
     }
     for way, figures in timed.items():
         results.add(
-            rows[way], model=name, side=side, way=way, peak_bytes=peaks[way],
+            rows[way],
+            model=name,
+            side=side,
+            way=way,
+            peak_bytes=peaks[way],
             share_of_peak=round(peaks[way] / peaks["spandrel"], 3),
-            ratio=ratio_of(figures["cpu_s"], timed["spandrel"]["cpu_s"]), **figures,
-        )  # fmt: skip
+            ratio=ratio_of(figures["cpu_s"], timed["spandrel"]["cpu_s"]),
+            **figures,
+        )
 
 
 def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=5).parse_args()
     results = ResultFile(
-        "fast_windows", fresh=options.fresh,
+        "fast_windows",
+        fresh=options.fresh,
         environments="each",  # bf16 is one processor's gain alone
         about="Window transformers as their files are loaded, and as spandrel's classes run.",
-    )  # fmt: skip
+    )
     for name, sides in SIDES.items():
         row = f"{name}, differences"
         if options.only in row and not results.has(row):

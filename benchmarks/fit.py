@@ -81,8 +81,9 @@ def fit_runs(entries: Sequence[dict], heap: str, kind: RunKind) -> Calibration:
         return rest.model_copy(update={"kept_share": kept_share(entries, rest)})
     residuals = [
         Residual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
-        for entry in entries if entry["heap"] == heap
-    ]  # fmt: skip
+        for entry in entries
+        if entry["heap"] == heap
+    ]
     return calibrate(residuals).model_copy(update={"families": True})
 
 

@@ -29,8 +29,10 @@ MODEL = "lowtide-x2"
 WIDTH, HEIGHT = 640, 480
 # By name: the suffix, and the encoder's options.
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    "PNG": ("png", {}), "JPEG": ("jpg", {}), "lossless WebP": ("webp", {"webp_lossless": True}),
-}  # fmt: skip
+    "PNG": ("png", {}),
+    "JPEG": ("jpg", {}),
+    "lossless WebP": ("webp", {"webp_lossless": True}),
+}
 BUDGET = "2GiB"
 
 
@@ -113,9 +115,15 @@ def _job(folder: Path, suffix: str, **settings: Any) -> tuple[float, float]:
 
     with tempfile.TemporaryDirectory(dir=folder) as out:
         report = lowtide.upscale(
-            folder / "in", out, model=MODEL, budget=BUDGET, format=suffix, progress=note,
-            device="cpu", **settings,
-        )  # fmt: skip
+            folder / "in",
+            out,
+            model=MODEL,
+            budget=BUDGET,
+            format=suffix,
+            progress=note,
+            device="cpu",
+            **settings,
+        )
         ended = time.perf_counter(), time.process_time()
         report.raise_for_failures()
     return ended[0] - begun[0][0], ended[1] - begun[0][1]
@@ -190,10 +198,11 @@ def main() -> None:
     """Measure what is missing."""
     options = options_of(__doc__, photos=30)
     results = ResultFile(
-        "folder_pipeline", fresh=options.fresh,
+        "folder_pipeline",
+        fresh=options.fresh,
         about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} through {MODEL}, one thread"
         " computing: wall time of the job against the larger of its parts.",
-    )  # fmt: skip
+    )
     for name in FORMATS:
         row = f"JPEG to {name}"
         if results.has(row):
@@ -206,12 +215,18 @@ def main() -> None:
         against = {
             way: ratio_of(found[way]["wall_s"], larger)
             for way in ("one after another", "in flight")
-        }  # fmt: skip
+        }
         medians = {way: statistics.median(figures["wall_s"]) for way, figures in found.items()}
         results.add(
-            row, photos=options.photos, width=WIDTH, height=HEIGHT, format=name,
-            wall_s=medians, against_larger_part=against, runs=found,
-        )  # fmt: skip
+            row,
+            photos=options.photos,
+            width=WIDTH,
+            height=HEIGHT,
+            format=name,
+            wall_s=medians,
+            against_larger_part=against,
+            runs=found,
+        )
 
 
 if __name__ == "__main__":

@@ -27,15 +27,25 @@ from lowtide.memory.measuring.fresh import measure_fresh
 
 # Models, and the side of an image of which a run takes some seconds.
 SIDES = {
-    "lowtide-x2": 512, "Compact": 512, "SPAN": 512, "nafnet": 512, "PLKSR": 256, "RRDB": 192,
-    "CRAFT": 192, "SwinIR": 128, "DRCT": 128, "HAT": 96,
-}  # fmt: skip
+    "lowtide-x2": 512,
+    "Compact": 512,
+    "SPAN": 512,
+    "nafnet": 512,
+    "PLKSR": 256,
+    "RRDB": 192,
+    "CRAFT": 192,
+    "SwinIR": 128,
+    "DRCT": 128,
+    "HAT": 96,
+}
 OWN, PLAIN, KEEPS, GIVES_BACK = "glibc's own", "keeps, small pages", "keeps", "gives back"
 # What their processes start with: glibc's own heap moves its threshold as a program runs, and
 # PyTorch asks for huge pages only if that is set before the imports above make a tensor.
 ENVIRONMENTS: dict[str, Mapping[str, str | None]] = {
     OWN: HEAP_OF_GLIBC,
-    PLAIN: {"THP_MEM_ALLOC_ENABLE": "0"}, KEEPS: HUGE_PAGES, GIVES_BACK: HUGE_PAGES,
+    PLAIN: {"THP_MEM_ALLOC_ENABLE": "0"},
+    KEEPS: HUGE_PAGES,
+    GIVES_BACK: HUGE_PAGES,
 }
 _IMAGES = 3
 
@@ -73,19 +83,22 @@ def measure(name: str, side: int, pairs: int) -> dict[str, Any]:
         peaks[way].append(used.peak_bytes)
     return {
         way: {
-            "cpu_s": [round(one, 3) for one in seconds[way]], "peak_bytes": max(peaks[way]),
+            "cpu_s": [round(one, 3) for one in seconds[way]],
+            "peak_bytes": max(peaks[way]),
             "ratio": ratio_of(seconds[way], seconds[OWN]),
         }
         for way in ENVIRONMENTS
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=4).parse_args()
     results = ResultFile(
-        "heap_settings", fresh=options.fresh, about="Networks under each setting of the C heap.",
-    )  # fmt: skip
+        "heap_settings",
+        fresh=options.fresh,
+        about="Networks under each setting of the C heap.",
+    )
     for name, side in SIDES.items():
         row = f"{name} {side}²"
         if options.only in row and not results.has(row):

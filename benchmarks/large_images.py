@@ -1,6 +1,6 @@
 """24 and 96 megapixels, twice as large in 1 GiB: memory must not grow with the image.
 
-    python benchmarks/large_images.py [--device cpu] [--budget 1GiB] [--fresh]
+python benchmarks/large_images.py [--device cpu] [--budget 1GiB] [--fresh]
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def main() -> None:
     options = parser.parse_args()
     name = "large_images" if options.device == "cpu" else "large_images_gpu"
     results = ResultFile(
-        name, about=f"Photographs x2 with {MODEL} under --budget {options.budget}, JPEG to PNG.",
+        name,
+        about=f"Photographs x2 with {MODEL} under --budget {options.budget}, JPEG to PNG.",
         fresh=options.fresh,
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         small = photograph(Path(folder) / "small.jpg", 600, 400)
         run("lowtide", small, Path(folder) / "small.png", f"device={options.device}")
@@ -36,9 +37,12 @@ def main() -> None:
                 continue
             source = photograph(Path(folder) / "photo.jpg", width, height)
             figures = run(
-                "lowtide", source, Path(folder) / "photo.png",
-                f"budget={options.budget}", f"device={options.device}",
-            )  # fmt: skip
+                "lowtide",
+                source,
+                Path(folder) / "photo.png",
+                f"budget={options.budget}",
+                f"device={options.device}",
+            )
             results.add(row, width=width, height=height, budget=options.budget, **figures)
     if not results.has("ratio"):
         results.add_growth("ratio", *SIZES)

@@ -37,25 +37,36 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "large_streamed", fresh=options.fresh,
+        "large_streamed",
+        fresh=options.fresh,
         about=f"Compact x2 streamed under --budget {options.budget}, TIFF to TIFF.",
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         model, wanted = compact(place / "compact.safetensors"), f"budget={options.budget}"
         small = photograph(place / "small.tif", 512, 512)
         for way, strategy in WAYS.items():
-            run("lowtide", small, place / f"{strategy}.tif", wanted, f"strategy={strategy}",
-                model=model)  # fmt: skip
+            run(
+                "lowtide",
+                small,
+                place / f"{strategy}.tif",
+                wanted,
+                f"strategy={strategy}",
+                model=model,
+            )
             for side in SIDES:
                 name = f"{side}×{side}, {way}"
                 if results.has(name):
                     continue
                 source = photograph(place / "photo.tif", side, side)
                 figures = run(
-                    "lowtide", source, place / "result.tif", wanted, f"strategy={strategy}",
+                    "lowtide",
+                    source,
+                    place / "result.tif",
+                    wanted,
+                    f"strategy={strategy}",
                     model=model,
-                )  # fmt: skip
+                )
                 results.add(
                     name, way=way, width=side, height=side, budget=options.budget, **figures
                 )

@@ -34,8 +34,10 @@ ABOUT = "Peak memory of inference and of training steps: predicted without runni
 PACKAGES = ("diffusers",)
 # Idle threads that sleep instead of spinning make a shared machine bearable.
 ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
-}  # fmt: skip
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "2",
+    "OMP_WAIT_POLICY": "passive",
+}
 SECONDS_ALLOWED = 400
 # Rows predicted in one process: enough that starting it does not count.
 _TOGETHER = 20
@@ -48,9 +50,13 @@ def work(given: list[Row], kinds: Iterable[str], seconds: float) -> tuple[list[d
     command = [sys.executable, str(WORKER), json.dumps([asdict(row) for row in given])]
     try:
         done = subprocess.run(
-            [*command, ",".join(kinds)], capture_output=True, text=True, check=False,
-            timeout=seconds, env={**os.environ, **ENVIRONMENT},
-        )  # fmt: skip
+            [*command, ",".join(kinds)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            env={**os.environ, **ENVIRONMENT},
+        )
         output, failure = done.stdout, ""
         if done.returncode:
             failure = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
@@ -65,9 +71,13 @@ class Server:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRONMENT},
-        )  # fmt: skip
+            [sys.executable, str(SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **ENVIRONMENT},
+        )
 
     def run(self, row: Row, kinds: tuple[str, ...]) -> dict[str, Any]:
         """All figures of one row; where something failed, what."""
@@ -123,10 +133,12 @@ def repredict(results: ResultFile, pattern: str, again: bool) -> None:
     their scratch is that machine's.
     """
     entries = {
-        entry["row"]: entry for entry in results.data["rows"]
-        if pattern in entry["row"] and "measured_bytes" in entry
+        entry["row"]: entry
+        for entry in results.data["rows"]
+        if pattern in entry["row"]
+        and "measured_bytes" in entry
         and (again if "predicted_bytes" in entry else results.measured_here(entry))
-    }  # fmt: skip
+    }
     todo = [row for row in rows() if row.name in entries]
     while todo:
         lines, failure = work(todo[:_TOGETHER], ["predict"], SECONDS_ALLOWED * _TOGETHER)
@@ -149,14 +161,25 @@ def _recounted(old: dict, figures: dict) -> dict:
     return {
         **{name: old[name] for name in _PREDICTED if name in old},
         "predicted_bytes": old["predicted_bytes"] + now - before,
-        "ledger": {**old["ledger"], "runtime": now}, "objects": figures["objects"],
+        "ledger": {**old["ledger"], "runtime": now},
+        "objects": figures["objects"],
     }
 
 
 _PREDICTED = (
-    "predicted_bytes", "upper_bytes", "live_bytes", "method", "phase", "operator",
-    "predict_seconds", "ledger", "notes", "objects", "error", "failed",
-)  # fmt: skip
+    "predicted_bytes",
+    "upper_bytes",
+    "live_bytes",
+    "method",
+    "phase",
+    "operator",
+    "predict_seconds",
+    "ledger",
+    "notes",
+    "objects",
+    "error",
+    "failed",
+)
 
 
 def main() -> None:

@@ -49,9 +49,7 @@ def accelerate(row: Row, model: nn.Module) -> float:
         return weights
     if row.precision == "bf16":  # its command starts from the size in fp32
         weights *= 2
-    said = estimate_training_usage(
-        weights, "float32" if row.precision == "fp32" else "bfloat16"
-    )
+    said = estimate_training_usage(weights, "float32" if row.precision == "fp32" else "bfloat16")
     return max(said.values())
 
 
@@ -104,10 +102,13 @@ def invokeai(row: Row, model: nn.Module) -> float | None:
 
 
 PEERS: dict[str, Peer] = {
-    "accelerate estimate-memory": accelerate, "torchinfo": torchinfo,
-    "the LDM4TS guide's table": guide_table, "the LDM4TS guide's code": guide_code,
-    "ComfyUI's VAE constants": comfyui, "InvokeAI's VAE constants": invokeai,
-}  # fmt: skip
+    "accelerate estimate-memory": accelerate,
+    "torchinfo": torchinfo,
+    "the LDM4TS guide's table": guide_table,
+    "the LDM4TS guide's code": guide_code,
+    "ComfyUI's VAE constants": comfyui,
+    "InvokeAI's VAE constants": invokeai,
+}
 
 
 def _number_bytes(row: Row) -> int:

@@ -35,9 +35,18 @@ from lowtide.memory.replay import PlanBook
 
 # Models of the zoo, each of a family of its own.
 NAMES = (
-    "lowtide-x2", "lowtide-x4", "plksr", "nafnet", "esrgan", "swinir", "craft", "scunet", "dat",
-    "drct", "hat",
-)  # fmt: skip
+    "lowtide-x2",
+    "lowtide-x4",
+    "plksr",
+    "nafnet",
+    "esrgan",
+    "swinir",
+    "craft",
+    "scunet",
+    "dat",
+    "drct",
+    "hat",
+)
 SLOW = ("swinir", "drct", "hat", "scunet", "dat", "craft")
 # So much that no probe is cut short, whose costs would serve this budget alone.
 PLENTY = 16 * GIB
@@ -141,9 +150,10 @@ def _run(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> d
     image = report.images[0]
     assert image.memory is not None
     return {
-        "measured_bytes": pages.measured_bytes, "reported_bytes": image.memory.peak_bytes,
+        "measured_bytes": pages.measured_bytes,
+        "reported_bytes": image.memory.peak_bytes,
         "cpu_seconds": round(image.cpu_seconds, 2),
-    }  # fmt: skip
+    }
 
 
 def _load(row: RunRow, options: dict[str, Any]) -> None:
@@ -160,9 +170,11 @@ def _load(row: RunRow, options: dict[str, Any]) -> None:
 
 def _said(plan: Any) -> dict[str, Any]:
     return {
-        "predicted_bytes": plan.predicted_bytes, "upper_bytes": plan.upper_bytes,
-        "plan": plan.title, "ledger": {line.name: line.value for line in plan.ledger},
-    }  # fmt: skip
+        "predicted_bytes": plan.predicted_bytes,
+        "upper_bytes": plan.upper_bytes,
+        "plan": plan.title,
+        "ledger": {line.name: line.value for line in plan.ledger},
+    }
 
 
 def _in_fresh_process(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:

@@ -127,21 +127,32 @@ def summarize(
     yield "PyTorch's own count of a real run", errors(allocated)
     checked = [entry for entry in whole if "live_measured_bytes" in entry]
     equal = [e for e in checked if e["live_measured_bytes"] == e["live_bytes"]]
-    yield "bytes of tensors", {
-        "rows": len(checked), "equal_to_the_byte": len(equal),
-        "others": [e["row"] for e in checked if e not in equal],
-    }  # fmt: skip
+    yield (
+        "bytes of tensors",
+        {
+            "rows": len(checked),
+            "equal_to_the_byte": len(equal),
+            "others": [e["row"] for e in checked if e not in equal],
+        },
+    )
     seconds = [entry["predict_seconds"] for entry in whole]
-    yield "predicting", {
-        "median_seconds": round(statistics.median(seconds), 2), "largest_seconds": max(seconds),
-        "extrapolated_rows": sum(entry["method"] != "traced" for entry in whole),
-    }  # fmt: skip
-    yield "worst", {
-        "rows": {
-            entry["row"]: round(entry["predicted_bytes"] / entry["measured_bytes"], 3)
-            for entry in sorted(every, key=_error)[-_WORST:]
-        }
-    }  # fmt: skip
+    yield (
+        "predicting",
+        {
+            "median_seconds": round(statistics.median(seconds), 2),
+            "largest_seconds": max(seconds),
+            "extrapolated_rows": sum(entry["method"] != "traced" for entry in whole),
+        },
+    )
+    yield (
+        "worst",
+        {
+            "rows": {
+                entry["row"]: round(entry["predicted_bytes"] / entry["measured_bytes"], 3)
+                for entry in sorted(every, key=_error)[-_WORST:]
+            }
+        },
+    )
 
 
 def _error(entry: dict) -> float:

@@ -144,11 +144,14 @@ def measure(row: Row) -> dict[str, Any]:
     trim_heap(collect=True)
     kept = pages.now() - held
     return {
-        "measured_bytes": pages.measured_bytes, "peak_bytes": pages.peak_bytes,
+        "measured_bytes": pages.measured_bytes,
+        "peak_bytes": pages.peak_bytes,
         "high_water_bytes": pages.high_water_bytes,
-        "file_growth_bytes": pages.file_growth_bytes, "held_bytes": held, "kept_bytes": kept,
+        "file_growth_bytes": pages.file_growth_bytes,
+        "held_bytes": held,
+        "kept_bytes": kept,
         "cpu_seconds": round(seconds, 2),
-    }  # fmt: skip
+    }
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -170,17 +173,24 @@ def predict(row: Row) -> dict[str, Any]:
     """What the package says of the row."""
     said = estimate(row.model(), row.step())
     return {
-        "predicted_bytes": said.predicted_bytes, "upper_bytes": said.upper_bytes,
-        "live_bytes": said.live_bytes, "method": said.method, "phase": said.phase,
-        "operator": said.operator, "predict_seconds": round(said.seconds, 2),
-        "ledger": {line.name: line.value for line in said.ledger}, "notes": list(said.notes),
+        "predicted_bytes": said.predicted_bytes,
+        "upper_bytes": said.upper_bytes,
+        "live_bytes": said.live_bytes,
+        "method": said.method,
+        "phase": said.phase,
+        "operator": said.operator,
+        "predict_seconds": round(said.seconds, 2),
+        "ledger": {line.name: line.value for line in said.ledger},
+        "notes": list(said.notes),
         "objects": said.objects.model_dump() if said.objects else None,
-    }  # fmt: skip
+    }
 
 
 KINDS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "measure": measure, "live": live, "predict": predict,
-}  # fmt: skip
+    "measure": measure,
+    "live": live,
+    "predict": predict,
+}
 
 
 def main() -> None:

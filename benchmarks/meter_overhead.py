@@ -116,9 +116,12 @@ def spread(values: list[float]) -> dict[str, float]:
     """Median, quartiles and extremes."""
     low, middle, high = statistics.quantiles(values, n=4)
     figures = {
-        "median": middle, "lower_quartile": low, "upper_quartile": high, "min": min(values),
+        "median": middle,
+        "lower_quartile": low,
+        "upper_quartile": high,
+        "min": min(values),
         "max": max(values),
-    }  # fmt: skip
+    }
     return {name: round(value, 4) for name, value in figures.items()}
 
 
@@ -156,12 +159,14 @@ def main() -> None:
                 continue
             pairs = zip(runs[way], runs[None], strict=True)
             results.add(
-                f"{name}: {way}", ratio=spread([ours.total / bare.total for ours, bare in pairs]),
+                f"{name}: {way}",
+                ratio=spread([ours.total / bare.total for ours, bare in pairs]),
                 seconds=spread([run.total for run in runs[way]]),
                 ending_seconds=spread([run.ending for run in runs[way]]),
                 unmeasured_seconds=spread([run.total for run in runs[None]]),
-                rounds=options.rounds, **count,
-            )  # fmt: skip
+                rounds=options.rounds,
+                **count,
+            )
 
 
 if __name__ == "__main__":

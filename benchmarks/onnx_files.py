@@ -76,9 +76,10 @@ def run_times(model: str, path: str, pairs: int) -> dict[str, Any]:
     with torch.inference_mode():
         seconds = seconds_in_turns(ways, pairs)
     return {
-        "cpu_s": seconds, "threads": torch.get_num_threads(),
+        "cpu_s": seconds,
+        "threads": torch.get_num_threads(),
         "ratio": ratio_of(seconds["ONNX Runtime"], seconds["PyTorch"]),
-    }  # fmt: skip
+    }
 
 
 def measured(model: str, scale: int, precision: FilePrecision, pairs: int) -> dict[str, Any]:
@@ -92,21 +93,28 @@ def measured(model: str, scale: int, precision: FilePrecision, pairs: int) -> di
         timed = measure_fresh("onnx_files:run_times", name, str(path), pairs, env=_TIMED)
     decibels = [one.psnr_db for one in report.sizes if one.psnr_db is not None]
     return {
-        "model": model, "scale": scale, "precision": precision, "parameters": report.parameters,
-        "bytes": report.bytes, "sizes": [f"{one.width}×{one.height}" for one in report.sizes],
+        "model": model,
+        "scale": scale,
+        "precision": precision,
+        "parameters": report.parameters,
+        "bytes": report.bytes,
+        "sizes": [f"{one.width}×{one.height}" for one in report.sizes],
         "max_difference": max(one.difference for one in report.sizes),
-        "least_db": min(decibels) if decibels else None, "side": SIDE, **timed.result,
-    }  # fmt: skip
+        "least_db": min(decibels) if decibels else None,
+        "side": SIDE,
+        **timed.result,
+    }
 
 
 def main() -> None:
     """Measure what is missing."""
     options = row_parser(__doc__, pairs=5).parse_args()
     results = ResultFile(
-        "onnx_files", fresh=options.fresh,
+        "onnx_files",
+        fresh=options.fresh,
         packages=("onnx", "onnxruntime", "onnxscript"),
         about="Exports to ONNX: difference from PyTorch, bytes, and processor seconds of both.",
-    )  # fmt: skip
+    )
     wanted: list[tuple[str, int, FilePrecision]] = [
         (model, int(model[-1]), precision) for model, precision in BUNDLED
     ]

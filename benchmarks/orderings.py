@@ -51,9 +51,12 @@ def report(results: ResultFile, name: str, shares: list[float]) -> None:
     """One row: in how many pairs the order held, and by how much."""
     if shares and not results.has(name):
         results.add(
-            name, pairs=len(shares), held=sum(share < 1 for share in shares),
-            median_share=round(statistics.median(shares), 3), largest_share=round(max(shares), 3),
-        )  # fmt: skip
+            name,
+            pairs=len(shares),
+            held=sum(share < 1 for share in shares),
+            median_share=round(statistics.median(shares), 3),
+            largest_share=round(max(shares), 3),
+        )
 
 
 def run_batches(entry: str, side: int, batches: list[int]) -> None:
@@ -114,11 +117,15 @@ def orders(results: ResultFile) -> None:
     for how, (take, times) in ways.items():
         name = f"largest batch first < rising, {how}"
         if not results.has(name):
-            report(results, name, [
-                take(entry, times * side, list(_RISING[::-1]))
-                / take(entry, times * side, list(_RISING))
-                for entry, side in _NETS.items()
-            ])  # fmt: skip
+            report(
+                results,
+                name,
+                [
+                    take(entry, times * side, list(_RISING[::-1]))
+                    / take(entry, times * side, list(_RISING))
+                    for entry, side in _NETS.items()
+                ],
+            )
 
 
 def main() -> None:
@@ -126,12 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     results = ResultFile(
-        "orderings", fresh=parser.parse_args().fresh,
+        "orderings",
+        fresh=parser.parse_args().fresh,
         about="Pairs of runs that differ in one thing: whose memory is less, as measured.",
-    )  # fmt: skip
-    grid, tiled = (
-        result_rows(name, "measured_bytes") for name in ("memory_grid", "memory_tiled")
     )
+    grid, tiled = (result_rows(name, "measured_bytes") for name in ("memory_grid", "memory_tiled"))
     training = [row for row in grid if row["mode"] == "training"]
     step = "entry", "size", "batch", "precision", "environment"  # never across machines
     for less in ("full", "selective"):

@@ -149,17 +149,23 @@ def upscale(weights: str, source: str, target: str, budget: str) -> dict[str, An
     tune_heap()
     import lowtide
 
-    report = lowtide.upscale(
-        source, target, model=weights, budget=budget, force=True, **_STREAMED
-    )  # fmt: skip
+    report = lowtide.upscale(source, target, model=weights, budget=budget, force=True, **_STREAMED)
     report.raise_for_failures()
     (one,) = report.images
     assert one.memory is not None and one.plan is not None and one.accuracy is not None
     return {
-        **one.memory.model_dump(include={
-            "budget_bytes", "predicted_bytes", "upper_bytes", "peak_bytes", "high_water_bytes",
-            "within_budget",
-        }),
-        "plan": one.plan.title, "accuracy": one.accuracy.execution,
-        "cpu_s": round(one.cpu_seconds, 2), "threads": torch.get_num_threads(),
-    }  # fmt: skip
+        **one.memory.model_dump(
+            include={
+                "budget_bytes",
+                "predicted_bytes",
+                "upper_bytes",
+                "peak_bytes",
+                "high_water_bytes",
+                "within_budget",
+            }
+        ),
+        "plan": one.plan.title,
+        "accuracy": one.accuracy.execution,
+        "cpu_s": round(one.cpu_seconds, 2),
+        "threads": torch.get_num_threads(),
+    }

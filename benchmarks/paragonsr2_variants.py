@@ -114,16 +114,25 @@ def peak(name: str, scale: int, side: int, way: runs.Way) -> dict[str, Any]:
     usage = measure_fresh("paragonsr2_runs:run_once", name, scale, side, way, warmups=1, env=env)
     budget = {"budget_bytes": way[1]} if way[1] else {}
     return {
-        "model": name, "scale": scale, "side": side, "attention": way[0], **budget,
-        "peak_bytes": usage.peak_bytes, "high_water_bytes": usage.high_water_bytes,
+        "model": name,
+        "scale": scale,
+        "side": side,
+        "attention": way[0],
+        **budget,
+        "peak_bytes": usage.peak_bytes,
+        "high_water_bytes": usage.high_water_bytes,
         **({"allocator": usage.allocator} if env else {}),
-    }  # fmt: skip
+    }
 
 
 def times(
-    name: str, scale: int, side: int, ways: dict[str, runs.Way], pairs: int,
+    name: str,
+    scale: int,
+    side: int,
+    ways: dict[str, runs.Way],
+    pairs: int,
     compared: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Processor seconds of ways that take turns, and the ratios of all to the last of ``ways``,
     or, where results are compared, to the first."""
     found: dict[str, Any] = measure_fresh(
@@ -153,10 +162,14 @@ def in_bands(results: ResultFile, pairs: int) -> Iterator[Todo]:
         yield (
             f"{title}, times",
             lambda name=name, budget=budget, most=most: times(
-                name, scale, side, {"whole": ("window", 0), "streamed": ("window", budget())},
-                min(pairs, most), compared=True,
+                name,
+                scale,
+                side,
+                {"whole": ("window", 0), "streamed": ("window", budget())},
+                min(pairs, most),
+                compared=True,
             ),
-        )  # fmt: skip
+        )
 
 
 def jobs(results: ResultFile, pairs: int) -> Iterator[Todo]:
@@ -176,9 +189,12 @@ def job(name: str, side: int) -> dict[str, Any]:
         measure_fresh("paragonsr2_runs:plan", *given)
         usage = measure_fresh("paragonsr2_runs:upscale", *given)
     return {
-        "model": name, "scale": STREAMED_SCALE, "side": side, **usage.result,
+        "model": name,
+        "scale": STREAMED_SCALE,
+        "side": side,
+        **usage.result,
         "process_peak_bytes": usage.peak_bytes,
-    }  # fmt: skip
+    }
 
 
 def predictions(results: ResultFile, pairs: int) -> Iterator[Todo]:
@@ -201,9 +217,12 @@ def inference(name: str, scale: int, side: int) -> dict[str, Any]:
     said = estimate(on_meta(name, scale, "window"), InferenceStep((picture(side),)), device=CARD)
     claimed = CLAIMED_SMALL if name in SMALL else CLAIMED_LARGE
     return {
-        "model": name, "scale": scale, "side": side, "live_bytes": said.live_bytes,
+        "model": name,
+        "scale": scale,
+        "side": side,
+        "live_bytes": said.live_bytes,
         **beside_claim(name, said.predicted_bytes, said.upper_bytes, claimed[side]),
-    }  # fmt: skip
+    }
 
 
 def training(name: str, scale: int) -> dict[str, Any]:
@@ -212,12 +231,16 @@ def training(name: str, scale: int) -> dict[str, Any]:
     plan = plan_training(module, device=CARD, batch=BATCH, size=(CROP, CROP), full=False)
     asked, choice = plan.ladder.asked, plan.ladder.choice
     return {
-        "model": name, "scale": scale, "batch": BATCH, "crop": CROP,
-        "live_bytes": asked.live_bytes, "budget_bytes": plan.budget_bytes,
+        "model": name,
+        "scale": scale,
+        "batch": BATCH,
+        "crop": CROP,
+        "live_bytes": asked.live_bytes,
+        "budget_bytes": plan.budget_bytes,
         "fits_by": choice.name if choice else None,
         "fits_by_bytes": choice.upper_bytes if choice else None,
         **beside_claim(name, asked.predicted_bytes, asked.upper_bytes, CLAIMED_TRAINING),
-    }  # fmt: skip
+    }
 
 
 def beside_claim(
@@ -240,10 +263,11 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help="only this part")
     options = parser.parse_args()
     results = ResultFile(
-        "paragonsr2_variants", fresh=options.fresh,
+        "paragonsr2_variants",
+        fresh=options.fresh,
         about="ParagonSR2 in all its sizes: weights, work, memory and processor seconds.",
         environments="any",  # times are compared within a row alone
-    )  # fmt: skip
+    )
     for part in [options.part] if options.part else PARTS:
         for row, measure in PARTS[part](results, options.pairs):
             if options.only in row and not results.has(row):

@@ -69,9 +69,15 @@ def drct() -> nn.Module:
     from spandrel.architectures.DRCT.__arch.drct_arch import DRCT
 
     return DRCT(
-        img_size=64, window_size=16, embed_dim=180, depths=(6,) * 6, num_heads=(6,) * 6, gc=32,
-        upscale=4, upsampler="pixelshuffle",
-    )  # fmt: skip
+        img_size=64,
+        window_size=16,
+        embed_dim=180,
+        depths=(6,) * 6,
+        num_heads=(6,) * 6,
+        gc=32,
+        upscale=4,
+        upsampler="pixelshuffle",
+    )
 
 
 def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
@@ -83,15 +89,18 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         tokens = torch.empty(1, 4096, 1728), torch.empty(1, 1728)
         image, latent = torch.empty(1, 3, 64, 64), torch.empty(1, 3, 256, 256)
     autoencoder = AutoencoderKL(
-        block_out_channels=(128, 256, 512, 512), down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4, layers_per_block=2,
-    )  # fmt: skip
+        block_out_channels=(128, 256, 512, 512),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=2,
+    )
     unet = UNet2DModel(sample_size=64, block_out_channels=(128, 256, 384, 512))
     return {
-        "DiT": (dit, tokens), "DRCT": (drct(), (image,)),
+        "DiT": (dit, tokens),
+        "DRCT": (drct(), (image,)),
         "AutoencoderKL": (autoencoder, (latent,)),
         "U-Net": (unet, (image, torch.zeros(1, dtype=torch.long))),
-    }  # fmt: skip
+    }
 
 
 def seconds_of(call: Callable[[], object], times: int = _TIMES) -> dict[str, float]:
@@ -103,9 +112,10 @@ def seconds_of(call: Callable[[], object], times: int = _TIMES) -> dict[str, flo
         call()
         taken.append(time.process_time() - started)
     return {
-        "cpu_s": round(statistics.median(taken), 3), "min": round(min(taken), 3),
+        "cpu_s": round(statistics.median(taken), 3),
+        "min": round(min(taken), 3),
         "max": round(max(taken), 3),
-    }  # fmt: skip
+    }
 
 
 def traces(results: ResultFile) -> None:
@@ -113,9 +123,10 @@ def traces(results: ResultFile) -> None:
     for name, (model, inputs) in models().items():
         weights = sum(weight.numel() for weight in model.parameters())
         steps: dict[str, Step] = {
-            "inference": InferenceStep(inputs), "training": TrainingStep(inputs),
+            "inference": InferenceStep(inputs),
+            "training": TrainingStep(inputs),
             "training, full checkpointing": TrainingStep(inputs, checkpointing="full"),
-        }  # fmt: skip
+        }
         for kind, step in steps.items():
             row = f"trace {name}, {kind}"
             if results.has(row):
@@ -185,9 +196,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     results = ResultFile(
-        "planning", fresh=parser.parse_args().fresh, packages=("diffusers",),
+        "planning",
+        fresh=parser.parse_args().fresh,
+        packages=("diffusers",),
         about="Processor seconds of traces and of plans.",
-    )  # fmt: skip
+    )
     first(results)
     traces(results)
     plans(results)

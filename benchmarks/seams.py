@@ -25,18 +25,22 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
-        "seams", fresh=options.fresh,
+        "seams",
+        fresh=options.fresh,
         about=f"CRAFT ×4 in tiles of {TILE} against the whole: blending and overlap.",
-    )  # fmt: skip
+    )
     if results.data["rows"]:
         return
     model = Path(os.environ["LOWTIDE_DATA"]) / "models" / "craft_x4.pth"
     report = seams(EXAMPLE, model=str(model), device="cpu", tile=TILE)
     for row in report.rows:
         results.add(
-            f"{row.blend}, {row.overlap}", width=report.width, height=report.height,
-            tile=report.tile, **row.model_dump(),
-        )  # fmt: skip
+            f"{row.blend}, {row.overlap}",
+            width=report.width,
+            height=report.height,
+            tile=report.tile,
+            **row.model_dump(),
+        )
 
 
 if __name__ == "__main__":

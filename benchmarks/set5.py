@@ -70,9 +70,13 @@ def by_model(model: lowtide.models.Model) -> Callable[[np.ndarray, int], np.ndar
 
 
 def measure(
-    results: ResultFile, folder: Path, row: str, scale: int,
-    enlarge: Callable[[np.ndarray, int], np.ndarray], **facts: object,
-) -> None:  # fmt: skip
+    results: ResultFile,
+    folder: Path,
+    row: str,
+    scale: int,
+    enlarge: Callable[[np.ndarray, int], np.ndarray],
+    **facts: object,
+) -> None:
     """Add one row: every picture and the mean."""
     if results.has(row):
         return
@@ -114,12 +118,17 @@ def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scal
             # None is no difference at all; 0.01 dB is the rounding of the statement itself.
             held.append(
                 apart.max() <= 1 and apart.mean() <= _ROUNDED
-                if figure is None else level >= figure.psnr_db - 0.01
+                if figure is None
+                else level >= figure.psnr_db - 0.01
             )
     results.add(
-        row, scale=scale, mean_db=round(float(np.mean(list(scores.values()))), 3),
-        stated_execution_db=stated, actual_execution_db=actual, statement_holds=all(held),
-    )  # fmt: skip
+        row,
+        scale=scale,
+        mean_db=round(float(np.mean(list(scores.values()))), 3),
+        stated_execution_db=stated,
+        actual_execution_db=actual,
+        statement_holds=all(held),
+    )
 
 
 def main() -> None:
@@ -142,14 +151,18 @@ def main() -> None:
         if (facts.in_channels, facts.out_channels) != (3, 3) or facts.scale not in (2, 3, 4):
             raise SystemExit(f"{name}: Set5 needs an RGB model for x2, x3 or x4")
         measure(
-            results, folder, facts.name, facts.scale, by_model(model),
-            architecture=facts.architecture, parameters=facts.parameters, sha256=facts.sha256,
-        )  # fmt: skip
+            results,
+            folder,
+            facts.name,
+            facts.scale,
+            by_model(model),
+            architecture=facts.architecture,
+            parameters=facts.parameters,
+            sha256=facts.sha256,
+        )
         if name in lowtide.models.names():
             eight = Model(SelfEnsemble(model.module), facts)
-            measure(
-                results, folder, f"{facts.name}, self-ensemble", facts.scale, by_model(eight)
-            )
+            measure(results, folder, f"{facts.name}, self-ensemble", facts.scale, by_model(eight))
         measure_tiled(results, folder, name, facts.name, facts.scale)
 
 

@@ -1,6 +1,6 @@
 """How long `lowtide --help` takes: fresh processes, clock and processor time, no heavy imports.
 
-    python benchmarks/startup.py [--fresh]
+python benchmarks/startup.py [--fresh]
 """
 
 from __future__ import annotations
@@ -29,13 +29,19 @@ def measure(words: list[str]) -> dict[str, float]:
         after = os.times()
         if run:
             wall.append(time.perf_counter() - start)
-            cpu.append(after.children_user + after.children_system
-                       - before.children_user - before.children_system)  # fmt: skip
+            cpu.append(
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
     return {
         "wall_median_s": round(statistics.median(wall), 3),
-        "wall_min_s": round(min(wall), 3), "wall_max_s": round(max(wall), 3),
-        "cpu_median_s": round(statistics.median(cpu), 3), "runs": RUNS,
-    }  # fmt: skip
+        "wall_min_s": round(min(wall), 3),
+        "wall_max_s": round(max(wall), 3),
+        "cpu_median_s": round(statistics.median(cpu), 3),
+        "runs": RUNS,
+    }
 
 
 def heavy_imports(words: list[str]) -> list[str]:

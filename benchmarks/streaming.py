@@ -83,25 +83,26 @@ CASES = (
 )
 
 
-HEAPS = {
-    "glibc": HEAP_OF_GLIBC, "command-line": HEAP_OF_COMMAND_LINE, "to-1GiB": HEAP_TO_1GIB
-}  # fmt: skip
+HEAPS = {"glibc": HEAP_OF_GLIBC, "command-line": HEAP_OF_COMMAND_LINE, "to-1GiB": HEAP_TO_1GIB}
 
 
 def main() -> None:
     """Measure what is missing."""
     parser = row_parser(__doc__, pairs=3)
     parser.add_argument(
-        "--heap", choices=HEAPS,
+        "--heap",
+        choices=HEAPS,
         help="add the times in this heap, by as many pairs, to rows measured on this machine",
-    )  # fmt: skip
+    )
     parser.add_argument("--inputs", type=int, default=1, help="that are compared with fp64")
     options = parser.parse_args()
     results = ResultFile(
-        "streaming", fresh=options.fresh, packages=("diffusers",),
+        "streaming",
+        fresh=options.fresh,
+        packages=("diffusers",),
         about="Models streamed in bands, run whole, and in tiles: processor seconds and memory.",
         environments="any",
-    )  # fmt: skip
+    )
     for one in CASES:
         if options.only not in one.title:
             continue
@@ -143,9 +144,14 @@ def measure_peaks(results: ResultFile, one: Case) -> None:
                 "streaming_runs:run_once", one.model, way, one.height, one.width, budget, warmups=1
             )
             results.add(
-                row, model=one.model, height=one.height, width=one.width, way=way,
-                peak_bytes=usage.peak_bytes, **({"budget_bytes": budget} if budget else {}),
-            )  # fmt: skip
+                row,
+                model=one.model,
+                height=one.height,
+                width=one.width,
+                way=way,
+                peak_bytes=usage.peak_bytes,
+                **({"budget_bytes": budget} if budget else {}),
+            )
 
 
 def measure_times(results: ResultFile, one: Case, pairs: int) -> None:
@@ -153,16 +159,23 @@ def measure_times(results: ResultFile, one: Case, pairs: int) -> None:
     if has_times(results, one):
         return
     timed = measure_fresh(
-        "streaming_runs:run_times", one.model, one.height, one.width, one.budgets(results), pairs,
+        "streaming_runs:run_times",
+        one.model,
+        one.height,
+        one.width,
+        one.budgets(results),
+        pairs,
         env=HEAP_KEEPS,
-    ).result  # fmt: skip
+    ).result
     whole = results.row(one.rows["whole"])
     for way, figures in timed.items():
         share = results.row(one.rows[way])["peak_bytes"] / whole["peak_bytes"]
         results.complete(
-            one.rows[way], share_of_peak=round(share, 3),
-            ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]), **figures,
-        )  # fmt: skip
+            one.rows[way],
+            share_of_peak=round(share, 3),
+            ratio=ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"]),
+            **figures,
+        )
 
 
 def measure_errors(results: ResultFile, one: Case, inputs: int) -> None:
@@ -191,9 +204,14 @@ def measure_in_heap(results: ResultFile, one: Case, heap: str, pairs: int) -> No
     if all(f"{name}_heap_cpu_s" in row for row in rows):
         return
     timed = measure_fresh(
-        "streaming_runs:run_times", one.model, one.height, one.width, one.budgets(results), pairs,
+        "streaming_runs:run_times",
+        one.model,
+        one.height,
+        one.width,
+        one.budgets(results),
+        pairs,
         env=HEAPS[heap],
-    ).result  # fmt: skip
+    ).result
     for way, figures in timed.items():
         ratio = ratio_of(figures["cpu_s"], timed["whole"]["cpu_s"])
         results.complete(

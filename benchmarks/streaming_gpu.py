@@ -73,18 +73,32 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
     if whole is None:
         yield {f"{title}, whole": {**facts, "way": "whole", "error": "out of memory"}}
     else:
-        yield {f"{title}, whole": {
-            **facts, "way": "whole", "peak_bytes": found, "wall_s": spread(taken["whole"]),
-            "error_to_fp64": largest(whole, exact),
-        }}  # fmt: skip
+        yield {
+            f"{title}, whole": {
+                **facts,
+                "way": "whole",
+                "peak_bytes": found,
+                "wall_s": spread(taken["whole"]),
+                "error_to_fp64": largest(whole, exact),
+            }
+        }
         more["ratio"] = ratio_of(taken["streamed"], taken["whole"])
         more["max_abs_error"] = largest(result, whole)
-    yield {f"{title}, streamed": {
-        **facts, "way": "streamed", "plan": plan, "budget_bytes": budget, "peak_bytes": peak,
-        "told_bytes": told, "reserved_bytes": reserved,
-        "wall_s": spread(taken["streamed"]), "error_to_fp64": largest(result, exact), **more,
-        "planned_s": round(planned, 1),
-    }}  # fmt: skip
+    yield {
+        f"{title}, streamed": {
+            **facts,
+            "way": "streamed",
+            "plan": plan,
+            "budget_bytes": budget,
+            "peak_bytes": peak,
+            "told_bytes": told,
+            "reserved_bytes": reserved,
+            "wall_s": spread(taken["streamed"]),
+            "error_to_fp64": largest(result, exact),
+            **more,
+            "planned_s": round(planned, 1),
+        }
+    }
     if again is not None and whole is not None:
         yield {f"{title}, recorded": {**facts, **as_graphs(case, again, result, rounds)}}
     if case.pages == "host":
@@ -157,27 +171,31 @@ def jobs_of(options: argparse.Namespace, results: ResultFile, kept: Path) -> lis
     found = [
         # Large ones take long enough for a few of them to tell.
         Job(
-            name, side, precision, max(1, options.rounds * 1024 // max(side, 1024)), pages=pages,
+            name,
+            side,
+            precision,
+            max(1, options.rounds * 1024 // max(side, 1024)),
+            pages=pages,
             **more,
         )
         for name, side in [*((MODEL, side) for side in options.sides), *OTHERS.items()]
         for pages in (("auto", "host") if name == MODEL and side <= 2048 else ("auto",))
         for precision in PRECISIONS
         if precision != "bf16" or name not in FP32_ALONE
-    ]  # fmt: skip
+    ]
     found += [Job(MODEL, side, "limit", card=card, **more) for side in options.sides]
     known = {row["row"].removesuffix(", streamed") for row in results.data["rows"]}
     found = [
-        job for job in found
+        job
+        for job in found
         if job.title not in known and any(text in job.title for text in options.only)
-    ]  # fmt: skip
+    ]
     # What takes longest comes last.
     order = ["fp32", "limit", "tf32", "bf16"]
     return sorted(
-        found, key=lambda job: (
-            job.side > 2048, job.name != MODEL, job.side, -order.index(job.precision)
-        )
-    )  # fmt: skip
+        found,
+        key=lambda job: (job.side > 2048, job.name != MODEL, job.side, -order.index(job.precision)),
+    )
 
 
 def main() -> None:
@@ -187,20 +205,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--card", default="12GiB")
     parser.add_argument(
-        "--patience", type=float, default=300,
+        "--patience",
+        type=float,
+        default=300,
         help="seconds that measuring waits for all cases to be planned",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--only", nargs="+", default=[""], help="cases whose name contains one of these"
-    )  # fmt: skip
+    )
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device")
     results = ResultFile(
-        "streaming_gpu", fresh=options.fresh, packages=("diffusers",),
+        "streaming_gpu",
+        fresh=options.fresh,
+        packages=("diffusers",),
         about="Models streamed in bands and run whole on a GPU: time, bytes and errors.",
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as kept:
         if not measured(jobs_of(options, results, Path(kept)), results):
             raise SystemExit("some cases failed")

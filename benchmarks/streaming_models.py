@@ -20,10 +20,13 @@ class Part(nn.Module):
         from diffusers import AutoencoderKL
 
         self.vae = AutoencoderKL(
-            block_out_channels=(128, 256, 512, 512), layers_per_block=2, latent_channels=4,
-            norm_num_groups=32, down_block_types=("DownEncoderBlock2D",) * 4,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            latent_channels=4,
+            norm_num_groups=32,
+            down_block_types=("DownEncoderBlock2D",) * 4,
             up_block_types=("UpDecoderBlock2D",) * 4,
-        )  # fmt: skip
+        )
         self.direction = direction
 
     def forward(self, image: Tensor) -> Tensor:
@@ -40,9 +43,16 @@ def spandrel_class(family: str, arch: str, name: str, **options: Any) -> nn.Modu
 
 
 _SWIN = {
-    "upscale": 4, "img_size": 64, "depths": [6] * 6, "num_heads": [6] * 6, "embed_dim": 180,
-    "mlp_ratio": 2, "img_range": 1.0, "upsampler": "pixelshuffle", "resi_connection": "1conv",
-}  # fmt: skip
+    "upscale": 4,
+    "img_size": 64,
+    "depths": [6] * 6,
+    "num_heads": [6] * 6,
+    "embed_dim": 180,
+    "mlp_ratio": 2,
+    "img_range": 1.0,
+    "upsampler": "pixelshuffle",
+    "resi_connection": "1conv",
+}
 
 
 def _craft() -> nn.Module:
@@ -56,9 +66,11 @@ def _craft() -> nn.Module:
 def _span() -> nn.Module:
     from lowtide.models.fused import fold
 
-    return fold(spandrel_class(
-        "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=2
-    ).eval())  # fmt: skip
+    return fold(
+        spandrel_class(
+            "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=2
+        ).eval()
+    )
 
 
 def _span_to_unit() -> nn.Module:
@@ -76,18 +88,35 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "CRAFT": _craft,
     "SwinIR": lambda: spandrel_class("SwinIR", "__arch.SwinIR", "SwinIR", **_SWIN, window_size=8),
     "HAT": lambda: spandrel_class(
-        "HAT", "__arch.HAT", "HAT", **_SWIN, window_size=16, compress_ratio=3, squeeze_factor=30,
-        conv_scale=0.01, overlap_ratio=0.5,
+        "HAT",
+        "__arch.HAT",
+        "HAT",
+        **_SWIN,
+        window_size=16,
+        compress_ratio=3,
+        squeeze_factor=30,
+        conv_scale=0.01,
+        overlap_ratio=0.5,
     ),
     "DRCT": lambda: spandrel_class(
         "DRCT", "__arch.drct_arch", "DRCT", **_SWIN, window_size=16, gc=32
     ),
     "DRCT-L": lambda: spandrel_class(
-        "DRCT", "__arch.drct_arch", "DRCT", **{**_SWIN, "depths": [6] * 12, "num_heads": [6] * 12},
-        window_size=16, gc=32,
+        "DRCT",
+        "__arch.drct_arch",
+        "DRCT",
+        **{**_SWIN, "depths": [6] * 12, "num_heads": [6] * 12},
+        window_size=16,
+        gc=32,
     ),
     "RRDB": lambda: spandrel_class(
-        "ESRGAN", "__arch.RRDB", "RRDBNet", in_nc=3, out_nc=3, num_filters=64, num_blocks=23,
+        "ESRGAN",
+        "__arch.RRDB",
+        "RRDBNet",
+        in_nc=3,
+        out_nc=3,
+        num_filters=64,
+        num_blocks=23,
         scale=4,
     ),
     "SPAN": _span,
@@ -98,7 +127,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "PLKSR": lambda: spandrel_class(
         "PLKSR", "__arch.PLKSR", "PLKSR", dim=64, n_blocks=28, upscaling_factor=2
     ),
-}  # fmt: skip
+}
 
 
 # At the end of a name: the model and its input in that precision.

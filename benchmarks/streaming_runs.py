@@ -111,6 +111,7 @@ def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
     mean = difference.square().mean().sqrt().item()
     span = (whole.max() - whole.min()).item()
     return {
-        "max_abs_error": difference.max().item(), "range": span,
+        "max_abs_error": difference.max().item(),
+        "range": span,
         "psnr_db": round(20 * math.log10(span / mean), 1) if mean else None,
-    }  # fmt: skip
+    }

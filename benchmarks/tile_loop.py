@@ -78,25 +78,25 @@ def main() -> None:
     options = parser.parse_args()
     name = "tile_loop" if options.device == "cpu" else "tile_loop_gpu"
     results = ResultFile(
-        name, about="A 2-megapixel photograph x2: Lowtide and the usual tile loop (256, pad 10).",
+        name,
+        about="A 2-megapixel photograph x2: Lowtide and the usual tile loop (256, pad 10).",
         fresh=options.fresh,
-    )  # fmt: skip
+    )
     if results.has("comparison"):
         return
     runs, difference = measure(options.device, options.pairs)
     for side, done in runs.items():
         figures = {
             figure: middle(done, figure) for figure in FIGURES if done[0][figure] is not None
-        }  # fmt: skip
+        }
         plan = {"plan": done[0]["plan"]} if "plan" in done[0] else {}
         results.add(side, pairs=options.pairs, **figures, **plan)
     results.add(
-        "comparison", **ratios(runs["lowtide"], runs["tile_loop"]),
+        "comparison",
+        **ratios(runs["lowtide"], runs["tile_loop"]),
         largest_difference_of_255=difference,
-    )  # fmt: skip
-    results.add(
-        "comparison, tuned heap", **ratios(runs["lowtide"], runs["tile_loop, tuned heap"])
     )
+    results.add("comparison, tuned heap", **ratios(runs["lowtide"], runs["tile_loop, tuned heap"]))
 
 
 if __name__ == "__main__":

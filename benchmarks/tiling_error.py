@@ -64,19 +64,23 @@ def sheet(panels: list[tuple[str, Image.Image]]) -> Image.Image:
         text = f"1e{power}" if power > LOWEST else f"1e{power} or less"
         pen.text((at, height + LABEL + BAR + LABEL / 2), text, INK, font, anchor=anchor)
     pen.text(
-        (left - GAP, height + LABEL + BAR / 2), "difference from the whole run (of 0 to 1)", INK,
-        font, anchor="rm",
-    )  # fmt: skip
+        (left - GAP, height + LABEL + BAR / 2),
+        "difference from the whole run (of 0 to 1)",
+        INK,
+        font,
+        anchor="rm",
+    )
     return whole
 
 
 def main() -> None:
     """Measure, keep the figures, draw."""
     results = ResultFile(
-        "tiling_error", fresh=True,
+        "tiling_error",
+        fresh=True,
         about=f"A trained CRAFT x{SCALE} on a photograph: in tiles of {TILE} px with {PAD} px of"
         f" context, and streamed in {BUDGET}.",
-    )  # fmt: skip
+    )
     model = made("CRAFT")
     with Image.open(SOURCE) as photograph:
         detail = photograph.convert("RGB").crop(DETAIL)
@@ -91,9 +95,11 @@ def main() -> None:
         apart = (result - whole).abs()
         mean = apart.double().square().mean().sqrt().item()
         results.add(
-            name, max_abs_error=apart.max().item(), psnr_db=round(-20 * math.log10(mean), 1),
+            name,
+            max_abs_error=apart.max().item(),
+            psnr_db=round(-20 * math.log10(mean), 1),
             **({"plan": streamed.explain(image)} if name == "streamed" else {}),
-        )  # fmt: skip
+        )
         # Each pixel of the panel shows the largest of those made of one of the photograph's.
         largest = F.max_pool2d(apart.amax(1, keepdim=True), SCALE)[0, 0]
         panels.append((f"{name}: {results.row(name)['psnr_db']} dB", colored(largest)))

@@ -51,12 +51,17 @@ def predict(results: ResultFile, only: str, pairs: int) -> None:
         plan = plan_step(config, *runs.networks(config), ENOUGH, "cpu")
         usage = measure_fresh("training_runs:run_steps", title, warmups=1)
         results.add(
-            row, part="prediction", batch=plan.batch, patch=plan.patch,
-            predicted_bytes=plan.predicted_bytes, upper_bytes=plan.upper_bytes,
-            peak_bytes=usage.peak_bytes, high_water_bytes=usage.high_water_bytes,
+            row,
+            part="prediction",
+            batch=plan.batch,
+            patch=plan.patch,
+            predicted_bytes=plan.predicted_bytes,
+            upper_bytes=plan.upper_bytes,
+            peak_bytes=usage.peak_bytes,
+            high_water_bytes=usage.high_water_bytes,
             error_percent=error_percent(plan.predicted_bytes, usage.peak_bytes),
             within_bound=usage.peak_bytes <= plan.upper_bytes,
-        )  # fmt: skip
+        )
 
 
 def error_percent(predicted: int, measured: int) -> float:
@@ -87,11 +92,12 @@ def beside(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     base = next(iter(found.values()))
     return {
         way: {
-            **figures, "ratio": ratio_of(figures["cpu_s"], base["cpu_s"]),
+            **figures,
+            "ratio": ratio_of(figures["cpu_s"], base["cpu_s"]),
             "saved_percent": saved_percent(figures["activations_bytes"], base["activations_bytes"]),
         }
         for way, figures in found.items()
-    }  # fmt: skip
+    }
 
 
 def saved_percent(left: int, before: int) -> float:
@@ -111,9 +117,13 @@ def validate(results: ResultFile, only: str, pairs: int) -> None:
                     "training_runs:validate_whole", name, photos, folder, warmups=1
                 )
                 results.add(
-                    whole, part="validation", width=WIDTH, height=HEIGHT,
-                    peak_bytes=usage.peak_bytes, psnr_db=usage.result["psnr"],
-                )  # fmt: skip
+                    whole,
+                    part="validation",
+                    width=WIDTH,
+                    height=HEIGHT,
+                    peak_bytes=usage.peak_bytes,
+                    psnr_db=usage.result["psnr"],
+                )
             if not results.has(within):
                 results.add(within, **validated(results.row(whole), name, photos, folder))
 
@@ -121,16 +131,19 @@ def validate(results: ResultFile, only: str, pairs: int) -> None:
 def validated(whole: dict[str, Any], name: str, photos: str, folder: str) -> dict[str, Any]:
     """What the trainer's validation takes and finds, with figures of it to compare."""
     budget = int(whole["peak_bytes"] * SHARE) // MIB
-    usage = measure_fresh(
-        "training_runs:validate", name, photos, folder, f"{budget}MiB", warmups=1
-    )
+    usage = measure_fresh("training_runs:validate", name, photos, folder, f"{budget}MiB", warmups=1)
     score = usage.result["psnr"]
     return {
-        "part": "validation", "width": WIDTH, "height": HEIGHT, "budget_bytes": budget * MIB,
-        "peak_bytes": usage.peak_bytes, "within_budget": usage.peak_bytes <= budget * MIB,
-        "share_of_peak": round(usage.peak_bytes / whole["peak_bytes"], 3), "psnr_db": score,
+        "part": "validation",
+        "width": WIDTH,
+        "height": HEIGHT,
+        "budget_bytes": budget * MIB,
+        "peak_bytes": usage.peak_bytes,
+        "within_budget": usage.peak_bytes <= budget * MIB,
+        "share_of_peak": round(usage.peak_bytes / whole["peak_bytes"], 3),
+        "psnr_db": score,
         "psnr_difference_db": score - whole["psnr_db"],
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -153,9 +166,11 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help="only this part")
     options = parser.parse_args()
     results = ResultFile(
-        "training_memory", fresh=options.fresh, packages=("accelerate",),
+        "training_memory",
+        fresh=options.fresh,
+        packages=("accelerate",),
         about="Memory of training steps, predicted and measured, and what lessens it.",
-    )  # fmt: skip
+    )
     for part in [options.part] if options.part else PARTS:
         PARTS[part](results, options.only, options.pairs)
 

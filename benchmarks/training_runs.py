@@ -46,16 +46,20 @@ def config_of(title: str, checkpointing: str = "", **data: Any) -> TrainConfig:
     name, patch, batch, kept, gan = CONFIGURATIONS[title]
     losses: list[dict[str, Any]] = [{"type": "l1loss"}]
     patches = {"lq_size": patch, "batch_size_per_gpu": batch, "accum_iter": 1}
-    return parse_config({
-        "name": "benchmark", "scale": SCALE,
-        "datasets": {"train": {"dataroot_gt": "none", **patches, **data}},
-        "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
-        **({"network_d": {"type": "munet"}} if gan else {}),
-        "train": {
-            "total_iter": STEPS, "losses": losses + ([gan] if gan else []),
-            "checkpointing": checkpointing or kept,
-        },
-    })  # fmt: skip
+    return parse_config(
+        {
+            "name": "benchmark",
+            "scale": SCALE,
+            "datasets": {"train": {"dataroot_gt": "none", **patches, **data}},
+            "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
+            **({"network_d": {"type": "munet"}} if gan else {}),
+            "train": {
+                "total_iter": STEPS,
+                "losses": losses + ([gan] if gan else []),
+                "checkpointing": checkpointing or kept,
+            },
+        }
+    )
 
 
 def networks(config: TrainConfig) -> tuple[nn.Module, nn.Module | None]:
@@ -121,13 +125,16 @@ def compare_checkpointing(title: str, ways: list[str], pairs: int) -> dict[str, 
 
 def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, float]:
     """Scores of a network by the trainer's own validation."""
-    config = parse_config({
-        "name": "benchmark", "scale": SCALE,
-        "datasets": {"train": {"dataroot_gt": photos}, "val": {"dataroot_gt": photos}},
-        "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
-        "train": {"total_iter": 1},
-        "val": {"budget": budget},
-    })  # fmt: skip
+    config = parse_config(
+        {
+            "name": "benchmark",
+            "scale": SCALE,
+            "datasets": {"train": {"dataroot_gt": photos}, "val": {"dataroot_gt": photos}},
+            "network_g": {"type": f"paragonsr2_{name}", "attention": "window"},
+            "train": {"total_iter": 1},
+            "val": {"budget": budget},
+        }
+    )
     data = HighResolutionFolders([Path(photos)], SCALE, bicubic)
     return Validation(config, data, Path(folder), "cpu")(networks(config)[0], 1)
 

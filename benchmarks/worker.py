@@ -89,9 +89,14 @@ def main() -> None:
             tile_loop(Path(source), Path(target), model, device)
         else:
             report = lowtide.upscale(
-                source, target, model=model, device=device, png_compression=PNG_COMPRESSION,
-                force=True, **options,
-            )  # fmt: skip
+                source,
+                target,
+                model=model,
+                device=device,
+                png_compression=PNG_COMPRESSION,
+                force=True,
+                **options,
+            )
             image = report.images[0]
             assert image.plan is not None
             assert image.memory is not None
@@ -99,16 +104,24 @@ def main() -> None:
             # The job resets the kernel's mark for itself, so its own figure is the right one.
             high_water = image.memory.high_water_bytes
             extra = {
-                "plan": image.plan.title, "accuracy": image.accuracy.execution,
+                "plan": image.plan.title,
+                "accuracy": image.accuracy.execution,
                 "predicted_bytes": image.memory.predicted_bytes,
                 "upper_bytes": image.memory.upper_bytes,
                 "reported_peak_bytes": image.memory.peak_bytes,
-            }  # fmt: skip
+            }
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(json.dumps({
-        "wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_bytes": meter.peak_bytes,
-        "high_water_bytes": high_water or meter.high_water_bytes, **extra,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "wall_s": round(wall, 2),
+                "cpu_s": round(cpu, 2),
+                "peak_bytes": meter.peak_bytes,
+                "high_water_bytes": high_water or meter.high_water_bytes,
+                **extra,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

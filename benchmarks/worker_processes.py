@@ -26,9 +26,10 @@ from lowtide.memory.measuring.fresh import measure_fresh
 MODELS = ("lowtide-x2", "lowtide-x4")
 # By name: threads of this process, devices, and the budget, of which two get a half each.
 WAYS: dict[str, tuple[int, str, str]] = {
-    "one process, one thread": (1, "", "1GiB"), "one process, two threads": (2, "", "1GiB"),
+    "one process, one thread": (1, "", "1GiB"),
+    "one process, two threads": (2, "", "1GiB"),
     "two processes, one thread each": (2, "cpu,cpu", "2GiB"),
-}  # fmt: skip
+}
 # Those in which an image is run by as many threads within as much memory.
 ALIKE = "one process, one thread", "two processes, one thread each"
 
@@ -52,9 +53,7 @@ def run_times(photos: int, repeats: int, model: str) -> dict[str, Any]:
     return found
 
 
-def _job(
-    folder: Path, model: str, threads: int, devices: str, budget: str
-) -> tuple[float, str]:
+def _job(folder: Path, model: str, threads: int, devices: str, budget: str) -> tuple[float, str]:
     import lowtide
 
     torch.set_num_threads(threads)
@@ -75,10 +74,11 @@ def main() -> None:
     """Measure what is missing."""
     options = options_of(__doc__, photos=24)
     results = ResultFile(
-        "worker_processes", fresh=options.fresh,
+        "worker_processes",
+        fresh=options.fresh,
         about=f"{options.photos} photographs of {WIDTH}×{HEIGHT} by one process and by two, by the"
         " clock.",
-    )  # fmt: skip
+    )
     for model in MODELS:
         if results.has(model):
             continue
@@ -87,7 +87,10 @@ def main() -> None:
         ).result
         one = found["one process, one thread"]
         results.add(
-            model, photos=options.photos, width=WIDTH, height=HEIGHT,
+            model,
+            photos=options.photos,
+            width=WIDTH,
+            height=HEIGHT,
             same_files=len({found[way]["sha256"] for way in ALIKE}) == 1,
             wall_s={way: statistics.median(each["wall_s"]) for way, each in found.items()},
             two_images_wall_s={
@@ -97,7 +100,7 @@ def main() -> None:
                 way: ratio_of(one["wall_s"], each["wall_s"]) for way, each in found.items()
             },
             runs=found,
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

@@ -57,8 +57,10 @@ class Row:
         per_pixel = getattr(costs, self.checkpointing) if training else costs.inference
         weights = costs.weights * (4 if training else 1)
         weights_share, share = {
-            "fp32": (1.0, 1.0), "bf16": (0.5, 0.5), "autocast": (1.0, costs.autocast),
-        }[self.precision]  # fmt: skip
+            "fp32": (1.0, 1.0),
+            "bf16": (0.5, 0.5),
+            "autocast": (1.0, costs.autocast),
+        }[self.precision]
         return int(weights * weights_share + per_pixel * self.pixels * share)
 
     @property
@@ -89,9 +91,11 @@ class Row:
 def rows() -> list[Row]:
     """The whole grid, without the rows that are too small to tell anything or too large."""
     return [
-        row for entry in ENTRIES.values() for row in _all_rows(entry)
+        row
+        for entry in ENTRIES.values()
+        for row in _all_rows(entry)
         if LEAST <= row.estimated_bytes <= MOST
-    ]  # fmt: skip
+    ]
 
 
 def checked_rows() -> set[str]:

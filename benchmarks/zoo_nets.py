@@ -103,9 +103,10 @@ class HalfOfVae(nn.Module):
     def __init__(self, vae: Any, *, decoder: bool) -> None:
         super().__init__()
         self.layers = (
-            nn.Sequential(vae.post_quant_conv, vae.decoder) if decoder
+            nn.Sequential(vae.post_quant_conv, vae.decoder)
+            if decoder
             else nn.Sequential(vae.encoder, vae.quant_conv)
-        )  # fmt: skip
+        )
 
     def forward(self, value: Tensor) -> Tensor:
         return self.layers(value)

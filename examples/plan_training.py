@@ -108,8 +108,9 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width, elementwise_affine=False) for _ in "ab"])
         self.attend = Attention(width)
-        self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"),
-                                   nn.Linear(4 * width, width))  # fmt: skip
+        self.think = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
         self.level = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, level: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Upscale a photograph from Python, watching progress and memory.
 
-    python examples/upscale.py examples/coffee.jpg large.png 512MiB
+python examples/upscale.py examples/coffee.jpg large.png 512MiB
 """
 
 import sys

@@ -94,10 +94,13 @@ def main() -> None:
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
             report = json.loads(done.stdout)
             print(f"{how:9} {report['about']}")
-            print(f"{'':9} peak {format_bytes(report['peak'])},"
-                  f" weights {format_bytes(report['weights'])}")  # fmt: skip
-        streamed, resident = (load_file(Path(folder) / f"{how}.safetensors")["y"]
-                              for how in ("streamed", "resident"))  # fmt: skip
+            print(
+                f"{'':9} peak {format_bytes(report['peak'])},"
+                f" weights {format_bytes(report['weights'])}"
+            )
+        streamed, resident = (
+            load_file(Path(folder) / f"{how}.safetensors")["y"] for how in ("streamed", "resident")
+        )
         print(f"budget    {format_bytes(BUDGET)}")
         print(f"largest difference of the results: {(streamed - resident).abs().max():g}")
 

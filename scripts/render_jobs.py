@@ -9,20 +9,29 @@ from collections.abc import Callable
 from tables import Rows, figure, table
 
 FIGURES = {
-    "cpu_s": "processor seconds", "wall_s": "clock seconds",
-    "peak_bytes": "peak", "high_water_bytes": "high-water mark",
-}  # fmt: skip
+    "cpu_s": "processor seconds",
+    "wall_s": "clock seconds",
+    "peak_bytes": "peak",
+    "high_water_bytes": "high-water mark",
+}
 
 
 def startup(rows: Rows) -> str:
     """Medians of fresh processes."""
     head = ["command", "clock s", "least", "most", "processor s", "runs", "heavy imports"]
     keys = ("wall_median_s", "wall_min_s", "wall_max_s", "cpu_median_s")
-    return table(head, [
-        [f"`{row['row']}`", *(f"{row[key]:.3f}" for key in keys), str(row["runs"]),
-         ", ".join(row["heavy_imports"]) or "none"]
-        for row in rows
-    ])  # fmt: skip
+    return table(
+        head,
+        [
+            [
+                f"`{row['row']}`",
+                *(f"{row[key]:.3f}" for key in keys),
+                str(row["runs"]),
+                ", ".join(row["heavy_imports"]) or "none",
+            ]
+            for row in rows
+        ],
+    )
 
 
 def tile_loop(rows: Rows) -> str:
@@ -41,10 +50,28 @@ def tile_loop(rows: Rows) -> str:
 
 def large_images(rows: Rows) -> str:
     """One row for each size; the ratio is that of the larger to the smaller image."""
-    head = ["image", "budget", "peak", "high-water mark", "expected", "at most", "accuracy",
-            "processor seconds", "clock seconds"]  # fmt: skip
-    keys = ("row", "budget", "peak_bytes", "high_water_bytes", "predicted_bytes", "upper_bytes",
-            "accuracy", "cpu_s", "wall_s")  # fmt: skip
+    head = [
+        "image",
+        "budget",
+        "peak",
+        "high-water mark",
+        "expected",
+        "at most",
+        "accuracy",
+        "processor seconds",
+        "clock seconds",
+    ]
+    keys = (
+        "row",
+        "budget",
+        "peak_bytes",
+        "high_water_bytes",
+        "predicted_bytes",
+        "upper_bytes",
+        "accuracy",
+        "cpu_s",
+        "wall_s",
+    )
     sizes = [row for row in rows if "width" in row]
     parts = [table(head, [[figure(key, row.get(key)) for key in keys] for row in sizes])]
     for row in (row for row in rows if row["row"].startswith("ratio")):
@@ -59,18 +86,28 @@ def set5(rows: Rows) -> str:
     scored = [row for row in rows if "pictures_db" in row]
     names = list(scored[0]["pictures_db"]) if scored else []
     levels = [[row["mean_db"], *row["pictures_db"].values()] for row in scored]
-    cells = [[row["row"], *(figure("_db", level) for level in line)]
-             for row, line in zip(scored, levels, strict=True)]  # fmt: skip
+    cells = [
+        [row["row"], *(figure("_db", level) for level in line)]
+        for row, line in zip(scored, levels, strict=True)
+    ]
     parts = [table(["enlarged by", "mean", *names], cells)]
     tiled = [row for row in rows if "stated_execution_db" in row]
     if tiled:
         head = ["tiles against the whole picture", "stated: at least", "actual", "holds"]
-        parts.append(table(head, [
-            [row["row"], worst(row["stated_execution_db"], "exact"),
-             worst(row["actual_execution_db"], "no difference"),
-             "yes" if row["statement_holds"] else "**no**"]
-            for row in tiled
-        ]))  # fmt: skip
+        parts.append(
+            table(
+                head,
+                [
+                    [
+                        row["row"],
+                        worst(row["stated_execution_db"], "exact"),
+                        worst(row["actual_execution_db"], "no difference"),
+                        "yes" if row["statement_holds"] else "**no**",
+                    ]
+                    for row in tiled
+                ],
+            )
+        )
     return "\n\n".join(parts)
 
 
@@ -81,6 +118,9 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
-    "startup": startup, "tile_loop": tile_loop, "large_images": large_images, "set5": set5,
+    "startup": startup,
+    "tile_loop": tile_loop,
+    "large_images": large_images,
+    "set5": set5,
     "large_streamed": large_images,
-}  # fmt: skip
+}

@@ -93,9 +93,13 @@ def _leaves(facts: dict[str, Any]) -> Iterator[str]:
 
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
-    **render_jobs.SHAPES, **render_attention.SHAPES, **render_memory.SHAPES,
-    **render_streaming.SHAPES, **render_training.SHAPES, **render_variants.SHAPES,
-}  # fmt: skip
+    **render_jobs.SHAPES,
+    **render_attention.SHAPES,
+    **render_memory.SHAPES,
+    **render_streaming.SHAPES,
+    **render_training.SHAPES,
+    **render_variants.SHAPES,
+}
 
 
 def full(name: str) -> str:

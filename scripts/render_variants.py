@@ -30,9 +30,13 @@ def _sizes(rows: Rows) -> str:
                 cell = f"{one['parameters']:,} / {one['flops_per_pixel']:,}"
                 lines.setdefault((row["model"], attention), {})[row["scale"]] = cell
     head = ["weights / FLOPs per input pixel", "attention", *(f"×{one}" for one in _SCALES)]
-    return table(head, [
-        [*names, *(cells.get(scale, _NONE) for scale in _SCALES)] for names, cells in lines.items()
-    ])  # fmt: skip
+    return table(
+        head,
+        [
+            [*names, *(cells.get(scale, _NONE) for scale in _SCALES)]
+            for names, cells in lines.items()
+        ],
+    )
 
 
 def _attention(rows: Rows) -> str:
@@ -46,14 +50,22 @@ def _attention(rows: Rows) -> str:
             continue
         found = [peaks.get((row["model"], row["scale"], way)) for way in ("window", "none")]
         seconds = [row["cpu_s"].get(way) for way in ("window", "none")]
-        lines.append([
-            f"{row['model']} ×{row['scale']}",
-            *(format_bytes(one["peak_bytes"]) if one else _NONE for one in found),
-            *(f"{median(one):.3f} s" if one else _NONE for one in seconds),
-            _ratio(row["ratio"].get("window")),
-        ])  # fmt: skip
-    head = ["128×128 pixels", "peak with attention", "without", "processor time with", "without",
-            "with, of without (range)"]  # fmt: skip
+        lines.append(
+            [
+                f"{row['model']} ×{row['scale']}",
+                *(format_bytes(one["peak_bytes"]) if one else _NONE for one in found),
+                *(f"{median(one):.3f} s" if one else _NONE for one in seconds),
+                _ratio(row["ratio"].get("window")),
+            ]
+        )
+    head = [
+        "128×128 pixels",
+        "peak with attention",
+        "without",
+        "processor time with",
+        "without",
+        "with, of without (range)",
+    ]
     return table(head, lines)
 
 
@@ -68,26 +80,43 @@ def _bands(rows: Rows) -> str:
         whole, streamed = (named[f"{title}, {way}"] for way in ("whole", "streamed"))
         share = f"{streamed['peak_bytes'] / whole['peak_bytes']:.0%}"
         share += ", the heap keeping small blocks" if "allocator" in streamed else ""
-        lines.append([
-            title, format_bytes(whole["peak_bytes"]),
-            f"{format_bytes(streamed['peak_bytes'])} ({share})",
-            *(f"{median(row['cpu_s'][way]):.1f} s" for way in ("whole", "streamed")),
-            _ratio(row["ratio"]["streamed"]), f"{row['max_abs_error']:.1e}",
-        ])  # fmt: skip
-    head = ["in bands", "peak of the whole", "streamed", "processor time of the whole", "streamed",
-            "streamed, of the whole (range)", "largest difference"]  # fmt: skip
+        lines.append(
+            [
+                title,
+                format_bytes(whole["peak_bytes"]),
+                f"{format_bytes(streamed['peak_bytes'])} ({share})",
+                *(f"{median(row['cpu_s'][way]):.1f} s" for way in ("whole", "streamed")),
+                _ratio(row["ratio"]["streamed"]),
+                f"{row['max_abs_error']:.1e}",
+            ]
+        )
+    head = [
+        "in bands",
+        "peak of the whole",
+        "streamed",
+        "processor time of the whole",
+        "streamed",
+        "streamed, of the whole (range)",
+        "largest difference",
+    ]
     return table(head, lines)
 
 
 def _jobs(rows: Rows) -> str:
     """Part d: files under a budget."""
     head = ["photograph, file to file", "budget", "peak", "expected", "within", "plan"]
-    return table(head, [
-        [f"{row['model']} ×{row['scale']}, {row['side']}²",
-         *(format_bytes(row[f"{name}_bytes"]) for name in ("budget", "peak", "predicted")),
-         "yes" if row["within_budget"] else "no", row["plan"]]
-        for row in rows
-    ])  # fmt: skip
+    return table(
+        head,
+        [
+            [
+                f"{row['model']} ×{row['scale']}, {row['side']}²",
+                *(format_bytes(row[f"{name}_bytes"]) for name in ("budget", "peak", "predicted")),
+                "yes" if row["within_budget"] else "no",
+                row["plan"],
+            ]
+            for row in rows
+        ],
+    )
 
 
 def _predicted(rows: Rows) -> str:
@@ -101,12 +130,20 @@ def _predicted(rows: Rows) -> str:
             claim += "" if row["within_claim"] else ", exceeded"
         cell = f"{row['predicted_bytes'] / 2**30:.2f} ({claim})"
         lines.setdefault((row["model"], row["scale"]), []).append(cell)
-    head = ["on rtx3060-12gb, GiB expected (and announced)", "128×128", "512×512", "1024×1024",
-            "training, 16 of 64 px"]  # fmt: skip
-    return table(head, [
-        [f"{model} ×{scale}", *cells, *[_NONE] * (4 - len(cells))]
-        for (model, scale), cells in lines.items()
-    ])  # fmt: skip
+    head = [
+        "on rtx3060-12gb, GiB expected (and announced)",
+        "128×128",
+        "512×512",
+        "1024×1024",
+        "training, 16 of 64 px",
+    ]
+    return table(
+        head,
+        [
+            [f"{model} ×{scale}", *cells, *[_NONE] * (4 - len(cells))]
+            for (model, scale), cells in lines.items()
+        ],
+    )
 
 
 def _ratio(ratio: dict[str, float] | None) -> str:

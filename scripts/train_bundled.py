@@ -80,9 +80,13 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def train(
-    config: ParagonConvConfig, recipe: Recipe, steps: int, seed: int, log: list[dict],
+    config: ParagonConvConfig,
+    recipe: Recipe,
+    steps: int,
+    seed: int,
+    log: list[dict],
     trunk: ParagonConv | None = None,
-) -> ParagonConv:  # fmt: skip
+) -> ParagonConv:
     """Train for exactly ``steps`` steps and return the averaged weights (EMA)."""
     torch.manual_seed(seed)
     model = ParagonConv(config).to(memory_format=torch.channels_last)

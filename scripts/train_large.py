@@ -66,8 +66,11 @@ def pieces(height: int, width: int) -> Iterator[tuple[int, int, int, int]]:
         for column in range(columns):
             top, left = row * height // rows, column * width // columns
             yield (
-                top, left, (row + 1) * height // rows - top, (column + 1) * width // columns - left
-            )  # fmt: skip
+                top,
+                left,
+                (row + 1) * height // rows - top,
+                (column + 1) * width // columns - left,
+            )
 
 
 def write_pairs(folder: Path, scale: int) -> None:
@@ -119,24 +122,32 @@ def configuration(scale: int, folder: Path, trunk: Path | None) -> dict[str, Any
     """What `lowtide train sr` would read from a file."""
     shape = CONFIGS[scale]
     return {
-        "name": name_of(scale), "scale": scale, "manual_seed": SEED, "precision": "bf16",
+        "name": name_of(scale),
+        "scale": scale,
+        "manual_seed": SEED,
+        "precision": "bf16",
         "datasets": {
             "train": {
-                "dataroot_gt": str(folder / "hr"), "dataroot_lq": str(folder / "lr"),
-                "lq_size": PATCH[scale], "batch_size_per_gpu": BATCH, "color": True,
+                "dataroot_gt": str(folder / "hr"),
+                "dataroot_lq": str(folder / "lr"),
+                "lq_size": PATCH[scale],
+                "batch_size_per_gpu": BATCH,
+                "color": True,
             },
             "val": {"dataroot_gt": str(folder / "held_out")},
         },
         "network_g": {"type": "paragonconv", "features": shape.features, "blocks": shape.blocks},
         "train": {
-            "total_iter": STEPS, "warmup_iter": 300, "losses": [{"type": "l1loss"}],
+            "total_iter": STEPS,
+            "warmup_iter": 300,
+            "losses": [{"type": "l1loss"}],
             "optim_g": {"type": "adam", "lr": RATE},
             "scheduler": {"type": "cosine", "eta_min": 0.01},
         },
         "val": {"val_freq": 1000},
         "logger": {"print_freq": 250, "save_checkpoint_freq": 250},
         "path": {"pretrain_network_g": str(trunk), "strict_load_g": False} if trunk else {},
-    }  # fmt: skip
+    }
 
 
 def card(scale: int, report: TrainReport, scores: dict[str, float], digest: str) -> str:
@@ -230,9 +241,11 @@ def main() -> None:
     # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
     torch.set_num_threads(1)
     report = train_sr(
-        parse_config(configuration(scale, folder, trunk)), folder,
-        on_plan=lambda plan: print(plan), on_step=Lines(),
-    )  # fmt: skip
+        parse_config(configuration(scale, folder, trunk)),
+        folder,
+        on_plan=lambda plan: print(plan),
+        on_step=Lines(),
+    )
     keep(scale, report, options.output)
 
 

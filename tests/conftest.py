@@ -25,10 +25,23 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "", "-rs", "-p", "no:cacheprovider",
-         f"{pyfuncitem.path}::{pyfuncitem.nodeid.partition('::')[2]}"],
-        cwd=ROOT, env=environment | {"TEST_ALONE": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            f"{pyfuncitem.path}::{pyfuncitem.nodeid.partition('::')[2]}",
+        ],
+        cwd=ROOT,
+        env=environment | {"TEST_ALONE": "1"},
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0 or "1 passed" not in done.stdout + done.stderr:
         if "1 skipped" in done.stdout:
             pytest.skip(done.stdout.strip().splitlines()[-2])

@@ -10,15 +10,27 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def graph_file(
-    path, nodes, weights=(), *, given=(1, 3, "h", "w"), kind=FLOAT, made=FLOAT, inputs=("x",),
-    outputs=("y",), opset=20, metadata=None,
-):  # fmt: skip
+    path,
+    nodes,
+    weights=(),
+    *,
+    given=(1, 3, "h", "w"),
+    kind=FLOAT,
+    made=FLOAT,
+    inputs=("x",),
+    outputs=("y",),
+    opset=20,
+    metadata=None,
+):
     """Write nodes from ``x`` to ``y``; ``weights`` are arrays by name."""
     stored = [onnx.numpy_helper.from_array(array, name) for name, array in dict(weights).items()]
     graph = helper.make_graph(
-        nodes, "graph", [helper.make_tensor_value_info(name, kind, given) for name in inputs],
-        [helper.make_tensor_value_info(name, made, None) for name in outputs], stored,
-    )  # fmt: skip
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, kind, given) for name in inputs],
+        [helper.make_tensor_value_info(name, made, None) for name in outputs],
+        stored,
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     helper.set_model_props(model, metadata or {})
     onnx.save(model, path)

@@ -62,8 +62,7 @@ def test_every_option_is_documented(command):
     found = typer.main.get_command(app)
     for word in command.split():
         found = found.commands[word]
-    names = {name for option in found.params
-             for name in (*option.opts, *option.secondary_opts)}  # fmt: skip
+    names = {name for option in found.params for name in (*option.opts, *option.secondary_opts)}
     options = {name for name in names if name.startswith("-")}
     assert options
     missing = {name for name in options if not re.search(rf"`{name}[ `]", page)}
@@ -74,18 +73,23 @@ def test_every_documented_option_exists():
     page = ROOT / "docs" / "reference" / "command_line.md"
     documented = set(re.findall(r"`(--?[a-z][a-z-]*)", section(page, "lowtide upscale")))
     known = {
-        name for option in typer.main.get_command(app).commands["upscale"].params
+        name
+        for option in typer.main.get_command(app).commands["upscale"].params
         for name in (*option.opts, *option.secondary_opts)
-    }  # fmt: skip
+    }
     assert documented <= known
 
 
 def test_every_setting_and_every_field_of_a_report_is_documented():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     models = (
-        UpscaleSettings, report.UpscaleReport, report.ImageReport, report.Accuracy,
-        report.ErrorFigure, report.Memory,
-    )  # fmt: skip
+        UpscaleSettings,
+        report.UpscaleReport,
+        report.ImageReport,
+        report.Accuracy,
+        report.ErrorFigure,
+        report.Memory,
+    )
     fields = {f"{model.__name__}.{name}" for model in models for name in model.model_fields}
     assert not {field for field in fields if f"`{field.split('.')[1]}`" not in page}
 
@@ -105,11 +109,15 @@ def test_the_exit_codes_are_those_of_the_errors():
 def test_the_formats_are_those_of_the_package():
     assert cells(section(GUIDE, "Formats and metadata")) == [
         [
-            entry.name, " ".join(entry.suffixes), f"{entry.max_side:,}", str(entry.bits),
-            "yes" if entry.alpha else "no", ", ".join(sorted(entry.keeps)),
+            entry.name,
+            " ".join(entry.suffixes),
+            f"{entry.max_side:,}",
+            str(entry.bits),
+            "yes" if entry.alpha else "no",
+            ", ".join(sorted(entry.keeps)),
         ]
         for entry in FORMATS
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

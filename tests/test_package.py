@@ -14,12 +14,36 @@ HEAVY = ("torch", "numpy", "pydantic", "pyvips", "spandrel")
 
 def test_the_public_names():
     assert lowtide.__all__ == [
-        "BatchError", "Budget", "BudgetError", "Cancelled", "Estimate", "ImageError",
-        "InferenceStep", "InputError", "LowtideError", "ModelError", "NotFiniteError",
-        "OutOfMemoryError", "OutputError", "Plan", "Progress", "Streamed", "TrainingStep",
-        "UpscaleReport", "UsageError", "__version__", "estimate", "estimate_vram_usage", "fit",
-        "load", "measure", "plan", "stream", "unfit", "upscale",
-    ]  # fmt: skip
+        "BatchError",
+        "Budget",
+        "BudgetError",
+        "Cancelled",
+        "Estimate",
+        "ImageError",
+        "InferenceStep",
+        "InputError",
+        "LowtideError",
+        "ModelError",
+        "NotFiniteError",
+        "OutOfMemoryError",
+        "OutputError",
+        "Plan",
+        "Progress",
+        "Streamed",
+        "TrainingStep",
+        "UpscaleReport",
+        "UsageError",
+        "__version__",
+        "estimate",
+        "estimate_vram_usage",
+        "fit",
+        "load",
+        "measure",
+        "plan",
+        "stream",
+        "unfit",
+        "upscale",
+    ]
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
     assert set(lowtide.__all__) <= set(dir(lowtide))
     with pytest.raises(AttributeError, match="no attribute 'upscael'"):
@@ -28,10 +52,18 @@ def test_the_public_names():
 
 def test_every_error_has_its_exit_code():
     codes = {
-        "BatchError": 4, "BudgetError": 3, "Cancelled": 130, "ImageError": 2, "InputError": 2,
-        "LowtideError": 1, "ModelError": 2, "NotFiniteError": 1, "OutOfMemoryError": 1,
-        "OutputError": 1, "UsageError": 2,
-    }  # fmt: skip
+        "BatchError": 4,
+        "BudgetError": 3,
+        "Cancelled": 130,
+        "ImageError": 2,
+        "InputError": 2,
+        "LowtideError": 1,
+        "ModelError": 2,
+        "NotFiniteError": 1,
+        "OutOfMemoryError": 1,
+        "OutputError": 1,
+        "UsageError": 2,
+    }
     for name, code in codes.items():
         error = getattr(lowtide, name)
         assert issubclass(error, lowtide.LowtideError)

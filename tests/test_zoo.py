@@ -92,12 +92,21 @@ def test_models_and_inputs_are_the_same_each_time():
 
 def entries(family, measured, predicted=100 * MIB):
     return [
-        {"row": f"{family} {at}", "family": family, "mode": "inference", "precision": "fp32",
-         "checkpointing": "none", "measured_bytes": value, "predicted_bytes": predicted,
-         "upper_bytes": 2 * predicted, "method": "traced", "ledger": {},
-         "objects": dict.fromkeys(Objects.model_fields, 0)}
+        {
+            "row": f"{family} {at}",
+            "family": family,
+            "mode": "inference",
+            "precision": "fp32",
+            "checkpointing": "none",
+            "measured_bytes": value,
+            "predicted_bytes": predicted,
+            "upper_bytes": 2 * predicted,
+            "method": "traced",
+            "ledger": {},
+            "objects": dict.fromkeys(Objects.model_fields, 0),
+        }
         for at, value in enumerate(measured)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_familys_bound_is_calibrated_on_the_others():

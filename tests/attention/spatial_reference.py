@@ -113,12 +113,15 @@ def local_attention(query, key, value, windows, position, scale):
             scores = scores + bias(position, *distances)
             found = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), values)
             share = torch.tensor(
-                [[fade(windows, row_span, y) * fade(windows, column_span, x) for x in columns]
-                 for y in rows], dtype=value.dtype,
-            )  # fmt: skip
+                [
+                    [fade(windows, row_span, y) * fade(windows, column_span, x) for x in columns]
+                    for y in rows
+                ],
+                dtype=value.dtype,
+            )
             found = found.unflatten(1, (len(rows), len(columns)))
-            result[:, rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1] += (
+            result[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] += (
                 found * share[:, :, None, None]
             )
-            total[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1] += share
+            total[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] += share
     return result / total[:, :, None, None]

@@ -17,10 +17,14 @@ transformers = pytest.importorskip("transformers")
 def unet():
     torch.manual_seed(0)
     return diffusers.UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32,
+        sample_size=16,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=32,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), attention_head_dim=8,
-    ).eval()  # fmt: skip
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        attention_head_dim=8,
+    ).eval()
 
 
 def denoise(unet):
@@ -48,9 +52,12 @@ def test_a_unet_in_use(unet):
 def test_a_vae_in_use():
     torch.manual_seed(0)
     vae = diffusers.AutoencoderKL(
-        block_out_channels=(32, 64), norm_num_groups=8, latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    ).eval()  # fmt: skip
+        block_out_channels=(32, 64),
+        norm_num_groups=8,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    ).eval()
     latent = torch.randn(1, 4, 9, 11)
     with torch.no_grad():
         usual = vae.decode(latent).sample

@@ -13,9 +13,10 @@ from lowtide.memory.measuring.live import live_peak_bytes
 
 # What needs no more than PyTorch; oneDNN's, which knows plain attention alone, has its own tests.
 HERE = [
-    name for name, backend in BACKENDS.items()
+    name
+    for name, backend in BACKENDS.items()
     if backend.missing(LocalDevice()) is None and name != "onednn"
-]  # fmt: skip
+]
 FAST = [name for name in HERE if name != "reference"]
 MASKS = ("none", "bool", "float", "learned", "heads only", "row", "blind rows")
 
@@ -54,9 +55,11 @@ def drawn(seed, dtype=torch.float64):
     tensors = [
         torch.randn(batch, n, tokens, width, dtype=dtype, requires_grad=True)
         for n, tokens, width in (
-            (heads, queries, dim), (key_heads, keys, dim), (key_heads, keys, value_dim),
+            (heads, queries, dim),
+            (key_heads, keys, dim),
+            (key_heads, keys, value_dim),
         )
-    ]  # fmt: skip
+    ]
     mask = None if causal else make_mask(draw.choice(MASKS), batch, heads, queries, keys, dtype)
     scale = draw.choice([None, 0.5])
     return tensors, mask, AttentionSpec(scale=scale, causal=causal, grouped=grouped)

@@ -67,13 +67,14 @@ MODULES = {
     "transposed": (lambda: TransposedAttention(8, heads=2), transposed_reference),
     "transposed, bias": (lambda: TransposedAttention(8, heads=4, bias=True), transposed_reference),
     "hierarchical, full": (
-        lambda: HierarchicalAttention(8, heads=1, position="none"), full_reference,
+        lambda: HierarchicalAttention(8, heads=1, position="none"),
+        full_reference,
     ),
     "hierarchical, chunked": (
         lambda: HierarchicalAttention(8, heads=2, full_tokens=0, chunk=32, backend="sdpa-math"),
         full_reference,
     ),
-}  # fmt: skip
+}
 
 
 def gradients(run, module, x):
@@ -175,8 +176,11 @@ def test_an_image_of_zeros_has_gradients():
 def test_stages_follow_the_size():
     module = HierarchicalAttention(8, heads=1)
     assert [module.stage(*size) for size in ((32, 64), (33, 64), (128, 128), (129, 128))] == [
-        "full", "chunked", "chunked", "windows",
-    ]  # fmt: skip
+        "full",
+        "chunked",
+        "chunked",
+        "windows",
+    ]
 
 
 def test_large_images_get_windows():

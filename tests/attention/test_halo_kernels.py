@@ -45,9 +45,12 @@ def drawn(seed):
     shared = draw.choice([0, 2, 4, 8 if size == 16 else 4])
     step = size - shared
     windows = Windows(
-        size, shared, "halo", ("mask", "shift", "zero", "reflect")[seed % 4],
+        size,
+        shared,
+        "halo",
+        ("mask", "shift", "zero", "reflect")[seed % 4],
         (draw.randrange(step), draw.randrange(step)),
-    )  # fmt: skip
+    )
     heads, dim = draw.choice([1, 2]), draw.choice([4, 16, 24])
     torch.manual_seed(seed)
     shape = draw.randint(1, 2), draw.randint(1, 27), draw.randint(1, 27), heads, dim
@@ -62,6 +65,7 @@ def drawn(seed):
         table.requires_grad_(learns and windows.boundary != "shift")
     return windows, whole, table, learns
 
+
 def reference(windows, whole, table):
     position = Position()
     if table is not None:
@@ -70,7 +74,6 @@ def reference(windows, whole, table):
         position.table = table
     tensors = whole.chunk(3, -1)
     return local_attention(*tensors, windows, position, tensors[0].shape[-1] ** -0.5)
-
 
 
 def check_parity(seed, dtype=torch.float32, tolerance=2e-6, tiles=None):
@@ -169,10 +172,12 @@ def test_what_the_kernels_cannot_do_is_told():
         (usual, torch.float64, {}, "the type is float64"),
         (Windows(boundary="reflect"), torch.float32, dict(needs_grad=True), "reflection"),
         (
-            Windows(boundary="shift"), torch.float32, dict(needs_grad=True, learned_bias=True),
+            Windows(boundary="shift"),
+            torch.float32,
+            dict(needs_grad=True, learned_bias=True),
             "not moved",
         ),
-    ):  # fmt: skip
+    ):
         assert said in refusal(shape, dtype, windows, **options)
     assert "256 channels" in refusal((1, 9, 9, 1, 256), torch.float32, usual)
     assert "exceed 65535" in refusal((70_000, 9, 9, 1, 32), torch.float32, usual)
@@ -224,8 +229,9 @@ def test_what_needs_no_masks_is_inside(seed):
         ]
         good = keys <= set(range(length)) and all(
             keys <= set(range(one.first_key, one.first_key + one.keys))
-            and one.queries == windows.step for one in seeing
-        )  # fmt: skip
+            and one.queries == windows.step
+            for one in seeing
+        )
         if first <= number < last:
             assert good
         elif boundary != "shift" and windows.step % 8 == windows.shared % 8 == 0:
@@ -250,8 +256,10 @@ def compiled(*arguments):
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

@@ -30,10 +30,15 @@ def drawn(seed, side=70):
     # Small windows of large images take the reference seconds.
     most = side if size >= 7 else min(side, 23)
     module = LocalWindowAttention(
-        8, heads=draw.choice([1, 2]), window=size, shared=shared, form=form,
-        boundary=BOUNDARIES[seed % 4], position=POSITIONS[seed // 4 % 4],
+        8,
+        heads=draw.choice([1, 2]),
+        window=size,
+        shared=shared,
+        form=form,
+        boundary=BOUNDARIES[seed % 4],
+        position=POSITIONS[seed // 4 % 4],
         phase=(draw.randrange(size - shared), draw.randrange(size - shared)),
-    )  # fmt: skip
+    )
     return module, torch.randn(2, 8, draw.randint(1, most), draw.randint(1, most))
 
 
@@ -106,10 +111,11 @@ def test_low_precision_is_no_worse_than_plain_operators(dtype, form):
 @pytest.mark.parametrize(
     "backend",
     [
-        name for name, one in BACKENDS.items()
+        name
+        for name, one in BACKENDS.items()
         if one.missing(LocalDevice()) is None and name != "onednn"  # which has no fp64
     ],
-)  # fmt: skip
+)
 def test_every_backend_gives_the_same(backend):
     module, image = drawn(5)
     module, image = module.double(), image.double()

@@ -28,9 +28,14 @@ def tensors(batch, heads, queries, keys, width, value_width=None):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 1, 1, 1, 1), (2, 3, 7, 5, 3), (3, 2, 65, 83, 33, 17), (1, 2, 577, 1023, 32),
-     (1, 1, 300, 5000, 40)],
-)  # fmt: skip
+    [
+        (1, 1, 1, 1, 1),
+        (2, 3, 7, 5, 3),
+        (3, 2, 65, 83, 33, 17),
+        (1, 2, 577, 1023, 32),
+        (1, 1, 300, 5000, 40),
+    ],
+)
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_parity_with_exact_attention(sizes, scale):
     query, key, value = tensors(*sizes)

@@ -23,10 +23,11 @@ pytest.importorskip("onnxscript")
 SIZES = (1, 3), (33, 50), (70, 64), (5, 61)
 LOCAL = list(
     itertools.product(
-        ("halo", "blended"), ("mask", "shift", "zero", "reflect"),
+        ("halo", "blended"),
+        ("mask", "shift", "zero", "reflect"),
         ("rope", "table", "decomposed", "none"),
     )
-)  # fmt: skip
+)
 
 
 def largest_difference(module, path, opset, sizes=SIZES, **limits):
@@ -48,21 +49,29 @@ def operators(path):
 
 def local(form, boundary, position):
     return LocalWindowAttention(
-        8, heads=2, window=8, shared=4, form=form, boundary=boundary, position=position,
+        8,
+        heads=2,
+        window=8,
+        shared=4,
+        form=form,
+        boundary=boundary,
+        position=position,
         phase=(1, 3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.slow), 23])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: LinearAttention(8, heads=2), lambda: ChannelAttention(8),
-        lambda: TransposedAttention(8, heads=2), lambda: local("halo", "mask", "rope"),
+        lambda: LinearAttention(8, heads=2),
+        lambda: ChannelAttention(8),
+        lambda: TransposedAttention(8, heads=2),
+        lambda: local("halo", "mask", "rope"),
         lambda: local("blended", "reflect", "table"),
     ],
     ids=["linear", "channel", "transposed", "halo", "blended"],
-)  # fmt: skip
+)
 def test_files_give_the_same(make, opset, tmp_path):
     assert largest_difference(make(), tmp_path / "module.onnx", opset) <= 1e-5
 

@@ -18,15 +18,23 @@ def one_by_one(position, down, right):
     offsets, (asking, seen) = (down[0], right[0]), zip(down[1:], right[1:], strict=True)
     queries = itertools.product(*(range(side) for side in reversed(asking)))
     keys = list(itertools.product(*(range(side) for side in reversed(seen))))
-    return torch.stack([
-        torch.stack([
-            table[
-                :, FARTHEST + offsets[0] + below - row, FARTHEST + offsets[1] + beside - column
-            ]
-            for beside, below in keys
-        ], 1)
-        for column, row in queries
-    ], 1)  # fmt: skip
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    table[
+                        :,
+                        FARTHEST + offsets[0] + below - row,
+                        FARTHEST + offsets[1] + beside - column,
+                    ]
+                    for beside, below in keys
+                ],
+                1,
+            )
+            for column, row in queries
+        ],
+        1,
+    )
 
 
 @pytest.mark.parametrize("kind", [TableBias, DecomposedBias])

@@ -44,9 +44,17 @@ def test_gelu_comes_with_the_product(monkeypatch, bias, known):
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("plus", [True, False])
-@pytest.mark.parametrize("shape, between", [
-    ((5, 1001), 40), ((4099,), 193), ((3, 7), 500), ((), 40), ((2048,), 192), ((0, 4), 40),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, between",
+    [
+        ((5, 1001), 40),
+        ((4099,), 193),
+        ((3, 7), 500),
+        ((), 40),
+        ((2048,), 192),
+        ((0, 4), 40),
+    ],
+)
 def test_two_layers_round_no_more_than_those_of_pytorch(
     monkeypatch, shape, between, plus, bias, known
 ):

@@ -29,9 +29,8 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
     # In some order, and most of them in the end without any.
     groups = [tuple(range(others - 1)), (6,), tuple(range(others - 1, 6))]
     patterns = [
-        Pattern(places, mask) for places, mask in zip(groups, (*added, None), strict=True)
-        if places
-    ]  # fmt: skip
+        Pattern(places, mask) for places, mask in zip(groups, (*added, None), strict=True) if places
+    ]
     masks = torch.zeros(7, 1, 9, 11, dtype=torch.float64)
     masks[list(groups[0])], masks[6] = added[0], added[1]
     expected = dense(query, key, value, bias, masks, 0.3)
@@ -55,8 +54,10 @@ def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channel
     parts = torch.randn(7, 9, 3, 2, channels, dtype=torch.float64).permute(2, 0, 3, 1, 4)
     bias, added = torch.randn(1, 2, 9, 9).double(), torch.randn(2, 1, 1, 9, 9).double()
     patterns = [
-        Pattern(range(6, 7), added[0]), Pattern(range(4), None), Pattern(range(4, 6), added[1])
-    ]  # fmt: skip
+        Pattern(range(6, 7), added[0]),
+        Pattern(range(4), None),
+        Pattern(range(4, 6), added[1]),
+    ]
     masks = torch.zeros(7, 1, 9, 9, dtype=torch.float64)
     masks[6], masks[4:6] = added[0], added[1]
     expected = dense(*parts, bias, masks, 0.3)

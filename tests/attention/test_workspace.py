@@ -43,10 +43,12 @@ def test_local_windows_hold_a_seventh_of_the_seeds_chunks_of_larger_images():
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (LocalWindowAttention, 0.02), (LinearAttention, 0.02), (TransposedAttention, 0.03),
+        (LocalWindowAttention, 0.02),
+        (LinearAttention, 0.02),
+        (TransposedAttention, 0.03),
         (ChannelAttention, 0.01),
     ],
-)  # fmt: skip
+)
 def test_little_beside_a_softmax_over_all_pairs(make, share):
     assert workspace(make(CHANNELS), 128, 128) <= share * ALL_SCORES
 

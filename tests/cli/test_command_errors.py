@@ -101,8 +101,11 @@ def test_a_target_below_a_file(lowtide, source, tmp_path, name):
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_folder_where_a_file_is(lowtide, source, tmp_path, name):
     (tmp_path / "file").write_text("a regular file")
-    complaint(lowtide("upscale", source, source.parent / "*.png", "-o", tmp_path / name), 1,
-              "cannot be written")  # fmt: skip
+    complaint(
+        lowtide("upscale", source, source.parent / "*.png", "-o", tmp_path / name),
+        1,
+        "cannot be written",
+    )
 
 
 def test_one_name_for_several_results(lowtide, source, tmp_path, out):
@@ -319,9 +322,11 @@ def test_a_full_disk(source, tmp_path, out):
 def test_output_into_a_file_on_a_full_disk(words):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "lowtide", *words], stdout=full, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "lowtide", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert "error: standard output: the disk is full" in done.stderr
     assert "free some space" in done.stderr

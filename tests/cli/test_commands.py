@@ -158,8 +158,9 @@ def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
     report = lowtide("upscale", folder, "-o", tmp_path / "out", "--json", "-q")
     assert report.err.startswith("left out: ")
     assert report.json["left_out"][4] == {
-        "path": str(folder / "4.txt"), "reason": "a text file",
-    }  # fmt: skip
+        "path": str(folder / "4.txt"),
+        "reason": "a text file",
+    }
 
 
 def test_one_input_to_a_folder_and_to_a_file(lowtide, source, tmp_path, read):
@@ -222,9 +223,14 @@ def test_doctor(lowtide, private_cache):
 def test_as_a_process_on_a_terminal_without_these_signs(lowtide_process, source, out):
     """`→` and `×` are not in every encoding, which must not spoil a finished job."""
     done = lowtide_process(
-        "upscale", source, "-o", out, "-b", "256MiB",
+        "upscale",
+        source,
+        "-o",
+        out,
+        "-b",
+        "256MiB",
         env={**os.environ, "PYTHONIOENCODING": "ascii", "LOWTIDE_NO_PROGRESS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "exact: the whole image at once" in done.stdout

@@ -41,8 +41,20 @@ def test_each_step_is_told(lowtide, target):
 
 def test_json_and_every_option(lowtide, target):
     target.write_bytes(b"old")
-    result = lowtide("export", "onnx", "lowtide-x2", "--output", target, "--precision", "bf16",
-                     "--opset", 23, "--unchecked", "--force", "--json")  # fmt: skip
+    result = lowtide(
+        "export",
+        "onnx",
+        "lowtide-x2",
+        "--output",
+        target,
+        "--precision",
+        "bf16",
+        "--opset",
+        23,
+        "--unchecked",
+        "--force",
+        "--json",
+    )
     assert result.code == 0, result.err
     data = result.json
     assert data["schema_version"] == 1
@@ -62,15 +74,23 @@ def test_older_opset(lowtide, target):
     [
         (["lowtide-x3", "-o", "{}"], 2, "there is no model 'lowtide-x3'", "did you mean"),
         (["lowtide-x2", "-o", "{}", "--opset", "7"], 2, "opset 7 is not one of 20, 23", "--opset"),
-        (["lowtide-x2", "-o", "{}", "--precision", "bf16"], 2, "cannot run it in bf16",
-         "--unchecked"),
-        (["lowtide-x2", "-o", "{}", "--precision", "bf16", "--opset", "20"], 2,
-         "opset 20 has no convolution in bf16", "--opset 23"),
+        (
+            ["lowtide-x2", "-o", "{}", "--precision", "bf16"],
+            2,
+            "cannot run it in bf16",
+            "--unchecked",
+        ),
+        (
+            ["lowtide-x2", "-o", "{}", "--precision", "bf16", "--opset", "20"],
+            2,
+            "opset 20 has no convolution in bf16",
+            "--opset 23",
+        ),
         (["lowtide-x2", "-o", "{}.pt"], 2, "does not end in .onnx", "model.onnx.onnx"),
         (["lowtide-x2", "-o", "/nowhere/at/all.onnx"], 1, "cannot be written", "a folder"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_errors(lowtide, target, words, code, message, hint):
     result = lowtide("export", "onnx", *(word.format(target) for word in words))
     assert result.code == code, result.err

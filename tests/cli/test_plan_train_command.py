@@ -56,11 +56,20 @@ def test_the_plan_is_on_stdout_and_progress_elsewhere(plan, net: str) -> None:
     assert result.code == 0
     assert result.out.startswith(f"{net}: ")
     for word in (
-        "NVIDIA GeForce RTX 3070 8 GB, budget 7.37 GiB", "batch 2 of 32×32, adamw-foreach",
-        "expected", "at most", "ledger     weights", "peak       in", "> as asked",
-        "fused optimizer", "full checkpointing", "batch 1, accumulate 2", "images of 16×16",
-        "none of its tensors has the steps", "fits in 7.37 GiB",
-    ):  # fmt: skip
+        "NVIDIA GeForce RTX 3070 8 GB, budget 7.37 GiB",
+        "batch 2 of 32×32, adamw-foreach",
+        "expected",
+        "at most",
+        "ledger     weights",
+        "peak       in",
+        "> as asked",
+        "fused optimizer",
+        "full checkpointing",
+        "batch 1, accumulate 2",
+        "images of 16×16",
+        "none of its tensors has the steps",
+        "fits in 7.37 GiB",
+    ):
         assert word in result.out, word
     assert "tracing: full checkpointing" in result.err
     assert "tracing" not in result.out
@@ -136,9 +145,19 @@ def test_inputs_channels_and_validation_size(plan, lowtide, net: str) -> None:
 
 def test_a_bundled_model_and_a_budget_in_percent(lowtide) -> None:
     result = lowtide(
-        "plan", "train", "lowtide-x2", "--batch", 1, "--size", 16, "--device", "rtx4090",
-        "--budget", "50%", "-q",
-    )  # fmt: skip
+        "plan",
+        "train",
+        "lowtide-x2",
+        "--batch",
+        1,
+        "--size",
+        16,
+        "--device",
+        "rtx4090",
+        "--budget",
+        "50%",
+        "-q",
+    )
     assert result.code == 0
     assert "lowtide-x2: 50,604 weights" in result.out
     assert "budget 11.8 GiB" in result.out
@@ -198,9 +217,11 @@ def test_every_option_is_documented() -> None:
     section = page.split("\n## lowtide plan train\n")[1].split("\n## ")[0]
     command = typer.main.get_command(app).commands["plan"].commands["train"]  # type: ignore[attr-defined]
     options = {
-        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+        name
+        for option in command.params
+        for name in (*option.opts, *option.secondary_opts)
         if name.startswith("-")
-    }  # fmt: skip
+    }
     assert len(options) > 15
     assert not {name for name in options if not re.search(rf"`{name}[ `]", section)}
     assert set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) <= options

@@ -17,13 +17,24 @@ def config_in(folder, **more):
         noise = generator.integers(0, 256, (40, 48, 3), np.uint8)
         pyvips.Image.new_from_array(noise).pngsave(str(path))
     path = folder / "c.yml"
-    path.write_text(yaml.safe_dump({
-        "name": "mine", "scale": 2,
-        "datasets": {"train": {"dataroot_gt": str(folder / "photos"), "lq_size": 8,
-                               "batch_size_per_gpu": 2}},
-        "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
-        "train": {"total_iter": 4}, **more,
-    }))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "name": "mine",
+                "scale": 2,
+                "datasets": {
+                    "train": {
+                        "dataroot_gt": str(folder / "photos"),
+                        "lq_size": 8,
+                        "batch_size_per_gpu": 2,
+                    }
+                },
+                "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
+                "train": {"total_iter": 4},
+                **more,
+            }
+        )
+    )
     return path
 
 

@@ -76,9 +76,15 @@ def test_ssim_is_that_of_scikit_image() -> None:
         b = np.clip(a + generator.normal(0, 30, shape), 0, 255).round().astype(np.uint8)
         # Theirs fills up beyond the border; the middle is a single window's, as all of ours are.
         _, found = structural_similarity(
-            a, b, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255,
-            channel_axis=2 if len(shape) == 3 else None, full=True,
-        )  # fmt: skip
+            a,
+            b,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            data_range=255,
+            channel_axis=2 if len(shape) == 3 else None,
+            full=True,
+        )
         assert ssim(a, b, peak=255) == pytest.approx(found[5:-5, 5:-5].mean(), abs=1e-9)
         assert ssim(a, a, peak=255) == 1.0
 

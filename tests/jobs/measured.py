@@ -30,16 +30,26 @@ def costs_of(name: str, precision: str = "fp32") -> ModelCosts:
     reach, weights, per_pixel, seconds = KNOWN[name, precision]
     points = [
         dict(
-            pixels=side * side, peak_bytes=side * side * per_pixel,
-            resident_bytes=side * side * per_pixel * 5 // 4, seconds=time,
+            pixels=side * side,
+            peak_bytes=side * side * per_pixel,
+            resident_bytes=side * side * per_pixel * 5 // 4,
+            seconds=time,
         )
         for side, time in zip(SIDES, seconds, strict=True)
-    ]  # fmt: skip
-    return ModelCosts.model_validate(dict(
-        sha256=lowtide.load(name).descriptor.sha256, device="cpu", precision=precision,
-        weight_bytes=weights, channels_last=True, batchable=True, reach=reach,
-        reach_searched=31, points=points,
-    ))  # fmt: skip
+    ]
+    return ModelCosts.model_validate(
+        dict(
+            sha256=lowtide.load(name).descriptor.sha256,
+            device="cpu",
+            precision=precision,
+            weight_bytes=weights,
+            channels_last=True,
+            batchable=True,
+            reach=reach,
+            reach_searched=31,
+            points=points,
+        )
+    )
 
 
 def remember_all() -> None:

@@ -23,8 +23,9 @@ def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
         (row, column): picture[
             ..., 2 * top : 2 * (top + rows.tile), 2 * left : 2 * (left + columns.tile)
         ]
-        for row, top in enumerate(rows.starts) for column, left in enumerate(columns.starts)
-    }  # fmt: skip
+        for row, top in enumerate(rows.starts)
+        for column, left in enumerate(columns.starts)
+    }
     found = merged(tiles, rows, columns, 2, linear=linear)
     torch.testing.assert_close(found, picture, rtol=0, atol=1e-6)
 
@@ -32,14 +33,18 @@ def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
 def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save, photo):
     told = []
     report = seams(
-        save(tmp_path / "photo.png", photo[:100, :170]), tile=64, device="cpu", budget="512MiB",
+        save(tmp_path / "photo.png", photo[:100, :170]),
+        tile=64,
+        device="cpu",
+        budget="512MiB",
         progress=told.append,
-    )  # fmt: skip
+    )
     assert (report.width, report.height) == (160, 96)
     assert told[:2] == ["whole", "streamed"]
     assert [(row.blend, row.overlap) for row in report.rows] == [
-        ("streamed", 0), *((blend, overlap) for overlap in OVERLAPS for blend in BLENDS)
-    ]  # fmt: skip
+        ("streamed", 0),
+        *((blend, overlap) for overlap in OVERLAPS for blend in BLENDS),
+    ]
     rows = {(row.blend, row.overlap): row for row in report.rows}
     for key in (("streamed", 0), ("none", 16), ("none", 32)):  # its reach is 7
         assert rows[key].psnr_db is None or rows[key].psnr_db > 120

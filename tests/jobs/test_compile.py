@@ -70,8 +70,9 @@ def test_memory_is_that_of_compiling_whatever_the_program_lets_go_of(tmp_path, s
 
 def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, source, known):
     for facts in (
-        SpeedFacts(ratio=0.5, warmup_seconds=60.0), SpeedFacts(ratio=1.2, warmup_seconds=0.0),
-    ):  # fmt: skip
+        SpeedFacts(ratio=0.5, warmup_seconds=60.0),
+        SpeedFacts(ratio=1.2, warmup_seconds=0.0),
+    ):
         known(facts)
         report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB", force=True)
         assert compiled_of(report) == [False]

@@ -53,9 +53,7 @@ def test_a_folder_is_recorded_once_for_each_size_in_turn(tmp_path, save, crop, g
 def test_a_plan_is_replayed_with_its_graph(tmp_path, source, graphs):
     plan = tmp_path / "plan.json"
     plan.write_text(lowtide.plan(source, tmp_path / "out.png", **OPTIONS).model_dump_json())
-    image = lowtide.upscale(
-        source, tmp_path / "out.png", plan_file=plan, budget="512MiB"
-    ).images[0]
+    image = lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, budget="512MiB").images[0]
     assert image.plan.recorded
     assert len(graphs) == 1
     with pytest.raises(UsageError, match="--plan says how to run"):
@@ -66,9 +64,11 @@ def test_cards_that_are_not_here_are_planned_for(tmp_path, source):
     plans = [
         lowtide.plan(
             source, tmp_path / "out.png", device="rtx3060-12gb", tile=64, cuda_graphs=graphs
-        ).images[0].plan
+        )
+        .images[0]
+        .plan
         for graphs in (False, True)
-    ]  # fmt: skip
+    ]
     assert [plan.recorded for plan in plans] == [False, True]
     names = [row.name for row in plans[1].ledger]
     assert "CUDA graph" in names
@@ -81,10 +81,15 @@ def test_the_cpu_has_none(tmp_path, source):
             job(source, tmp_path / "out.png", cuda_graphs=True, device="cpu")
 
 
-@pytest.mark.parametrize("options, match", [
-    ({"strategy": "streamed"}, "bands of rows"), ({"compile": "on"}, "compiled networks"),
-    ({"devices": "cuda:0,cuda:1"}, "several devices"), ({"model": "a.onnx"}, "ONNX files"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"strategy": "streamed"}, "bands of rows"),
+        ({"compile": "on"}, "compiled networks"),
+        ({"devices": "cuda:0,cuda:1"}, "several devices"),
+        ({"model": "a.onnx"}, "ONNX files"),
+    ],
+)
 def test_what_is_not_recorded_is_refused(tmp_path, source, options, match):
     with pytest.raises(UsageError, match=match):
         lowtide.upscale(source, tmp_path / "out.png", cuda_graphs=True, **options)
@@ -96,9 +101,13 @@ def test_what_is_not_recorded_is_refused(tmp_path, source, options, match):
 def test_a_card_replays_what_it_computes(tmp_path, source, read, precision):
     for name, graphs in (("plain", False), ("out", True)):
         image = lowtide.upscale(
-            source, tmp_path / f"{name}.png", device="cuda:0", tile=32, precision=precision,
+            source,
+            tmp_path / f"{name}.png",
+            device="cuda:0",
+            tile=32,
+            precision=precision,
             cuda_graphs=graphs,
-        ).images[0]  # fmt: skip
+        ).images[0]
         assert image.plan.recorded == graphs
         assert image.memory.peak_bytes <= image.memory.upper_bytes
     difference = read(tmp_path / "plain.png").astype(int) - read(tmp_path / "out.png")

@@ -34,9 +34,10 @@ def without(monkeypatch):
     def missing(package):
         found = importlib.util.find_spec
         monkeypatch.setattr(
-            importlib.util, "find_spec",
+            importlib.util,
+            "find_spec",
             lambda name, *more: None if name == package else found(name, *more),
-        )  # fmt: skip
+        )
 
     return missing
 

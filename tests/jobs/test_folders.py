@@ -323,8 +323,10 @@ def test_images_of_a_batch_are_numbered(folder, out):
     upscale(folder, out, progress=moments.append)
     running = [moment for moment in moments if moment.phase == "run"]
     assert list(dict.fromkeys((m.image, m.images, m.name) for m in running)) == [
-        (1, 3, "a.png"), (2, 3, "b.png"), (3, 3, "c.jpg"),
-    ]  # fmt: skip
+        (1, 3, "a.png"),
+        (2, 3, "b.png"),
+        (3, 3, "c.jpg"),
+    ]
 
 
 def test_small_and_empty_pictures_in_one_folder(tmp_path, out, save):

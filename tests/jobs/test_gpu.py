@@ -35,11 +35,14 @@ def test_bands_take_what_was_said_of_them(tmp_path, photo, save, read):
     source = save(tmp_path / "in.png", np.tile(photo, (5, 5, 1)))
     found = {
         strategy: lowtide.upscale(
-            source, tmp_path / f"{strategy}.png", device="cuda:0", precision="fp32",
+            source,
+            tmp_path / f"{strategy}.png",
+            device="cuda:0",
+            precision="fp32",
             strategy=strategy,
         ).images[0]
         for strategy in ("whole", "streamed")
-    }  # fmt: skip
+    }
     whole, streamed = found["whole"], found["streamed"]
     # The allocator is given a piece of memory, out of which bands are cut.
     assert streamed.plan.banded.piece_bytes > 0

@@ -73,9 +73,10 @@ def test_reports_tell_of_what_was_written_beside(folder, tmp_path):
 
 def test_what_does_not_fit_beside_waits(folder, tmp_path, monkeypatch):
     """With a budget of just one image's plan, one is written before the next begins."""
-    needed = max(image.plan.upper_bytes for image in lowtide.plan(
-        folder, tmp_path / "none", **OPTIONS
-    ).images)  # fmt: skip
+    needed = max(
+        image.plan.upper_bytes
+        for image in lowtide.plan(folder, tmp_path / "none", **OPTIONS).images
+    )
 
     def never(self, sink, most):
         raise AssertionError("rows wait that have no room")

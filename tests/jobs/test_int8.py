@@ -18,10 +18,19 @@ def swin(tmp_path_factory):
 
     torch.manual_seed(1)
     path = tmp_path_factory.mktemp("models") / "swinir.pth"
-    torch.save(SwinIR(
-        img_size=16, embed_dim=32, depths=[2], num_heads=[2], window_size=8, mlp_ratio=2,
-        upscale=2, upsampler="pixelshuffledirect",
-    ).state_dict(), path)  # fmt: skip
+    torch.save(
+        SwinIR(
+            img_size=16,
+            embed_dim=32,
+            depths=[2],
+            num_heads=[2],
+            window_size=8,
+            mlp_ratio=2,
+            upscale=2,
+            upsampler="pixelshuffledirect",
+        ).state_dict(),
+        path,
+    )
     remember_also(path, "int8")
     return path
 

@@ -206,11 +206,18 @@ def test_a_journal_cannot_have_anything_else_removed(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        '{"pin": 5}', '{"begin": [1], "key": "a", "replaces": null}', '{"done": "a"}',
-        '{"part": 1}', '{"begin": "a"}', "[" * 100_000, "\ud800", '{"pin": ',
-        "9" * 5000, "\x00" * 4096,
+        '{"pin": 5}',
+        '{"begin": [1], "key": "a", "replaces": null}',
+        '{"done": "a"}',
+        '{"part": 1}',
+        '{"begin": "a"}',
+        "[" * 100_000,
+        "\ud800",
+        '{"pin": ',
+        "9" * 5000,
+        "\x00" * 4096,
     ],
-)  # fmt: skip
+)
 def test_damaged_lines_are_skipped(tmp_path, target, line):
     with Journal(tmp_path) as journal:
         make(target)
@@ -238,9 +245,11 @@ def test_nothing_is_written_through_a_link(tmp_path, target):
     path = folder / JOURNAL_NAME
     theirs.write_text("theirs\n")
     for plant in (
-        lambda: path.symlink_to(theirs), lambda: path.symlink_to("nowhere"),
-        lambda: os.mkfifo(path), path.mkdir,
-    ):  # fmt: skip
+        lambda: path.symlink_to(theirs),
+        lambda: path.symlink_to("nowhere"),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+    ):
         plant()
         with pytest.raises(OutputError, match=r"journal\.jsonl: cannot be written"):
             Journal(folder)

@@ -122,8 +122,9 @@ def test_killed_while_a_journal_is_written_or_a_result_gets_its_name(
         save(source / f"{number:02}.png", photo[number : number + 30, :40])
     subprocess.run(command(source, calm), check=True, capture_output=True)
     theirs = {
-        ".00.png.lowtide.part": b"theirs", ".0123456789abcdef.00.png.lowtide.part": b"also theirs"
-    }  # fmt: skip
+        ".00.png.lowtide.part": b"theirs",
+        ".0123456789abcdef.00.png.lowtide.part": b"also theirs",
+    }
     for name, data in theirs.items():
         (disturbed / name).parent.mkdir(exist_ok=True)
         (disturbed / name).write_bytes(data)

@@ -53,9 +53,13 @@ def pixels(path):
 def test_they_are_computed_again_in_fp32(tmp_path, striped, steep, strategy):
     plain = lowtide.upscale(striped, tmp_path / "plain.png", budget="1GiB")
     report = lowtide.upscale(
-        striped, tmp_path / "half.png", model=steep, precision="fp16", strategy=strategy,
+        striped,
+        tmp_path / "half.png",
+        model=steep,
+        precision="fp16",
+        strategy=strategy,
         budget="1GiB",
-    )  # fmt: skip
+    )
     assert any("fp32" in event for event in report.images[0].events)
     assert report.images[0].memory.within_budget
     difference = np.abs(pixels(tmp_path / "half.png") - pixels(tmp_path / "plain.png"))

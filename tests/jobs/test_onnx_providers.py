@@ -64,15 +64,19 @@ def test_engines_are_kept(tmp_path):
     (first, options), *others = Provider("tensorrt", tmp_path).chain
     assert first == TENSORRT
     assert options == {
-        "trt_engine_cache_enable": True, "trt_engine_cache_path": str(tmp_path),
-    }  # fmt: skip
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": str(tmp_path),
+    }
     assert others == [("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {})]
 
 
-@pytest.mark.parametrize("options, match", [
-    ({"model": "lowtide-x2"}, "is for .onnx files"),
-    ({"model": "a.onnx", "devices": "cpu,cpu"}, "several times at once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"model": "lowtide-x2"}, "is for .onnx files"),
+        ({"model": "a.onnx", "devices": "cpu,cpu"}, "several times at once"),
+    ],
+)
 def test_what_it_is_not_for_is_refused(tmp_path, source, options, match):
     with pytest.raises(UsageError, match=match):
         lowtide.upscale(source, tmp_path / "out.png", provider="tensorrt", **options)

@@ -104,8 +104,10 @@ def test_the_budget_is_kept_and_foretold(tmp_path, save, photo, x2):
     done = subprocess.run(
         [sys.executable, "-m", "lowtide", *map(str, words), "--json"],
         env={**os.environ, "LOWTIDE_CACHE": str(tmp_path / "cache")},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     (image,) = UpscaleReport.model_validate_json(done.stdout).images
     memory = image.memory
     assert (image.accuracy.execution, image.plan.strategy) == ("exact", "tiled")
@@ -134,9 +136,14 @@ def both(x2):
         for devices in (None, "cpu,cpu"):
             out = folder / f"out-{devices}"
             report = lowtide.upscale(
-                [given], out, model=x2, devices=devices, tile=48, accuracy="exact",
+                [given],
+                out,
+                model=x2,
+                devices=devices,
+                tile=48,
+                accuracy="exact",
                 budget="512MiB",
-            )  # fmt: skip
+            )
             assert [image.status for image in report.images] == ["done"] * len(report.images)
             yield report, files_of(out)
 
@@ -175,13 +182,16 @@ def test_half_precision_is_told(tmp_path, source):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"strategy": "streamed"}, "not run by bands of rows"), ({"compile": "on"}, "compiler"),
-        ({"precision": "bf16"}, "not run in bf16"), ({"precision": "int8"}, "not run in int8"),
+        ({"strategy": "streamed"}, "not run by bands of rows"),
+        ({"compile": "on"}, "compiler"),
+        ({"precision": "bf16"}, "not run in bf16"),
+        ({"precision": "int8"}, "not run in int8"),
         ({"device": "cuda"}, "not run on cuda: that has not been verified"),
-        ({"devices": "cuda:0,cuda:1"}, "on cuda:0"), ({"device": "rtx3060-12gb"}, "on rtx3060"),
+        ({"devices": "cuda:0,cuda:1"}, "on cuda:0"),
+        ({"device": "rtx3060-12gb"}, "on rtx3060"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_refused(options, words, tmp_path, source, x2):
     for job in (lowtide.upscale, lowtide.plan):
         if job is lowtide.plan and "devices" in options:

@@ -130,14 +130,24 @@ def test_a_file_without_a_function_or_with_a_fault(place: str, tmp_path: Path) -
 def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
     model = net()
     plan = plan_training(
-        model, batch=2, size=(32, 48), device="rtx3070-8gb", ema=True, accumulate=2,
-        validation_batch=3, precision="bf16", full=False,
-    )  # fmt: skip
+        model,
+        batch=2,
+        size=(32, 48),
+        device="rtx3070-8gb",
+        ema=True,
+        accumulate=2,
+        validation_batch=3,
+        precision="bf16",
+        full=False,
+    )
     step = TrainingStep(
-        (torch.empty(2, 3, 32, 48, device="meta"),), optimizer="adamw-foreach", ema=True,
-        accumulate=2, autocast=torch.bfloat16,
+        (torch.empty(2, 3, 32, 48, device="meta"),),
+        optimizer="adamw-foreach",
+        ema=True,
+        accumulate=2,
+        autocast=torch.bfloat16,
         validation=(torch.empty(3, 3, 32, 48, device="meta"),),
-    )  # fmt: skip
+    )
     expected = traced_estimate(model, step, CARD)
     assert plan.ladder.asked.ledger == expected.ledger
     assert plan.budget_bytes == CARD.total_bytes - CARD.desktop_bytes
@@ -186,9 +196,11 @@ def test_inputs_of_the_model_the_words_or_the_channels() -> None:
 def test_shapes_in_words() -> None:
     made = parse_inputs(("3,h,w", "4, h/8, w/8:float16", ":int64", "77,768"))(2, (64, 32))
     assert [(tuple(t.shape), t.dtype) for t in made] == [
-        ((2, 3, 64, 32), torch.float32), ((2, 4, 8, 4), torch.float16), ((2,), torch.int64),
+        ((2, 3, 64, 32), torch.float32),
+        ((2, 4, 8, 4), torch.float16),
+        ((2,), torch.int64),
         ((2, 77, 768), torch.float32),
-    ]  # fmt: skip
+    ]
     assert all(tensor.is_meta for tensor in made)
     assert parse_size("256") == (256, 256)
     assert parse_size("320x240") == (240, 320)

@@ -34,9 +34,7 @@ class Drawing(nn.Module):
 def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     """(candidates, plan) for a square picture, of a network that tiles cannot do exactly."""
     net = network(module.eval(), scale=scale)
-    prepared = Prepared(
-        None, net, Shape(scale, 3, 3), costs(None), "fp32", Programs(net)
-    )  # pyright: ignore[reportArgumentType]
+    prepared = Prepared(None, net, Shape(scale, 3, 3), costs(None), "fp32", Programs(net))  # pyright: ignore[reportArgumentType]
     picture = Picture(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
     return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
@@ -157,9 +155,7 @@ def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
     assert first == ("whole", True)
     assert strategies(900) == ("whole", False)  # about as much
     _, plan = chosen(global_net(), 1000)
-    assert "looked at before" in next(
-        one.reason for one in plan.refused if one.what == "streamed"
-    )
+    assert "looked at before" in next(one.reason for one in plan.refused if one.what == "streamed")
     # Another budget, size or accuracy, after a failure, and where that does not fit.
     assert strategies(3000)[1]
     assert strategies(1000, size=608)[1]

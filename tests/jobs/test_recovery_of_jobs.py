@@ -113,8 +113,10 @@ def test_a_process_that_gets_no_more_memory(tmp_path, save, photo, extra, code):
     words = ["upscale", tmp_path / "in.png", "-o", tmp_path / "out.png", "--budget", "2GiB"]
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(extra), *map(str, words), "--strategy", "whole"],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == code, done.stderr
     assert (tmp_path / "out.png").exists() == (code == 0)

@@ -26,10 +26,15 @@ def pictures(tmp_path, save):
 
 def model_in(path):
     """A file of a network none of whose weights are zero."""
-    config = parse_config({
-        "name": "drawn", "scale": 2, "datasets": {"train": {"dataroot_gt": ["none"]}},
-        "network_g": NETWORK, "train": {"total_iter": 1},
-    })  # fmt: skip
+    config = parse_config(
+        {
+            "name": "drawn",
+            "scale": 2,
+            "datasets": {"train": {"dataroot_gt": ["none"]}},
+            "network_g": NETWORK,
+            "train": {"total_iter": 1},
+        }
+    )
     generator = make_generator(NETWORK, 2, seed=0)
     torch.manual_seed(0)
     with torch.no_grad():

@@ -18,16 +18,23 @@ from lowtide.training.weights import save_weights
 def config(tmp_path, save):
     noise = np.random.default_rng(0).integers(0, 256, (40, 48, 3), np.uint8)
     save(tmp_path / "photos" / "a.png", noise)
-    return parse_config({
-        "name": "mine", "scale": 2,
-        "datasets": {
-            "train": {"dataroot_gt": str(tmp_path / "photos"), "lq_size": 8,
-                      "batch_size_per_gpu": 2},
-            "val": {"dataroot_gt": str(tmp_path / "photos")},
-        },
-        "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
-        "train": {"total_iter": 2}, "val": {"val_freq": 2},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "name": "mine",
+            "scale": 2,
+            "datasets": {
+                "train": {
+                    "dataroot_gt": str(tmp_path / "photos"),
+                    "lq_size": 8,
+                    "batch_size_per_gpu": 2,
+                },
+                "val": {"dataroot_gt": str(tmp_path / "photos")},
+            },
+            "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
+            "train": {"total_iter": 2},
+            "val": {"val_freq": 2},
+        }
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,13 @@ print(train_sr(config, folder).resumed_at)
 
 def given(photos):
     return {
-        "name": "mine", "scale": 2,
+        "name": "mine",
+        "scale": 2,
         "datasets": {"train": {"dataroot_gt": str(photos), "lq_size": 8, "batch_size_per_gpu": 2}},
         "network_g": {"type": "paragonconv", "features": 8, "blocks": 1},
         "train": {"total_iter": _STEPS, "optim_g": {"lr": 1e-3}},
         "logger": {"print_freq": 1, "save_checkpoint_freq": 1},
-    }  # fmt: skip
+    }
 
 
 def train(config, folder, moment="", left=0):

@@ -47,17 +47,22 @@ def photos(tmp_path_factory):
 
 def plain(photos, total=6, **more):
     return {
-        "name": "mine", "scale": 2,
+        "name": "mine",
+        "scale": 2,
         "datasets": {
-            "train": {"dataroot_gt": str(photos / "train/hr"), "lq_size": 16,
-                      "batch_size_per_gpu": 4},
+            "train": {
+                "dataroot_gt": str(photos / "train/hr"),
+                "lq_size": 16,
+                "batch_size_per_gpu": 4,
+            },
             "val": {"dataroot_gt": str(photos / "val/hr")},
         },
         "network_g": {"type": "paragonconv", "features": 8, "blocks": 2},
         "train": {"total_iter": total, "optim_g": {"lr": 1e-3}},
         "val": {"val_freq": total, "metrics": {"psnr": {"type": "psnr"}, "ssim": {"type": "ssim"}}},
-        "logger": {"print_freq": 1, "save_checkpoint_freq": 2}, **more,
-    }  # fmt: skip
+        "logger": {"print_freq": 1, "save_checkpoint_freq": 2},
+        **more,
+    }
 
 
 def rows_of(folder):
@@ -71,9 +76,7 @@ def test_trains_and_scores_and_keeps_what_it_made(photos, tmp_path, pairs):
         for kind in ("train", "val"):
             given["datasets"][kind]["dataroot_lq"] = str(photos / kind / "lr")
     planned, steps = [], []
-    report = train_sr(
-        parse_config(given), tmp_path, on_plan=planned.append, on_step=steps.append
-    )
+    report = train_sr(parse_config(given), tmp_path, on_plan=planned.append, on_step=steps.append)
     assert report.steps == 6 == steps[-1].step
     assert planned == [report.plan]
     assert planned[0].upper_bytes <= planned[0].budget_bytes
@@ -92,9 +95,9 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
     report = train_sr(parse_config(plain(photos)), tmp_path)
     made = tmp_path / "made.png"
     lowtide.upscale(photos / "val/lr/3.png", made, model=report.weights, budget="1GiB")
-    pictures = [pyvips.Image.new_from_file(str(path)).numpy() for path in (
-        made, photos / "val/hr/3.png"
-    )]  # fmt: skip
+    pictures = [
+        pyvips.Image.new_from_file(str(path)).numpy() for path in (made, photos / "val/hr/3.png")
+    ]
     assert report.scores["psnr"] == pytest.approx(psnr_y(*pictures, 2), abs=1e-9)
 
 
@@ -118,9 +121,12 @@ def test_the_network_is_measured_once_for_all_validations(photos, tmp_path):
     figures = []
     for place in (photos / "val", tmp_path):
         lowtide.upscale(
-            place / "lr/3.png", tmp_path / "made.png", model=report.weights, budget="1GiB",
+            place / "lr/3.png",
+            tmp_path / "made.png",
+            model=report.weights,
+            budget="1GiB",
             force=True,
-        )  # fmt: skip
+        )
         pictures = (tmp_path / "made.png", place / "hr/3.png")
         figures.append(
             psnr_y(*(pyvips.Image.new_from_file(str(one)).numpy() for one in pictures), 2)
@@ -159,10 +165,12 @@ def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_
     made = tmp_path / "made.png"
     lowtide.upscale(photos / "val/lr/3.png", made, model=report.weights, budget="1GiB")
     inner = [
-        torch.from_numpy(pyvips.Image.new_from_file(str(path)).numpy()[2:-2, 2:-2].copy())
-        .permute(2, 0, 1)[None] / 255
+        torch.from_numpy(pyvips.Image.new_from_file(str(path)).numpy()[2:-2, 2:-2].copy()).permute(
+            2, 0, 1
+        )[None]
+        / 255
         for path in (made, photos / "val/hr/3.png")
-    ]  # fmt: skip
+    ]
     expected = Similarity("lpips", alex_file)(*inner).item()
     assert report.scores["lpips"] == pytest.approx(expected, rel=1e-5)
 
@@ -181,8 +189,9 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
 
     found = refused(BudgetError, r"3.png \(120×96\) takes up to .* of 10.0 MiB", budget="10MiB")
     assert found.smallest > 10 << 20
-    refused(UsageError, "too small for val.metrics.lpips, which needs 111",
-            metric={"crop_border": 40})  # fmt: skip
+    refused(
+        UsageError, "too small for val.metrics.lpips, which needs 111", metric={"crop_border": 40}
+    )
 
 
 @pytest.mark.parametrize("metric", [{"type": "psnr"}, {"type": "ssim", "crop_border": 43}])
@@ -318,15 +327,21 @@ def test_checkpointing_takes_less_and_a_discriminator_more(photos):
     ("change", "error", "words"),
     [
         (lambda given: given["datasets"]["train"].update(lq_size=64), InputError, "128 x 128"),
-        (lambda given: given["datasets"]["train"].update(dataroot_lq="val/lr"), InputError,
-         "0.png"),
+        (
+            lambda given: given["datasets"]["train"].update(dataroot_lq="val/lr"),
+            InputError,
+            "0.png",
+        ),
         (lambda given: given["datasets"]["train"].update(dataroot_gt="none"), InputError, "none"),
         (lambda given: given.update(precision="fp16"), UsageError, "GPU"),
         (lambda given: given.update(network_g={"type": "paragonsr2_nno"}), UsageError, "nno"),
-        (lambda given: given.update(path={"pretrain_network_g": "lowtide-x4"}), UsageError,
-         "another network"),
+        (
+            lambda given: given.update(path={"pretrain_network_g": "lowtide-x4"}),
+            UsageError,
+            "another network",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_before_the_first_step(
     photos, tmp_path, monkeypatch, change, error, words
 ):

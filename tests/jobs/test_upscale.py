@@ -113,8 +113,10 @@ def test_target_sizes(run, read, options, size):
 def test_a_larger_scale_takes_the_larger_model(run, source, tmp_path):
     settings = UpscaleSettings.of
     assert [settings(scale=s).model_name for s in (None, 2, 2.1)] == [
-        "lowtide-x2", "lowtide-x2", "lowtide-x4",
-    ]  # fmt: skip
+        "lowtide-x2",
+        "lowtide-x2",
+        "lowtide-x4",
+    ]
     planned = lowtide.plan(source, tmp_path / "out.png", budget=BUDGET, scale=3)
     assert planned.model["name"] == "lowtide-x4"
     assert run(scale=4).out_width == 480
@@ -205,8 +207,9 @@ def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
         assert names == ["deep/b_x2.png", "photo_x2.png"]
         assert statuses(report) == [status] * done
     assert [one.reason for one in report.left_out] == [
-        "by its name the result of b.png", "by its name the result of photo.png",
-    ]  # fmt: skip
+        "by its name the result of b.png",
+        "by its name the result of photo.png",
+    ]
     # What comes out is the same, and so a file that has it already is not made again.
     settings = UpscaleSettings.of(), UpscaleSettings.of(suffix="_x2")
     assert len({one.content_hash("model", "fp32") for one in settings}) == 1
@@ -255,8 +258,10 @@ def test_sidecar(run, tmp_path):
     assert kept["model"]["name"] == "lowtide-x2"
     assert kept["image"] == image.model_dump(mode="json")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "out.png", "out.png.lowtide.json", "photo.png",
-    ]  # fmt: skip
+        "out.png",
+        "out.png.lowtide.json",
+        "photo.png",
+    ]
 
 
 def test_a_model_may_be_a_path(run, tmp_path):

@@ -135,9 +135,7 @@ def test_a_disk_budget_counts_scratch_files(tmp_path, run, crop):
 
 def test_progress_tells_the_whole_story(source, tmp_path):
     moments = []
-    lowtide.upscale(
-        source, tmp_path / "out.png", budget=BUDGET, tile=32, progress=moments.append
-    )
+    lowtide.upscale(source, tmp_path / "out.png", budget=BUDGET, tile=32, progress=moments.append)
     assert [moment.phase for moment in moments[:2]] == ["load", "run"]
     assert moments[-1].phase == "done"
     running = [moment for moment in moments if moment.phase == "run"]

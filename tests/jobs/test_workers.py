@@ -105,9 +105,12 @@ def test_a_stop_ends_all_processes(folder, tmp_path, started):
     seen = []
     with pytest.raises(Cancelled):
         upscale(
-            folder, tmp_path / "out", devices=TWO, progress=seen.append,
+            folder,
+            tmp_path / "out",
+            devices=TWO,
+            progress=seen.append,
             cancel=lambda: any(moment.phase == "run" for moment in seen),
-        )  # fmt: skip
+        )
     assert len(started) == 2
     assert not list((tmp_path / "out").glob(".*.part"))
     assert statuses(upscale(folder, tmp_path / "out"))[-1] == "done"

@@ -46,22 +46,36 @@ def whole(kind: str) -> list[bytes]:
     float_rgb = (rgb / 255).cast("float").copy(interpretation="scrgb")
     made = {
         "png": [
-            (rgb, {}), (rgba, {}), (gray, {}), (deep, {}), (turned, {}),
-            (rgb, {"interlace": True}), (rgb, {"palette": True}), (gray, {"bitdepth": 1}),
+            (rgb, {}),
+            (rgba, {}),
+            (gray, {}),
+            (deep, {}),
+            (turned, {}),
+            (rgb, {"interlace": True}),
+            (rgb, {"palette": True}),
+            (gray, {"bitdepth": 1}),
         ],
         "jpg": [
-            (rgb, {}), (gray, {}), (turned, {}), (rgb, {"interlace": True}),
-            (rgb.colourspace("cmyk"), {}), (rgb, {"restart_interval": 4}),
+            (rgb, {}),
+            (gray, {}),
+            (turned, {}),
+            (rgb, {"interlace": True}),
+            (rgb.colourspace("cmyk"), {}),
+            (rgb, {"restart_interval": 4}),
         ],
         "tif": [
-            (rgb, {}), (rgba, {"compression": "deflate"}), (deep, {"compression": "lzw"}),
-            (float_rgb, {"compression": "deflate"}), (turned, {"compression": "packbits"}),
+            (rgb, {}),
+            (rgba, {"compression": "deflate"}),
+            (deep, {"compression": "lzw"}),
+            (float_rgb, {"compression": "deflate"}),
+            (turned, {"compression": "packbits"}),
             (rgb, {"tile": True, "tile_width": 32, "tile_height": 32, "pyramid": True}),
-            (gray, {"bigtiff": True}), (rgb, {"compression": "jpeg", "tile": True}),
+            (gray, {"bigtiff": True}),
+            (rgb, {"compression": "jpeg", "tile": True}),
         ],
         "webp": [(rgb, {}), (rgba, {}), (turned, {}), (rgb, {"lossless": True})],
         "avif": [(rgb, {}), (rgba, {}), (deep, {"bitdepth": 12}), (turned, {})],
-    }  # fmt: skip
+    }
     ending = {"avif": ".avif", "tif": ".tif"}.get(kind, f".{kind}")
     effort = {"effort": 0} if kind == "avif" else {}
     return [image.write_to_buffer(ending, **options, **effort) for image, options in made[kind]]

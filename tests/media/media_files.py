@@ -39,9 +39,13 @@ def write_image(
     strip_metadata: bool = False,
 ) -> Path:
     sink = open_sink(
-        path, info_of(rows), metadata=metadata, options=options, resize_to=resize_to,
+        path,
+        info_of(rows),
+        metadata=metadata,
+        options=options,
+        resize_to=resize_to,
         strip_metadata=strip_metadata,
-    )  # fmt: skip
+    )
     with sink:
         for top in range(0, len(rows), step):
             sink.write(rows[top : top + step])

@@ -50,9 +50,15 @@ def test_format_and_added_text_change_the_names(tmp_path: Path) -> None:
 
 def test_a_folder_is_mirrored_sorted_and_without_what_is_no_image(tmp_path: Path) -> None:
     touch(
-        tmp_path, "in/z.png", "in/b/c.WEBP", "in/a.tif", "in/readme.txt", "in/.hidden.png",
-        "in/.dir/a.png", "in/.z.png.lowtide.part",
-    )  # fmt: skip
+        tmp_path,
+        "in/z.png",
+        "in/b/c.WEBP",
+        "in/a.tif",
+        "in/readme.txt",
+        "in/.hidden.png",
+        "in/.dir/a.png",
+        "in/.z.png.lowtide.part",
+    )
     assert list(pairs(tmp_path, ["in"], "out").items()) == [
         ("in/a.tif", "out/a.tif"),
         ("in/b/c.WEBP", "out/b/c.WEBP"),
@@ -70,9 +76,17 @@ def test_an_output_folder_inside_the_input_is_not_an_input(tmp_path: Path) -> No
 
 def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
     touch(
-        tmp_path, "in/a.png", "in/.hidden.png", "in/.dir/a.png", "in/.dir/b.png", "in/out/b.png",
-        "in/.a.png.lowtide.part", "in/.lowtide-journal.jsonl", "in/c.CR2", "in/d.gif",
-    )  # fmt: skip
+        tmp_path,
+        "in/a.png",
+        "in/.hidden.png",
+        "in/.dir/a.png",
+        "in/.dir/b.png",
+        "in/out/b.png",
+        "in/.a.png.lowtide.part",
+        "in/.lowtide-journal.jsonl",
+        "in/c.CR2",
+        "in/d.gif",
+    )
     (tmp_path / "in" / "a.pdf").write_bytes(b"%PDF-1.7")
     (tmp_path / "in" / "image").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "in" / "empty").touch()
@@ -103,15 +117,18 @@ def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
     touch(tmp_path, "a1.png", "a2.txt", "a3/x.png")
     found = discover([str(tmp_path / "a*")], f"{tmp_path}/out/")
     assert {one.path.name: one.reason for one in found.left_out} == {
-        "a2.txt": "a text file", "a3": "a folder",
-    }  # fmt: skip
+        "a2.txt": "a text file",
+        "a3": "a folder",
+    }
 
 
 def test_results_beside_their_inputs_are_not_inputs(tmp_path: Path) -> None:
     touch(tmp_path, "in/a.png", "in/a_x2.png", "in/b_x2.png", "in/c.png")
     assert pairs(tmp_path, ["in"], "in", suffix_text="_x2") == {
-        "in/a.png": "in/a_x2.png", "in/b_x2.png": "in/b_x2_x2.png", "in/c.png": "in/c_x2.png",
-    }  # fmt: skip
+        "in/a.png": "in/a_x2.png",
+        "in/b_x2.png": "in/b_x2_x2.png",
+        "in/c.png": "in/c_x2.png",
+    }
     with pytest.raises(UsageError, match="is the input"):
         pairs(tmp_path, ["in"], "in")
 

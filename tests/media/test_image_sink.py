@@ -219,11 +219,16 @@ def test_shrinking_keeps_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"png_compression": 10}, {"jpeg_quality": 0}, {"webp_quality": 101}, {"avif_quality": -1},
-        {"avif_effort": 10}, {"jpeg_subsampling": "4:1:1"}, {"tiff_compression": "jpeg"},
+        {"png_compression": 10},
+        {"jpeg_quality": 0},
+        {"webp_quality": 101},
+        {"avif_quality": -1},
+        {"avif_effort": 10},
+        {"jpeg_subsampling": "4:1:1"},
+        {"tiff_compression": "jpeg"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_out_of_range_are_usage_errors(bad: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad))):
         EncodeOptions(**bad)  # pyright: ignore[reportArgumentType]

@@ -59,10 +59,13 @@ def test_a_large_turned_image_crosses_block_borders(tmp_path: Path, orientation:
     image.set_type(pyvips.GValue.gint_type, "orientation", orientation)
     image.pngsave(str(tmp_path / "a.png"), compression=1)
     turned = {
-        3: rows[::-1, ::-1], 4: rows[::-1], 5: rows.transpose(1, 0, 2),
-        6: rows.transpose(1, 0, 2)[:, ::-1], 7: rows.transpose(1, 0, 2)[::-1, ::-1],
+        3: rows[::-1, ::-1],
+        4: rows[::-1],
+        5: rows.transpose(1, 0, 2),
+        6: rows.transpose(1, 0, 2)[:, ::-1],
+        7: rows.transpose(1, 0, 2)[::-1, ::-1],
         8: rows.transpose(1, 0, 2)[::-1],
-    }[orientation]  # fmt: skip
+    }[orientation]
     assert np.array_equal(read_image(tmp_path / "a.png", step=64), turned)
     assert inspect_image(tmp_path / "a.png").scratch_bytes == rows.nbytes
 
@@ -138,11 +141,13 @@ KINDS = [{}, {"progressive": True}, {"restart_marker_rows": 1}]
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda data: end_early(data, 0.3), lambda data: end_early(data, 0.95),
-        lambda data: claim(data, 600, 700), lambda data: claim(data, 30_000, 30_000),
+        lambda data: end_early(data, 0.3),
+        lambda data: end_early(data, 0.95),
+        lambda data: claim(data, 600, 700),
+        lambda data: claim(data, 30_000, 30_000),
     ],
     ids=["a third", "most", "taller", "huge"],
-)  # fmt: skip
+)
 def test_a_jpeg_with_less_data_than_it_claims_is_an_image_error(
     tmp_path: Path, options: dict[str, object], damage: Callable[[bytes], bytes]
 ) -> None:
@@ -172,9 +177,11 @@ def test_a_jpeg_with_bytes_that_belong_to_nothing_is_read(
     Image.fromarray(rows).save(path, quality=90, progressive=True, exif=exif)
     expected, data = read_image(path), path.read_bytes()
     places = {
-        "segments": data.find(b"\xff\xdb"), "scans": data.rfind(b"\xff\xda"),
-        "end": len(data) - 2, "behind": len(data),
-    }  # fmt: skip
+        "segments": data.find(b"\xff\xdb"),
+        "scans": data.rfind(b"\xff\xda"),
+        "end": len(data) - 2,
+        "behind": len(data),
+    }
     at = places[place]
     path.write_bytes(data[:at] + bytes(7) + data[at:])
     assert np.array_equal(read_image(path, step=9), expected)

@@ -37,8 +37,10 @@ def test_reading_stays_under_its_price(tmp_path: Path, suffix: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", _READ, str(small), str(large)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     asked = 16 * 1300 * 3
     assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * asked
 

@@ -29,10 +29,17 @@ def tiff(*pages: dict, order: str = "<", signature: bytes = b"") -> bytes:
         strip = len(data)
         data += rows.tobytes() + b"\0" * (-rows.nbytes % 2)
         tags = {
-            256: rows.shape[1], 257: rows.shape[0], 258: (8,) * rows.shape[2], 259: 1,
-            262: 2 if rows.shape[2] >= 3 else 1, 273: strip, 277: rows.shape[2],
-            278: rows.shape[0], 279: rows.nbytes, **tags,
-        }  # fmt: skip
+            256: rows.shape[1],
+            257: rows.shape[0],
+            258: (8,) * rows.shape[2],
+            259: 1,
+            262: 2 if rows.shape[2] >= 3 else 1,
+            273: strip,
+            277: rows.shape[2],
+            278: rows.shape[0],
+            279: rows.nbytes,
+            **tags,
+        }
         if page is pages[0] and places:
             tags[SUBDIRECTORIES] = places[0]
         entries = b""
@@ -78,7 +85,7 @@ def sensor(**tags) -> dict:
         # Nothing but its name says so.
         ("a.NEF", [{"rows": ROWS}], "NEF"),
     ],
-)  # fmt: skip
+)
 def test_a_raw_file_is_not_its_preview(tmp_path, name, pages, called, order) -> None:
     path = saved(tmp_path / name, *pages, order=order)
     with pytest.raises(ImageError, match=f"camera RAW file .{called}.") as caught:

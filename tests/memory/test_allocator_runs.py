@@ -24,9 +24,11 @@ class PlainAllocator:
         small = size <= MIB
         options = [
             (part[0], number, place)
-            for number, (kind, parts) in enumerate(self.segments) if kind == small
-            for place, part in enumerate(parts) if not part[1] and part[0] >= size
-        ]  # fmt: skip
+            for number, (kind, parts) in enumerate(self.segments)
+            if kind == small
+            for place, part in enumerate(parts)
+            if not part[1] and part[0] >= size
+        ]
         if options:
             _, number, place = min(options)
         else:

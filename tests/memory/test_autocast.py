@@ -66,7 +66,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "huber_loss": lambda x, w: F.huber_loss(x, x),
     "cross_entropy": lambda x, w: F.cross_entropy(x, torch.zeros_like(x)),
     "pixel_shuffle": lambda x, w: F.pixel_shuffle(x, 2),
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -128,10 +128,12 @@ class Norms(nn.Module):
         super().__init__()
         # A convolution's results are of the low precision, as in most networks.
         self.first = nn.Conv2d(16, 16, 1)
-        self.blocks = nn.ModuleList([
-            nn.Sequential(nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1))
-            for _ in range(4)
-        ])  # fmt: skip
+        self.blocks = nn.ModuleList(
+            [
+                nn.Sequential(nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1))
+                for _ in range(4)
+            ]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -143,9 +145,11 @@ class Norms(nn.Module):
 @pytest.mark.parametrize(("how", "more"), [("none", 16), ("selective", 7), ("full", 7)])
 def test_a_step_keeps_what_cuda_would(how: Any, more: int) -> None:
     step = TrainingStep(
-        (torch.empty(2, 16, 32, 32, device="meta"),), autocast=torch.bfloat16, checkpointing=how,
+        (torch.empty(2, 16, 32, 32, device="meta"),),
+        autocast=torch.bfloat16,
+        checkpointing=how,
         loss=lambda result: result[:1, :1, :1, :1].float().sum(),
-    )  # fmt: skip
+    )
     plain = trace_step(Norms(), step).peak_bytes
     once = trace_step(Norms(), step, profile=CARD).peak_bytes
     with autocast_as_on(CARD):

@@ -112,7 +112,6 @@ def test_runs_are_added_to_no_other_file(tmp_path, plant):
     assert theirs.read_bytes() == b"theirs\n"
 
 
-
 def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)

@@ -1,7 +1,5 @@
 """The table of two ledgers."""
 
-
-
 from lowtide.core.units import MIB
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.measuring.compare import compare
@@ -9,9 +7,12 @@ from lowtide.memory.measuring.compare import compare
 
 def row(name: str, value: int, upper: int | None = None) -> LedgerRow:
     return LedgerRow(
-        name=name, place="device", value=value, upper=value if upper is None else upper,
+        name=name,
+        place="device",
+        value=value,
+        upper=value if upper is None else upper,
         origin="known",
-    )  # fmt: skip
+    )
 
 
 def test_the_table_of_two_ledgers():

@@ -24,9 +24,16 @@ def costs(law, seconds=lambda pixels: pixels * 1e-6, sides=(64, 128, 256, 512)):
         for n, count in pairs(law, sides)
     ]
     return ModelCosts(
-        sha256="0", device="cpu", precision="fp32", weight_bytes=10, channels_last=False,
-        batchable=True, reach=4, reach_searched=31, points=tuple(points),
-    )  # fmt: skip
+        sha256="0",
+        device="cpu",
+        precision="fp32",
+        weight_bytes=10,
+        channels_last=False,
+        batchable=True,
+        reach=4,
+        reach_searched=31,
+        points=tuple(points),
+    )
 
 
 def test_a_line_is_found():

@@ -153,9 +153,13 @@ def test_a_model_without_weights_cannot_train() -> None:
 
 
 def test_selective_checkpointing_of_what_changes_in_place_is_refused() -> None:
-    model = nn.Sequential(*[
-        layer for _ in range(4) for layer in (nn.Conv2d(3, 3, 3), nn.LeakyReLU(0.1, inplace=True))
-    ])  # fmt: skip
+    model = nn.Sequential(
+        *[
+            layer
+            for _ in range(4)
+            for layer in (nn.Conv2d(3, 3, 3), nn.LeakyReLU(0.1, inplace=True))
+        ]
+    )
     with pytest.raises(UsageError, match="changes in place"):
         say(model, TrainingStep(IMAGE, checkpointing="selective"))
 

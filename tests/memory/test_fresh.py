@@ -178,7 +178,7 @@ def test_the_runs_own_exit_status_is_no_error(targets):
         (("no_json",), UsageError, ["no JSON"]),
         (("nothing",), UsageError, ["cannot be imported", "nothing"]),
     ],
-)  # fmt: skip
+)
 def test_ends_that_are_errors(targets, call, kind, words):
     with pytest.raises(kind) as error:
         measure_fresh(targets(call[0]), *call[1:])

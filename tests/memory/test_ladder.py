@@ -27,11 +27,18 @@ class Net(nn.Module):
     def __init__(self, norm: type[nn.Module] = nn.Identity, blocks: int = 3) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 32, 3, padding=1)
-        self.blocks = nn.ModuleList([
-            nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), norm(32), nn.SiLU(),
-                          nn.Conv2d(32, 32, 3, padding=1), nn.SiLU())
-            for _ in range(blocks)
-        ])  # fmt: skip
+        self.blocks = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.Conv2d(32, 32, 3, padding=1),
+                    norm(32),
+                    nn.SiLU(),
+                    nn.Conv2d(32, 32, 3, padding=1),
+                    nn.SiLU(),
+                )
+                for _ in range(blocks)
+            ]
+        )
         self.last = nn.Conv2d(32, 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,9 +53,9 @@ class Heavy(nn.Module):
 
     def __init__(self, layers: int = 4, width: int = 512) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([
-            nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)
-        ])  # fmt: skip
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -79,9 +86,13 @@ def by_name(ladder: Ladder) -> dict[str, Rung]:
 def ladder() -> Ladder:
     """All rungs of the small network, on a card that needs none."""
     return climb(
-        Net(), asked(4, (64, 64)), budget_bytes=TOP, device=CARD, make_step=asked,
+        Net(),
+        asked(4, (64, 64)),
+        budget_bytes=TOP,
+        device=CARD,
+        make_step=asked,
         sizes=[(32, 32)],
-    )  # fmt: skip
+    )
 
 
 def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
@@ -90,10 +101,18 @@ def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
 
 def test_all_rungs_are_there_in_order(ladder: Ladder) -> None:
     assert [rung.name for rung in ladder.rungs] == [
-        "as asked", "fused optimizer", "validation one by one", "EMA on the host",
-        "bf16 autocast", "selective checkpointing", "full checkpointing", "batch 2, accumulate 2",
-        "batch 1, accumulate 4", "images of 32×32", "fewer diffusion steps",
-    ]  # fmt: skip
+        "as asked",
+        "fused optimizer",
+        "validation one by one",
+        "EMA on the host",
+        "bf16 autocast",
+        "selective checkpointing",
+        "full checkpointing",
+        "batch 2, accumulate 2",
+        "batch 1, accumulate 4",
+        "images of 32×32",
+        "fewer diffusion steps",
+    ]
     assert ladder.chosen == 0
     assert [rung.status for rung in ladder.rungs[:3]] == ["asked", "not needed", "not needed"]
 
@@ -109,11 +128,13 @@ def test_figures_are_those_of_the_steps_they_name(ladder: Ladder) -> None:
         "bf16 autocast": (step := dataclasses.replace(step, autocast=torch.bfloat16)),
         "selective checkpointing": dataclasses.replace(step, checkpointing="selective"),
         "full checkpointing": (step := dataclasses.replace(step, checkpointing="full")),
-        "batch 2, accumulate 2": (step := dataclasses.replace(
-            step, inputs=images(2, (64, 64)), accumulate=2)),
-        "batch 1, accumulate 4": (step := dataclasses.replace(
-            step, inputs=images(1, (64, 64)), accumulate=4)),
-    }  # fmt: skip
+        "batch 2, accumulate 2": (
+            step := dataclasses.replace(step, inputs=images(2, (64, 64)), accumulate=2)
+        ),
+        "batch 1, accumulate 4": (
+            step := dataclasses.replace(step, inputs=images(1, (64, 64)), accumulate=4)
+        ),
+    }
     rungs = by_name(ladder)
     assert {name: rungs[name].predicted_bytes for name in steps} == {
         name: peak(made) for name, made in steps.items()
@@ -172,18 +193,26 @@ def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
     target = by_name(ladder)["selective checkpointing"]
     assert target.upper_bytes is not None
     found = climb(
-        Net(), asked(4, (64, 64)), budget_bytes=target.upper_bytes, device=CARD,
-        make_step=asked, full=False,
-    )  # fmt: skip
+        Net(),
+        asked(4, (64, 64)),
+        budget_bytes=target.upper_bytes,
+        device=CARD,
+        make_step=asked,
+        full=False,
+    )
     assert found.choice is not None
     assert found.choice.name == "selective checkpointing"
     assert found.require() == found.choice
     assert [rung.status for rung in found.rungs] == ["asked", *["taken"] * 5]
     # A byte less, and the next one is needed.
     less = climb(
-        Net(), asked(4, (64, 64)), budget_bytes=target.upper_bytes - 1, device=CARD,
-        make_step=asked, full=False,
-    )  # fmt: skip
+        Net(),
+        asked(4, (64, 64)),
+        budget_bytes=target.upper_bytes - 1,
+        device=CARD,
+        make_step=asked,
+        full=False,
+    )
     assert less.choice is not None
     assert less.choice.name == "full checkpointing"
     assert less.choice.fits
@@ -193,9 +222,14 @@ def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
 def test_nothing_fits() -> None:
     def run(strict: bool) -> Ladder:
         return climb(
-            Net(blocks=1), plain(2, (32, 32)), budget_bytes=1 << 20, device=CARD,
-            make_step=plain, sizes=[], strict=strict,
-        )  # fmt: skip
+            Net(blocks=1),
+            plain(2, (32, 32)),
+            budget_bytes=1 << 20,
+            device=CARD,
+            make_step=plain,
+            sizes=[],
+            strict=strict,
+        )
 
     with pytest.raises(BudgetError, match=r"nothing fits in 1\.00 MiB on rtx3060-12gb") as error:
         run(True)
@@ -239,9 +273,12 @@ def test_what_does_not_apply_says_why() -> None:
 
 def test_settings_asked_for_already_are_no_rungs() -> None:
     step = dataclasses.replace(
-        plain(2, (16, 16)), autocast=torch.bfloat16, checkpointing="full",
-        validation=images(1, (16, 16)), keywords={},
-    )  # fmt: skip
+        plain(2, (16, 16)),
+        autocast=torch.bfloat16,
+        checkpointing="full",
+        validation=images(1, (16, 16)),
+        keywords={},
+    )
     rungs = by_name(climb(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
     for name in ("bf16 autocast", "selective checkpointing", "full checkpointing"):
         assert "asked for already" in rungs[name].reason
@@ -262,9 +299,7 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
         return TrainingStep(images(batch, size))
 
     model = Net(nn.BatchNorm2d, blocks=2)
-    found = climb(
-        model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[]
-    )
+    found = climb(model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[])
     rungs = by_name(found)
     assert rungs["batch 1, accumulate 2"].accuracy == "changes numbers"
     assert "fewer images" in rungs["batch 1, accumulate 2"].reason
@@ -273,9 +308,15 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
 
 def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
     found = climb(
-        Net(blocks=1), plain(6, (16, 16)), budget_bytes=1, device=CARD, make_step=plain,
-        sizes=[], strict=False, full=False,
-    )  # fmt: skip
+        Net(blocks=1),
+        plain(6, (16, 16)),
+        budget_bytes=1,
+        device=CARD,
+        make_step=plain,
+        sizes=[],
+        strict=False,
+        full=False,
+    )
     batches = [rung.settings for rung in found.rungs if rung.name.startswith("batch")]
     assert [(at.batch, at.accumulate) for at in batches] == [(3, 2), (1, 6)]
 
@@ -292,9 +333,12 @@ def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
 def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
     step = dataclasses.replace(asked(2, (16, 16)), validation=None)
     ladder = climb(
-        Net(blocks=2), step, budget_bytes=1 << 30, device="cpu",
+        Net(blocks=2),
+        step,
+        budget_bytes=1 << 30,
+        device="cpu",
         operators=OperatorStore(tmp_path),
-    )  # fmt: skip
+    )
     assert ladder.device == "cpu"
     rungs = by_name(ladder)
     # The activations are the peak, for now; no other rung may free nothing and be kept.
@@ -320,9 +364,13 @@ def test_it_is_data(ladder: Ladder) -> None:
 def test_progress_is_told() -> None:
     told: list[str] = []
     climb(
-        Net(blocks=1), plain(1, (16, 16)), budget_bytes=TOP, device=CARD, full=False,
+        Net(blocks=1),
+        plain(1, (16, 16)),
+        budget_bytes=TOP,
+        device=CARD,
+        full=False,
         progress=told.append,
-    )  # fmt: skip
+    )
     assert told == ["as asked"]
 
 

@@ -8,9 +8,7 @@ import pytest
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.memory.limits import process_limit
 
-linux = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="limits data as Linux does"
-)
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits data as Linux does")
 
 START = """
 import resource

@@ -80,7 +80,7 @@ def test_a_ledger_tells_the_piece_that_it_holds_with():
     profile = load_profile("rtx3060-12gb")
     usual, one = (
         price_on_cuda(trace, profile, NO_MARGIN, in_one=way) for way in (None, "inference")
-    )  # fmt: skip
+    )
     assert usual.piece == 0 < one.piece
     assert sum(row.value for row in one.rows) < sum(row.value for row in usual.rows)
 
@@ -101,9 +101,7 @@ def test_workspaces_that_stay_are_none_of_a_piece():
 
 def test_a_program_knows_whether_it_multiplies():
     layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.SiLU()), nn.Sequential(nn.Linear(20, 30))
-    found = [
-        track(capture(net.eval(), torch.rand(1, 3, 24, 20))).multiplies for net in layers
-    ]  # fmt: skip
+    found = [track(capture(net.eval(), torch.rand(1, 3, 24, 20))).multiplies for net in layers]
     assert found == [False, True]
 
 

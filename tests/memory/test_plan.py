@@ -11,22 +11,46 @@ from lowtide.memory.plan import Plan, Refusal
 
 
 def candidate(name, mib, seconds=1.0, *, upper=None, accuracy="exact", seams=0.0, tiles=4, **more):
-    rows = [LedgerRow(
-        name="live", place="device", value=int(mib * MIB), upper=int((upper or mib) * MIB),
-        origin="probed",
-    )]  # fmt: skip
+    rows = [
+        LedgerRow(
+            name="live",
+            place="device",
+            value=int(mib * MIB),
+            upper=int((upper or mib) * MIB),
+            origin="probed",
+        )
+    ]
     rows += [
-        LedgerRow(name=place, place=place, value=int(size * MIB), upper=int(size * MIB),
-                  origin="known")
-        for place, size in more.items() if place in ("host", "disk")
-    ]  # fmt: skip
+        LedgerRow(
+            name=place, place=place, value=int(size * MIB), upper=int(size * MIB), origin="known"
+        )
+        for place, size in more.items()
+        if place in ("host", "disk")
+    ]
     return Plan(
-        strategy=name, accuracy=accuracy, device=more.get("device", "cpu"), precision="fp32",
-        channels_last=False, width=100, height=80, padded_width=100, padded_height=80, scale=2,
-        align=1, tile_width=32, tile_height=32, overlap=8, blend=0, batch=1, tiles=tiles,
-        images_per_tile=1, run_pixels=1024, seam_share=seams, seconds=seconds,
+        strategy=name,
+        accuracy=accuracy,
+        device=more.get("device", "cpu"),
+        precision="fp32",
+        channels_last=False,
+        width=100,
+        height=80,
+        padded_width=100,
+        padded_height=80,
+        scale=2,
+        align=1,
+        tile_width=32,
+        tile_height=32,
+        overlap=8,
+        blend=0,
+        batch=1,
+        tiles=tiles,
+        images_per_tile=1,
+        run_pixels=1024,
+        seam_share=seams,
+        seconds=seconds,
         ledger=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def budget(mib, host=10**6, disk=10**6):
@@ -73,10 +97,14 @@ def test_on_the_cpu_host_bytes_are_device_bytes():
 
 def test_refusals_say_why_with_numbers():
     chosen = choose(
-        [candidate("a", 10, 9), candidate("b", 500, 1), candidate("c", 11, 12),
-         candidate("d", 5, 1, accuracy="bounded")],
+        [
+            candidate("a", 10, 9),
+            candidate("b", 500, 1),
+            candidate("c", 11, 12),
+            candidate("d", 5, 1, accuracy="bounded"),
+        ],
         budget(100),
-    )  # fmt: skip
+    )
     assert [(refusal.what.split()[0], refusal.reason) for refusal in chosen.refused] == [
         ("b", "needs up to 500 MiB, 100 MiB allowed"),
         ("c", "12.0 s and up to 11.0 MiB against 9.0 s and 10.0 MiB"),

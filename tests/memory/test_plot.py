@@ -34,9 +34,11 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def told() -> Estimate:
     step = TrainingStep(
-        (torch.empty(2, 8, 64, 64, device="meta"),), optimizer="adamw-foreach", accumulate=2,
+        (torch.empty(2, 8, 64, 64, device="meta"),),
+        optimizer="adamw-foreach",
+        accumulate=2,
         ema=True,
-    )  # fmt: skip
+    )
     return estimate(Net(), step, device="rtx3060-12gb")
 
 
@@ -79,10 +81,23 @@ def test_what_is_drawn_is_named(told: Estimate, tmp_path: Path) -> None:
     plot_memory(told, tmp_path / "a.svg", budget_bytes=3 << 30, title="A net in training")
     text = words(tmp_path / "a.svg")
     for word in (
-        "A net in training", "MiB", "operator", "weights", "optimizer state", "gradients",
-        "inputs", "activations", "CUDA context", "reserved by the allocator", "budget 3.00 GiB",
-        "expected peak", "upper bound", "most tensors", "forward", "backward",
-    ):  # fmt: skip
+        "A net in training",
+        "MiB",
+        "operator",
+        "weights",
+        "optimizer state",
+        "gradients",
+        "inputs",
+        "activations",
+        "CUDA context",
+        "reserved by the allocator",
+        "budget 3.00 GiB",
+        "expected peak",
+        "upper bound",
+        "most tensors",
+        "forward",
+        "backward",
+    ):
         assert word in text, word
 
 

@@ -33,11 +33,12 @@ class Last(nn.Module):
 LAYERS = {
     "one layer": (lambda: nn.LSTM(8, 16), (10, 2, 8)),
     "two layers, both ways": (
-        lambda: nn.LSTM(16, 48, num_layers=2, bidirectional=True), (70, 5, 16)
+        lambda: nn.LSTM(16, 48, num_layers=2, bidirectional=True),
+        (70, 5, 16),
     ),
     "many steps": (lambda: nn.LSTM(16, 64), (2500, 2, 16)),  # more than are tried
     "gru": (lambda: nn.GRU(8, 16), (10, 2, 8)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -75,9 +76,24 @@ class Unchecked(nn.Module):
         weights = [x.new_zeros(shape) for shape in shapes]
         made = x.new_zeros(10, 2, 16)
         return torch.ops.aten.mkldnn_rnn_layer_backward(
-            x, *weights, made, *weights[4:], made, None, None, False, 2, 16, 1, True, True, False,
-            (), False, torch.zeros(0, dtype=torch.uint8),
-        )[0]  # fmt: skip
+            x,
+            *weights,
+            made,
+            *weights[4:],
+            made,
+            None,
+            None,
+            False,
+            2,
+            16,
+            1,
+            True,
+            True,
+            False,
+            (),
+            False,
+            torch.zeros(0, dtype=torch.uint8),
+        )[0]
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")

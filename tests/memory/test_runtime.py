@@ -60,9 +60,12 @@ def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
 def test_a_linear_layer_by_the_blas_library_does_not_count():
     found, _ = objects_of(nn.Linear(8, 8), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
     assert found == Objects(
-        convolutions=0, backward_convolutions=0, low_convolutions=0, products=0,
+        convolutions=0,
+        backward_convolutions=0,
+        low_convolutions=0,
+        products=0,
         storages=found.storages,
-    )  # fmt: skip
+    )
 
 
 def test_backward_passes_of_convolutions_count_apart():
@@ -87,9 +90,7 @@ def run_many(by_onednn):
 
 @needs_onednn
 def test_what_onednn_keeps_of_them_is_what_is_told():
-    taken = {
-        how: measure_fresh("test_runtime:run_many", how).held_bytes for how in (True, False)
-    }  # fmt: skip
+    taken = {how: measure_fresh("test_runtime:run_many", how).held_bytes for how in (True, False)}
     told = COUNTS * shipped_runtime().product_bytes
     assert taken[True] - taken[False] == pytest.approx(told, rel=0.5)
     assert taken[True] - taken[False] > 4 * MIB

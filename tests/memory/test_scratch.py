@@ -23,9 +23,13 @@ _aten = torch.ops.aten
 
 
 def convolution(
-    rows: int = 64, *, channels_last: bool = False, stride: int = 1, dtype=torch.float32,
+    rows: int = 64,
+    *,
+    channels_last: bool = False,
+    stride: int = 1,
+    dtype=torch.float32,
     width: int = 600,
-):  # fmt: skip
+):
     image = torch.empty(1, 16, rows, width, dtype=dtype)
     if channels_last:
         image = image.to(memory_format=torch.channels_last)
@@ -96,9 +100,12 @@ def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
 
 def test_sizes_strides_types_and_settings_make_a_signature() -> None:
     kinds = [
-        convolution(), convolution(65), convolution(channels_last=True), convolution(stride=2),
+        convolution(),
+        convolution(65),
+        convolution(channels_last=True),
+        convolution(stride=2),
         convolution(dtype=torch.bfloat16),
-    ]  # fmt: skip
+    ]
     assert len({signature(call) for call in kinds}) == len(kinds)
     assert signature(convolution()) == signature(convolution())
 

@@ -9,14 +9,22 @@ from lowtide.core import heap
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.store import CostStore, cache_folder
 
-COSTS = ModelCosts.model_validate({
-    "sha256": "ab", "device": "cpu", "precision": "fp32", "weight_bytes": 10,
-    "channels_last": False, "batchable": True, "reach": None, "reach_searched": 31,
-    "points": [
-        {"pixels": n, "peak_bytes": 9 * n, "resident_bytes": 10 * n, "seconds": 0.1 * n}
-        for n in (100, 400)
-    ],
-})  # fmt: skip
+COSTS = ModelCosts.model_validate(
+    {
+        "sha256": "ab",
+        "device": "cpu",
+        "precision": "fp32",
+        "weight_bytes": 10,
+        "channels_last": False,
+        "batchable": True,
+        "reach": None,
+        "reach_searched": 31,
+        "points": [
+            {"pixels": n, "peak_bytes": 9 * n, "resident_bytes": 10 * n, "seconds": 0.1 * n}
+            for n in (100, 400)
+        ],
+    }
+)
 
 
 def test_round_trip(tmp_path):
@@ -50,8 +58,11 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
 
 def test_keys_differ_by_what_changes_costs(monkeypatch):
     store = CostStore()
-    keys = {store.key("ab", "cpu", "fp32"), store.key("ac", "cpu", "fp32"),
-            store.key("ab", "cpu", "bf16")}  # fmt: skip
+    keys = {
+        store.key("ab", "cpu", "fp32"),
+        store.key("ac", "cpu", "fp32"),
+        store.key("ab", "cpu", "bf16"),
+    }
     monkeypatch.setattr(heap, "_tuned", not heap._tuned)
     keys.add(store.key("ab", "cpu", "fp32"))
     monkeypatch.setattr("lowtide.memory.store.processor", lambda: "another processor")

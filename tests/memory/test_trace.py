@@ -246,9 +246,7 @@ def test_statistics_of_mixed_types_are_those_of_real_normalizations(how) -> None
         return nn.Sequential(*parts)
 
     model = nn.Sequential(nn.Sequential(block(), block()))
-    step = TrainingStep(
-        (torch.rand(2, 8, 16, 16),), checkpointing=how, autocast=torch.bfloat16
-    )  # fmt: skip
+    step = TrainingStep((torch.rand(2, 8, 16, 16),), checkpointing=how, autocast=torch.bfloat16)
     assert trace_step(model, step).peak_bytes == real_trace(model, step).peak_bytes
 
 

@@ -20,9 +20,11 @@ from lowtide.memory.simulation.virtual import VirtualDevice
 def small_net():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 12, 3, padding=1),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 12, 3, padding=1),
         nn.PixelShuffle(2),
-    )  # fmt: skip
+    )
 
 
 def test_storages_count_once_and_until_they_go():
@@ -100,9 +102,11 @@ def test_the_parts_of_composite_operators_are_seen_in_inference_mode():
     mask = torch.zeros(64, 64)
     peaks = []
     for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), VirtualDevice() as device, torch.nn.attention.sdpa_kernel(
-            torch.nn.attention.SDPBackend.MATH
-        ):  # fmt: skip
+        with (
+            mode(),
+            VirtualDevice() as device,
+            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        ):
             F.scaled_dot_product_attention(query, query, query, mask)
         peaks.append(device.peak_live)
     assert peaks[0] == peaks[1] > 2 * 64 * 64 * 4  # the scores are among them

@@ -20,8 +20,12 @@ from lowtide.memory.training.vram import BACKENDS, GB, estimate_vram_usage
 
 CARD = load_profile("rtx3060-12gb")
 KEYS = {
-    "total_estimated_gb", "total_upper_gb", "savings_vs_default_pct", "ledger", "notes",
-}  # fmt: skip
+    "total_estimated_gb",
+    "total_upper_gb",
+    "savings_vs_default_pct",
+    "ledger",
+    "notes",
+}
 SIZE = (64, 64)
 
 
@@ -49,9 +53,7 @@ class Net(nn.Module):
         super().__init__()
         width = 512 if wide else 64
         self.first = nn.Conv2d(3, width, 3, padding=1)
-        layers = [
-            nn.Sequential(Attend(width // 32, width, turned), nn.SiLU()) for _ in range(3)
-        ]
+        layers = [nn.Sequential(Attend(width // 32, width, turned), nn.SiLU()) for _ in range(3)]
         layers += [nn.Sequential(Attend(1, width), nn.SiLU())] if wide else []
         self.blocks = nn.ModuleList(layers)
 
@@ -83,9 +85,10 @@ def test_the_documented_call() -> None:
 def test_figures_are_those_of_a_traced_step() -> None:
     size = (128, 128)  # on less, what is saved is lost among the workspaces' and the allocator's
     step = TrainingStep(
-        (torch.empty(2, 3, *size, device="meta"),), optimizer="adamw-foreach",
+        (torch.empty(2, 3, *size, device="meta"),),
+        optimizer="adamw-foreach",
         autocast=torch.bfloat16,
-    )  # fmt: skip
+    )
     plain = traced_estimate(Net(), step, CARD)
     assert usage(image_size=size)["total_estimated_gb"] == plain.predicted_bytes / GB
     full = traced_estimate(Net(), dataclasses.replace(step, checkpointing="full"), CARD)

@@ -24,11 +24,17 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.ConvTranspose2d(3, 16, 4, stride=2, padding=1)
-        self.blocks = nn.ModuleList([
-            nn.Sequential(nn.Conv2d(16, 16, 3, padding=2, dilation=2), nn.SiLU(), nn.Flatten(2),
-                          nn.Linear(256, 256))
-            for _ in range(2)
-        ])  # fmt: skip
+        self.blocks = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.Conv2d(16, 16, 3, padding=2, dilation=2),
+                    nn.SiLU(),
+                    nn.Flatten(2),
+                    nn.Linear(256, 256),
+                )
+                for _ in range(2)
+            ]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)

@@ -28,9 +28,15 @@ def _network(name: str) -> nn.Module:
         from spandrel.architectures.SwinIR import SwinIR
 
         return SwinIR(
-            img_size=16, embed_dim=12, depths=[2, 2], num_heads=[2, 2], window_size=8,
-            mlp_ratio=2, upscale=2, upsampler="pixelshuffledirect",
-        )  # fmt: skip
+            img_size=16,
+            embed_dim=12,
+            depths=[2, 2],
+            num_heads=[2, 2],
+            window_size=8,
+            mlp_ratio=2,
+            upscale=2,
+            upsampler="pixelshuffledirect",
+        )
     if name == "esrgan":
         from spandrel.architectures.ESRGAN import ESRGAN
 

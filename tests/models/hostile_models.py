@@ -37,9 +37,17 @@ def networks() -> list[nn.Module]:
         Compact(num_feat=8, num_conv=2, upscale=2),
         ESRGAN(num_filters=8, num_blocks=1, scale=2),
         SPAN(num_in_ch=3, num_out_ch=3, feature_channels=8, upscale=3),
-        SwinIR(img_size=16, embed_dim=12, depths=[2], num_heads=[2], window_size=8, mlp_ratio=2,
-               upscale=2, upsampler="pixelshuffledirect"),
-    ]  # fmt: skip
+        SwinIR(
+            img_size=16,
+            embed_dim=12,
+            depths=[2],
+            num_heads=[2],
+            window_size=8,
+            mlp_ratio=2,
+            upscale=2,
+            upsampler="pixelshuffledirect",
+        ),
+    ]
 
 
 def write(folder: Path, count: int, seed: int) -> list[Path]:
@@ -175,13 +183,39 @@ def _pickle(dice: Random, content: bytes) -> bytes:
     start = dice.randrange(min(2000, len(content)))
     instructions = b"".join(
         dice.choice(
-            [b"(", b"0", b"2", b"R", b"b", b"t", b"u", b"a", b"e", b"}", b"]", b")", b"\x81", b".",
-             b"Q", b"h\x00", b"j\xff\xff\xff\xff", b"r\xff\xff\xff\xff", b"\x8a\xffabc", b"K\x05",
-             b"\x8b\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 8, b"X\xff\xff\xff\xffab", b"I1\n",
-             b"cos\nsystem\n", b"ctorch\nFloatStorage\n", b"cbuiltins\ngetattr\n", b"\x93"]
+            [
+                b"(",
+                b"0",
+                b"2",
+                b"R",
+                b"b",
+                b"t",
+                b"u",
+                b"a",
+                b"e",
+                b"}",
+                b"]",
+                b")",
+                b"\x81",
+                b".",
+                b"Q",
+                b"h\x00",
+                b"j\xff\xff\xff\xff",
+                b"r\xff\xff\xff\xff",
+                b"\x8a\xffabc",
+                b"K\x05",
+                b"\x8b\xff\xff\xff\x7f",
+                b"\x8e" + b"\xff" * 8,
+                b"X\xff\xff\xff\xffab",
+                b"I1\n",
+                b"cos\nsystem\n",
+                b"ctorch\nFloatStorage\n",
+                b"cbuiltins\ngetattr\n",
+                b"\x93",
+            ]
         )
         for _ in range(dice.randint(1, 6))
-    )  # fmt: skip
+    )
     return content[:start] + instructions + content[start:]
 
 
@@ -275,15 +309,21 @@ def _graph(dice: Random, content: bytes) -> bytes:
 def _loop(graph: Any, node: Any) -> None:
     kinds = onnx.TensorProto
     inside = helper.make_graph(
-        [helper.make_node("Identity", ["on"], ["on_too"]),
-         helper.make_node("Identity", ["state"], ["after"])],
+        [
+            helper.make_node("Identity", ["on"], ["on_too"]),
+            helper.make_node("Identity", ["state"], ["after"]),
+        ],
         "inside",
-        [helper.make_tensor_value_info("turn", kinds.INT64, []),
-         helper.make_tensor_value_info("on", kinds.BOOL, []),
-         helper.make_tensor_value_info("state", kinds.FLOAT, None)],
-        [helper.make_tensor_value_info("on_too", kinds.BOOL, []),
-         helper.make_tensor_value_info("after", kinds.FLOAT, None)],
-    )  # fmt: skip
+        [
+            helper.make_tensor_value_info("turn", kinds.INT64, []),
+            helper.make_tensor_value_info("on", kinds.BOOL, []),
+            helper.make_tensor_value_info("state", kinds.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on_too", kinds.BOOL, []),
+            helper.make_tensor_value_info("after", kinds.FLOAT, None),
+        ],
+    )
     for name, value in {"turns": np.array(1 << 62), "always": np.array(True)}.items():
         graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     graph.node.append(

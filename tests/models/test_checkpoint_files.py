@@ -29,14 +29,26 @@ from lowtide.models import load
 Networks = Callable[[str], nn.Module]
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
 HARMLESS = {
-    "numpy scalar": np.float64(0.5), "numpy array": np.ones(3), "numpy dtype": np.dtype("f4"),
-    "size": torch.Size([1, 2]), "dtype": torch.float16, "device": torch.device("cuda:0"),
-    "defaultdict": defaultdict(list, a=[1]), "namespace": argparse.Namespace(lr=1e-4),
-    "parameter": nn.Parameter(torch.ones(2)), "path": Path("a"), "set": {1},
-    "bytes": b"abc", "complex": 1j, "generator": torch.get_rng_state(), "layout": torch.strided,
-    "fp8": torch.ones(3).to(torch.float8_e4m3fn), "sparse": torch.eye(2).to_sparse(),
-    "milestones": Counter({5: 1}), "class of it": OrderedDict,
-}  # fmt: skip
+    "numpy scalar": np.float64(0.5),
+    "numpy array": np.ones(3),
+    "numpy dtype": np.dtype("f4"),
+    "size": torch.Size([1, 2]),
+    "dtype": torch.float16,
+    "device": torch.device("cuda:0"),
+    "defaultdict": defaultdict(list, a=[1]),
+    "namespace": argparse.Namespace(lr=1e-4),
+    "parameter": nn.Parameter(torch.ones(2)),
+    "path": Path("a"),
+    "set": {1},
+    "bytes": b"abc",
+    "complex": 1j,
+    "generator": torch.get_rng_state(),
+    "layout": torch.strided,
+    "fp8": torch.ones(3).to(torch.float8_e4m3fn),
+    "sparse": torch.eye(2).to_sparse(),
+    "milestones": Counter({5: 1}),
+    "class of it": OrderedDict,
+}
 
 
 def pickled(path: Path, data: bytes, records: dict[str, bytes] | None = None, **options) -> Path:
@@ -181,9 +193,16 @@ def test_compressed_records_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "stride", "count"),
-    [((4,), (1,), 2), ((2, 2), (1, 9), 4), ((1 << 30, 4), (0, 0), 1), ((-1,), (1,), 1),
-     ((1,), (-1,), 1), ((2,), (1,), 1 << 40), ((1 << 62, 0), (1, 1), 1)],
-)  # fmt: skip
+    [
+        ((4,), (1,), 2),
+        ((2, 2), (1, 9), 4),
+        ((1 << 30, 4), (0, 0), 1),
+        ((-1,), (1,), 1),
+        ((1,), (-1,), 1),
+        ((2,), (1,), 1 << 40),
+        ((1 << 62, 0), (1, 1), 1),
+    ],
+)
 def test_tensors_larger_than_what_is_stored(
     tmp_path: Path, size: tuple[int, ...], stride: tuple[int, ...], count: int
 ) -> None:
@@ -229,7 +248,7 @@ def test_a_network_far_larger_than_its_tensors(tmp_path: Path) -> None:
         "body.0.weight": torch.zeros(1, 1, 1, 1).expand(30_000, 3, 1, 1),
         **{f"body.{index}.weight": torch.zeros(1) for index in range(1, 5)},
         "body.4.bias": torch.zeros(12),
-    }  # fmt: skip
+    }
     torch.save(state, path)
     refused(path, "do not fit.*far larger", 512 << 20)
 

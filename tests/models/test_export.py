@@ -89,11 +89,13 @@ def test_bundled_models(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "scale", "changes"),
     [
-        ("nano", 1, {"attention": "none"}), ("nano", 2, {"attention": "none"}),
-        ("tiny", 3, {"attention": "none"}), ("nano", 3, {"attention": "window", "window": 16}),
+        ("nano", 1, {"attention": "none"}),
+        ("nano", 2, {"attention": "none"}),
+        ("tiny", 3, {"attention": "none"}),
+        ("nano", 3, {"attention": "window", "window": 16}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_variants(name, scale, changes, tmp_path):
     assert_same(variant(tmp_path, name, scale, **changes), tmp_path / "model.onnx")
 
@@ -212,11 +214,14 @@ def test_a_file_says_what_it_is(checked, tmp_path):
     label(path, model, precision="fp32", checked=checked)
     found = {one.key: one.value for one in onnx.load(path).metadata_props}
     assert found == {
-        "lowtide.architecture": "ParagonConv", "lowtide.scale": "2", "lowtide.license": "MIT",
-        "lowtide.sha256": model.descriptor.sha256, "lowtide.precision": "fp32",
+        "lowtide.architecture": "ParagonConv",
+        "lowtide.scale": "2",
+        "lowtide.license": "MIT",
+        "lowtide.sha256": model.descriptor.sha256,
+        "lowtide.precision": "fp32",
         "lowtide.size": '{"minimum": 0, "multiple_of": 1, "square": false}',
         "lowtide.checked": "yes" if checked else "no",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,7 +232,7 @@ def test_a_file_says_what_it_is(checked, tmp_path):
         (SizeRule(square=True), ((50, 50), (61, 61), (80, 80), (131, 131))),
         (SizeRule(64), ((64, 80), (129, 131))),
     ],
-)  # fmt: skip
+)
 def test_sizes_follow_the_rule_and_are_not_the_exported_one(rule, sizes):
     assert checked_sizes(rule) == sizes
 
@@ -277,7 +282,8 @@ def test_what_onnx_cannot_hold_is_named_in_one_line(kind, words, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"opset": 19}, "opset 19 is not one of 20, 23"), ({"precision": "int8"}, "fp16, bf16"),
+        ({"opset": 19}, "opset 19 is not one of 20, 23"),
+        ({"precision": "int8"}, "fp16, bf16"),
         ({"precision": "bf16", "opset": 20}, "opset 20 has no convolution in bf16"),
     ],
 )

@@ -44,9 +44,15 @@ def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     plain = network("HAT")
     fast = copy.deepcopy(plain)
     others = {
-        "HAT OCAB", "HAT Mlp", "HAT PatchEmbed", "HAT PatchUnEmbed", "Linear", "Conv2d 1×1",
-        "first", "tail",
-    }  # fmt: skip
+        "HAT OCAB",
+        "HAT Mlp",
+        "HAT PatchEmbed",
+        "HAT PatchUnEmbed",
+        "Linear",
+        "Conv2d 1×1",
+        "first",
+        "tail",
+    }
     assert set(adapt(fast)) == others
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
@@ -65,7 +71,8 @@ def test_several_images_at_once_have_masks_in_few_forms(monkeypatch):
     for part in fast.modules():
         if isinstance(part, FastBlock):
             monkeypatch.setattr(
-                part.plain, "calculate_mask",
+                part.plain,
+                "calculate_mask",
                 lambda size, made=part.plain.calculate_mask: seen.append(made(size)) or seen[-1],
             )
     with torch.inference_mode():

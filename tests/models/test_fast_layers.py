@@ -83,9 +83,12 @@ def test_convolutions_of_one_pixel_leave_tokens_as_they_lie(bias, dtype):
 
 def test_other_convolutions_are_no_layers_over_tokens():
     made = [
-        torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 1, stride=2),
-        torch.nn.Conv2d(4, 4, 1, padding=1), torch.nn.Conv2d(4, 4, 1, groups=2),
-        torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect"), torch.nn.Linear(4, 4),
-    ]  # fmt: skip
+        torch.nn.Conv2d(4, 4, 3),
+        torch.nn.Conv2d(4, 4, 1, stride=2),
+        torch.nn.Conv2d(4, 4, 1, padding=1),
+        torch.nn.Conv2d(4, 4, 1, groups=2),
+        torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect"),
+        torch.nn.Linear(4, 4),
+    ]
     assert not any(FastPointwise.fits(one) for one in made)
     assert FastPointwise.fits(torch.nn.Conv2d(4, 4, 1, padding="valid"))

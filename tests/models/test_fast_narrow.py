@@ -61,10 +61,14 @@ def test_others_are_run_as_they_are(monkeypatch):
         low = conv.to(torch.bfloat16)
         assert torch.equal(narrowed(low, x.bfloat16()), low(x.bfloat16()))
     for other in (
-        torch.nn.Conv2d(16, 3, 3), torch.nn.Conv2d(16, 3, 3, padding=1, stride=2),
-        torch.nn.Conv2d(16, 3, 3, padding=2, dilation=2), torch.nn.Conv2d(16, 3, 1),
-        torch.nn.Conv2d(16, 4, 3, padding=1, groups=2), torch.nn.Conv2d(16, 8, 3, padding=1),
+        torch.nn.Conv2d(16, 3, 3),
+        torch.nn.Conv2d(16, 3, 3, padding=1, stride=2),
+        torch.nn.Conv2d(16, 3, 3, padding=2, dilation=2),
+        torch.nn.Conv2d(16, 3, 1),
+        torch.nn.Conv2d(16, 4, 3, padding=1, groups=2),
+        torch.nn.Conv2d(16, 8, 3, padding=1),
         torch.nn.Conv2d(16, 3, 3, padding=1, padding_mode="reflect"),
-        torch.nn.Conv2d(16, 3, 3, padding="same"), torch.nn.Conv2d(4, 3, 3, padding=1),
-    ):  # fmt: skip
+        torch.nn.Conv2d(16, 3, 3, padding="same"),
+        torch.nn.Conv2d(4, 3, 3, padding=1),
+    ):
         assert not FastNarrow.fits(other)

@@ -85,10 +85,13 @@ def test_other_last_layers_stay_as_they_are():
     before, last = torch.nn.Sequential(conv(6, 24, 3, padding=1), shuffle), conv(6, 3, 3, padding=1)
     assert FastTail.fits(before, last)
     for odd in (
-        conv(6, 24, 3), conv(6, 24, 3, padding=2, dilation=2), conv(6, 24, 3, padding="same"),
-        conv(6, 24, 3, padding=1, stride=2), conv(6, 24, 3, padding=1, padding_mode="reflect"),
+        conv(6, 24, 3),
+        conv(6, 24, 3, padding=2, dilation=2),
+        conv(6, 24, 3, padding="same"),
+        conv(6, 24, 3, padding=1, stride=2),
+        conv(6, 24, 3, padding=1, padding_mode="reflect"),
         torch.nn.GroupNorm(1, 6),
-    ):  # fmt: skip
+    ):
         assert not FastTail.fits(torch.nn.Sequential(odd, shuffle), last)
     assert not FastTail.fits(before[:1], last)
     assert not FastTail.fits(before, torch.nn.Identity())

@@ -112,12 +112,15 @@ def test_a_network_that_cannot_be_run_so_is_all_in_the_low_precision():
 
 
 FORMS = [
-    {"kernel_size": 3, "padding": 1}, {"kernel_size": 5, "padding": 2, "stride": 2},
-    {"kernel_size": 3, "padding": 2, "dilation": 2}, {"kernel_size": 3},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 5, "padding": 2, "stride": 2},
+    {"kernel_size": 3, "padding": 2, "dilation": 2},
+    {"kernel_size": 3},
     {"kernel_size": (1, 4), "padding": (0, 2), "stride": (3, 1)},
-    {"kernel_size": 3, "padding": "same"}, {"kernel_size": 3, "padding": 1, "groups": 2},
+    {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": 3, "padding": 1, "groups": 2},
     {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -184,8 +184,10 @@ def test_no_table_of_tensors(tmp_path: Path, content: Any) -> None:
 )
 def test_no_image_to_image_model(purpose: str, channels: tuple[int, int], words: str) -> None:
     found: Any = SimpleNamespace(
-        purpose=purpose, input_channels=channels[0], output_channels=channels[1],
+        purpose=purpose,
+        input_channels=channels[0],
+        output_channels=channels[1],
         architecture=SimpleNamespace(name="Some"),
-    )  # fmt: skip
+    )
     with pytest.raises(ModelError, match=words):
         foreign._require_image_model(Path("file.pth"), found)

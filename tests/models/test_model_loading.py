@@ -36,8 +36,10 @@ def test_equals_spandrel(network: Networks, write: Writer, name: str, suffix: st
     theirs, ours = _spandrel(path), load(path)
     facts = ours.descriptor
     assert (facts.scale, facts.in_channels, facts.out_channels) == (
-        theirs.scale, theirs.input_channels, theirs.output_channels,
-    )  # fmt: skip
+        theirs.scale,
+        theirs.input_channels,
+        theirs.output_channels,
+    )
     for height, width in ((1, 1), (7, 5), (16, 16), (23, 34)):
         image = torch.rand(1, facts.in_channels, height, width)
         before = image.clone()

@@ -50,17 +50,19 @@ def test_every_weight_learns():
     network = munet()
     network(torch.rand(2, 3, 32, 24)).square().mean().backward()
     silent = [
-        name for name, weight in network.named_parameters()
+        name
+        for name, weight in network.named_parameters()
         if weight.grad is None or not weight.grad.any()
-    ]  # fmt: skip
+    ]
     assert not silent
 
 
 def test_every_layer_has_a_spectral_norm():
     plain = [
-        name for name, module in munet().named_modules()
+        name
+        for name, module in munet().named_modules()
         if isinstance(module, (nn.Conv2d, nn.Linear)) and not parametrize.is_parametrized(module)
-    ]  # fmt: skip
+    ]
     assert not plain
 
 
@@ -74,8 +76,9 @@ def test_weights_stay_bounded():
         network(torch.rand(1, 3, 16, 16))
     largest = max(
         torch.linalg.matrix_norm(module.weight.flatten(1), 2).item()
-        for module in network.modules() if isinstance(module, nn.Conv2d)
-    )  # fmt: skip
+        for module in network.modules()
+        if isinstance(module, nn.Conv2d)
+    )
     assert largest < 1.3
 
 

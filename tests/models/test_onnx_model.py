@@ -188,9 +188,7 @@ def test_a_mean_over_the_whole_that_drops_nan_is_found_all_the_same(tmp_path):
 
 def test_reach_is_that_of_the_network(tmp_path):
     model = lowtide.load(conv_file(tmp_path / "model.onnx", side=5))
-    found = measure_reach(
-        model.module, channels=3, scale=1, align=1, minimum=0, passes_nan=False
-    )
+    found = measure_reach(model.module, channels=3, scale=1, align=1, minimum=0, passes_nan=False)
     assert found.pixels == 2
 
 
@@ -212,7 +210,7 @@ def test_reach_is_that_of_the_network(tmp_path):
         ({"metadata": {"lowtide.scale": "big"}}, "metadata of .* are damaged"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_no_model_from_image_to_image(options, words, tmp_path):
     path = graph_file(tmp_path / "model.onnx", [node("Identity", "x")], **options)
     with pytest.raises(ModelError, match=words) as caught:
@@ -236,7 +234,7 @@ def test_a_fixed_size_names_a_way_out(tmp_path):
         (node("ReduceMean", "x", "one"), r"takes 3 channels and gives 1"),
         (node("AveragePool", "x", kernel_shape=[2, 2]), r"which is no image enlarged"),
     ],
-)  # fmt: skip
+)
 def test_what_the_runtime_or_the_graph_cannot_do(made, words, tmp_path):
     weights = {"one": np.array([1], np.int64)} if "one" in made.input else {}
     with pytest.raises(ModelError, match=words) as caught:
@@ -259,9 +257,12 @@ def test_damage(bundled, tmp_path):
 def test_weights_in_another_file_are_refused(tmp_path):
     path = conv_file(tmp_path / "whole.onnx")
     onnx.save(
-        onnx.load(path), tmp_path / "parts.onnx", save_as_external_data=True, size_threshold=0,
+        onnx.load(path),
+        tmp_path / "parts.onnx",
+        save_as_external_data=True,
+        size_threshold=0,
         location="parts.data",
-    )  # fmt: skip
+    )
     with pytest.raises(ModelError, match=r"in another file, parts\.data"):
         lowtide.load(tmp_path / "parts.onnx")
 

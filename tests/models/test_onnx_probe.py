@@ -34,14 +34,13 @@ def loop(count):
         ],
         "inside",
         [
-            value("turn", TensorProto.INT64, []), value("goes_on", TensorProto.BOOL, []),
+            value("turn", TensorProto.INT64, []),
+            value("goes_on", TensorProto.BOOL, []),
             value("state", TensorProto.FLOAT, None),
         ],
         [value("goes_on_too", TensorProto.BOOL, []), value("result", TensorProto.FLOAT, None)],
-    )  # fmt: skip
-    weights = {
-        "count": np.array(count), "true": np.array(True), "nothing": np.zeros(1, np.float32)
-    }  # fmt: skip
+    )
+    weights = {"count": np.array(count), "true": np.array(True), "nothing": np.zeros(1, np.float32)}
     return [helper.make_node("Loop", ["count", "true", "x"], ["y"], body=inside)], weights
 
 
@@ -94,11 +93,17 @@ def test_names_that_are_no_utf_8(tmp_path, place):
 @pytest.mark.parametrize(
     "size",
     [
-        '{"multiple_of": 100000}', '{"minimum": NaN}', '{"square": 1}', '{"multiple_of": 0}', "[]",
-        "[" * 60_000, "[" * 100_000, '{"minimum": ' + "9" * 5000 + "}",
+        '{"multiple_of": 100000}',
+        '{"minimum": NaN}',
+        '{"square": 1}',
+        '{"multiple_of": 0}',
+        "[]",
+        "[" * 60_000,
+        "[" * 100_000,
+        '{"minimum": ' + "9" * 5000 + "}",
     ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_rules_for_sizes_that_make_no_sense(tmp_path, size):
     path = conv_file(tmp_path / "a.onnx", metadata={"lowtide.size": size})
     with pytest.raises(ModelError, match=r"metadata of .* are damaged"):
@@ -107,10 +112,15 @@ def test_rules_for_sizes_that_make_no_sense(tmp_path, size):
 
 @pytest.mark.parametrize(
     "config",
-    ["[" * 100_000, "[" * 60_000, "9" * 5000, '{"scale": 2, "features": 100000, "blocks": 1000000}',
-     '{"scale": 2, "features": 1' + "0" * 4000 + ', "blocks": 1}'],
+    [
+        "[" * 100_000,
+        "[" * 60_000,
+        "9" * 5000,
+        '{"scale": 2, "features": 100000, "blocks": 1000000}',
+        '{"scale": 2, "features": 1' + "0" * 4000 + ', "blocks": 1}',
+    ],
     ids=lambda text: text[:50],
-)  # fmt: skip
+)
 def test_configurations_that_make_no_sense(tmp_path, config):
     path = tmp_path / "a.safetensors"
     entries = {"lowtide.architecture": "ParagonConv", "lowtide.config": config}
@@ -161,13 +171,16 @@ def test_values_of_0_to_255(given, made, onnx_x2, tmp_path, photo):
 def test_values_of_0_to_255_that_are_cut_off(tmp_path):
     """With its last operator, a model of 0..255 whose weights say nothing of it."""
     nodes = [
-        helper.make_node("Sub", ["x", "mean"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Sub", ["x", "mean"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
         helper.make_node("Add", ["b", "mean"], ["c"]),
         helper.make_node("Clip", ["c", "zero", "white"], ["y"]),
-    ]  # fmt: skip
+    ]
     weights = {
-        "mean": np.float32(20), "zero": np.float32(0), "white": np.float32(255),
-    }  # fmt: skip
+        "mean": np.float32(20),
+        "zero": np.float32(0),
+        "white": np.float32(255),
+    }
     weights = {key: np.array(value) for key, value in weights.items()}
     model = lowtide.load(graph_file(tmp_path / "a.onnx", nodes, weights))
     image = torch.rand(1, 3, 16, 16) / 2 + 0.3

@@ -20,23 +20,63 @@ FIXED = 72
 # What the public implementation makes, in double precision, of `waves` of the values' places:
 # means, and rows 0, 17, 37 with columns 0, 40, 73 of the three colors.
 PUBLISHED = {
-    "realtime": (0.4677234065676672, [
-        1.698219293, 1.244856302, -0.139056049, 1.584340368, 0.620435276, -0.050580735,
-        1.788179182, -0.746797073, -0.441521445,
-    ]),
-    "stream": (0.503612013412627, [
-        0.335685897, 0.535332702, 0.192814841, 0.275128001, 0.955345263, 0.474608305,
-        0.653123894, 0.37653966, 0.076039221,
-    ]),
-    "photo": (0.47472963900943466, [
-        0.073916026, 0.171185818, 0.046636247, 0.065588289, 0.820838298, 0.344603262,
-        0.485691657, 0.646026839, 0.164569175,
-    ]),
-    "pro": (0.47480865285167134, [
-        0.305365496, 0.28969271, 0.130207652, -0.061024271, 0.500365207, 0.47258357,
-        0.132828963, 0.222044285, 0.201309738,
-    ]),
-}  # fmt: skip
+    "realtime": (
+        0.4677234065676672,
+        [
+            1.698219293,
+            1.244856302,
+            -0.139056049,
+            1.584340368,
+            0.620435276,
+            -0.050580735,
+            1.788179182,
+            -0.746797073,
+            -0.441521445,
+        ],
+    ),
+    "stream": (
+        0.503612013412627,
+        [
+            0.335685897,
+            0.535332702,
+            0.192814841,
+            0.275128001,
+            0.955345263,
+            0.474608305,
+            0.653123894,
+            0.37653966,
+            0.076039221,
+        ],
+    ),
+    "photo": (
+        0.47472963900943466,
+        [
+            0.073916026,
+            0.171185818,
+            0.046636247,
+            0.065588289,
+            0.820838298,
+            0.344603262,
+            0.485691657,
+            0.646026839,
+            0.164569175,
+        ],
+    ),
+    "pro": (
+        0.47480865285167134,
+        [
+            0.305365496,
+            0.28969271,
+            0.130207652,
+            -0.061024271,
+            0.500365207,
+            0.47258357,
+            0.132828963,
+            0.222044285,
+            0.201309738,
+        ],
+    ),
+}
 
 
 @torch.no_grad()
@@ -94,8 +134,9 @@ def test_windows_are_filled_with_zeros_and_go_round(height, width, shift):
     for top, left in itertools.product(range(0, rows, 4), range(0, columns, 4)):
         places = [
             ((top + y + shift) % rows, (left + x + shift) % columns)
-            for y in range(4) for x in range(4)
-        ]  # fmt: skip
+            for y in range(4)
+            for x in range(4)
+        ]
         tokens = torch.stack([full[0, :, y, x] for y, x in places])
         query, key, value = module.qkv(tokens).view(16, 3, 2, 4).permute(1, 2, 0, 3)
         weights = (query @ key.mT / 2).softmax(-1)  # the root of a head's four channels
@@ -120,9 +161,11 @@ def small(tier, scale=2, **changes):
 def written(network, path, **more):
     """As the public trainer writes it, the fixed path included."""
     state = {
-        **network.state_dict(), "base.sharp.kernel": torch.tensor(SHARP),
-        "base.blur.kernel": torch.tensor(BLUR), **more,
-    }  # fmt: skip
+        **network.state_dict(),
+        "base.sharp.kernel": torch.tensor(SHARP),
+        "base.blur.kernel": torch.tensor(BLUR),
+        **more,
+    }
     if path.suffix == ".safetensors":
         save_file({key: value.contiguous() for key, value in state.items()}, path)
     else:

@@ -12,10 +12,15 @@ from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 
 # Learned values at x2, without and with attention in windows.
 COUNTS = {
-    "nano": (10_282, 11_890), "micro": (18_606, 20_574), "tiny": (40_783, 43_183),
-    "xs": (73_564, 76_720), "s": (191_908, 213_476), "m": (1_289_636, 1_600_676),
-    "l": (5_153_716, 6_529_204), "xl": (14_481_476, 18_521_156),
-}  # fmt: skip
+    "nano": (10_282, 11_890),
+    "micro": (18_606, 20_574),
+    "tiny": (40_783, 43_183),
+    "xs": (73_564, 76_720),
+    "s": (191_908, 213_476),
+    "m": (1_289_636, 1_600_676),
+    "l": (5_153_716, 6_529_204),
+    "xl": (14_481_476, 18_521_156),
+}
 SMALL = VARIANTS[:5]
 
 
@@ -72,9 +77,10 @@ def test_every_weight_learns(name, attention, form):
     image = torch.rand(1, 3, 37, 29)
     (network(image) - torch.rand(1, 3, 74, 58)).square().mean().backward()
     silent = [
-        name for name, weight in network.named_parameters()
+        name
+        for name, weight in network.named_parameters()
         if weight.grad is None or not weight.grad.any()
-    ]  # fmt: skip
+    ]
     # A bias of keys moves all scores of a query alike; it is a third of one tensor.
     assert not silent
 
@@ -148,11 +154,15 @@ def test_weights_of_another_variant_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scale": 5}, "not by 5"), ({"band": 8}, "odd"), ({"features": 4}, "from 8 on"),
-        ({"attention": "windows"}, "window, hierarchical, none"), ({"form": "hann"}, "halo"),
-        ({"alpha": 1.5}, "alpha"), ({"blocks": 0}, "from 1 on"),
+        ({"scale": 5}, "not by 5"),
+        ({"band": 8}, "odd"),
+        ({"features": 4}, "from 8 on"),
+        ({"attention": "windows"}, "window, hierarchical, none"),
+        ({"form": "hann"}, "halo"),
+        ({"alpha": 1.5}, "alpha"),
+        ({"blocks": 0}, "from 1 on"),
     ],
-)  # fmt: skip
+)
 def test_shapes_that_make_no_network(changes, words):
     with pytest.raises(ModelError, match=words):
         VariantConfig.of(**{"variant": "nano", "scale": 2, **changes})

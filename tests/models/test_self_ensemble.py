@@ -83,13 +83,15 @@ def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
     reports = {}
     for strategy in ("whole", "tiled"):
         made = lowtide.upscale(
-            source, tmp_path / f"{strategy}.png", self_ensemble=True, strategy=strategy,
-            accuracy="exact", **({"tile": 64} if strategy == "tiled" else {}),
-        )  # fmt: skip
+            source,
+            tmp_path / f"{strategy}.png",
+            self_ensemble=True,
+            strategy=strategy,
+            accuracy="exact",
+            **({"tile": 64} if strategy == "tiled" else {}),
+        )
         reports[strategy] = made.images[0]
-    pictures = [
-        _read(tmp_path / f"{strategy}.png").astype(int) for strategy in ("whole", "tiled")
-    ]
+    pictures = [_read(tmp_path / f"{strategy}.png").astype(int) for strategy in ("whole", "tiled")]
     assert np.abs(pictures[0] - pictures[1]).max() <= 1
     assert reports["tiled"].plan.tiles > 1
     model = lowtide.load("lowtide-x2")

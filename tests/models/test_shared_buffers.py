@@ -26,19 +26,34 @@ def square(value=1.0):
 
 def facts():
     return ModelDescriptor(
-        name="n", architecture="a", purpose="SR", scale=1, in_channels=3, out_channels=3,
-        size=SizeRule(0, 1, False), supports_half=True, supports_bfloat16=True,
-        tiling="supported", tags=(), parameters=0, weight_bytes=0, sha256="", license=None,
+        name="n",
+        architecture="a",
+        purpose="SR",
+        scale=1,
+        in_channels=3,
+        out_channels=3,
+        size=SizeRule(0, 1, False),
+        supports_half=True,
+        supports_bfloat16=True,
+        tiling="supported",
+        tags=(),
+        parameters=0,
+        weight_bytes=0,
+        sha256="",
+        license=None,
         path=None,
-    )  # fmt: skip
+    )
 
 
 def test_masks_and_places_of_a_window_transformer_are_held_once():
     net = window_transformers.network("SwinIR", img_size=96)
     image = torch.rand(1, 3, 96, 96)
     expected, before = net(image), weight_bytes(net)
-    masks = {part.attn_mask.nbytes for part in net.modules() if hasattr(part, "shift_size")
-             and part.shift_size}  # fmt: skip
+    masks = {
+        part.attn_mask.nbytes
+        for part in net.modules()
+        if hasattr(part, "shift_size") and part.shift_size
+    }
     share_equal_buffers(net)
     blocks = [part for part in net.modules() if getattr(part, "shift_size", 0)]
     assert len(blocks) == 2 and blocks[0].attn_mask is blocks[1].attn_mask

@@ -35,10 +35,23 @@ def test_nonsense_is_refused() -> None:
 
 def test_descriptor_is_json() -> None:
     facts = ModelDescriptor(
-        name="a", architecture="B", purpose="SR", scale=2, in_channels=3, out_channels=3,
-        size=SizeRule(8, 8), supports_half=False, supports_bfloat16=True, tiling="supported",
-        tags=("x",), parameters=1, weight_bytes=4, sha256="0", license=None, path=None,
-    )  # fmt: skip
+        name="a",
+        architecture="B",
+        purpose="SR",
+        scale=2,
+        in_channels=3,
+        out_channels=3,
+        size=SizeRule(8, 8),
+        supports_half=False,
+        supports_bfloat16=True,
+        tiling="supported",
+        tags=("x",),
+        parameters=1,
+        weight_bytes=4,
+        sha256="0",
+        license=None,
+        path=None,
+    )
     values = facts.to_dict()
     assert json.loads(json.dumps(values)) == values
     assert values["size"] == {"minimum": 8, "multiple_of": 8, "square": False}

@@ -74,9 +74,7 @@ def banded(net, array, bands=5, align=1, pages="memory", cut=False):
     program = priced.programs.of(plan.padded_height, plan.padded_width)
     cuts = (list(program.steps)[len(program.steps) // 2],) if cut else ()
     number = len(segment(program, cuts))
-    how = plan.banded.model_copy(
-        update={"cuts": cuts, "bands": (bands,) * number, "pages": pages}
-    )
+    how = plan.banded.model_copy(update={"cuts": cuts, "bands": (bands,) * number, "pages": pages})
     return plan.model_copy(update={"banded": how}), priced.programs
 
 
@@ -187,9 +185,13 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
 
     monkeypatch.setattr(_Writer, "write", noted)
     run(
-        net, ArraySource(array), ArraySink(), plan, programs=programs,
+        net,
+        ArraySource(array),
+        ArraySink(),
+        plan,
+        programs=programs,
         make_room=lambda count: alive.append(sum(rows() is not None for rows in written)),
-    )  # fmt: skip
+    )
     assert len(written) == 7 * plan.images_per_tile
     assert not any(alive)
 
@@ -214,9 +216,7 @@ def test_room_is_asked_for_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, programs = banded(net, array, 10)
     asked = []
-    run(
-        net, ArraySource(array), ArraySink(), plan, programs=programs, make_room=asked.append
-    )  # fmt: skip
+    run(net, ArraySource(array), ArraySink(), plan, programs=programs, make_room=asked.append)
     assert min(asked) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
     assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
@@ -251,9 +251,7 @@ def test_a_plan_read_from_json_gives_the_same_file():
     net, array = network(conv_net()), picture(40, 25, 3)
     plan, programs = banded(net, array, 6)
     again = Plan.model_validate(json.loads(plan.model_dump_json()))
-    np.testing.assert_array_equal(
-        run_plan(net, array, plan, programs), run_plan(net, array, again)
-    )
+    np.testing.assert_array_equal(run_plan(net, array, plan, programs), run_plan(net, array, again))
 
 
 def test_a_plan_for_another_network_is_refused():

@@ -151,9 +151,11 @@ def test_non_finite_low_precision_is_redone_in_fp32():
             return (big / (60000 * 4)).float()
 
     net = network(
-        Overflowing(torch.float16), scale=1, precision="fp16",
+        Overflowing(torch.float16),
+        scale=1,
+        precision="fp16",
         exact_forward=lambda: Overflowing(torch.float32),
-    )  # fmt: skip
+    )
     array = picture(40, 40, 3, "uint8")
     result, outcome = run_array(net, array, make_plan(array, 0, scale=1, tile=32))
     np.testing.assert_array_equal(result, array)

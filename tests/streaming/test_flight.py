@@ -69,9 +69,7 @@ def flights(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(
-    "wishes", [{}, {"batch": 2}, {"hann_blend": True}, {"batch": 4}], ids=str
-)
+@pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}, {"batch": 4}], ids=str)
 @pytest.mark.parametrize("most", [2, 3, 100])
 def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most):
     plan = plan_of(array, most, **wishes)
@@ -188,9 +186,7 @@ class Watched(torch.nn.Module):
 
 @pytest.fixture
 def streams(monkeypatch):
-    monkeypatch.setattr(
-        crossing, "_locked", lambda like: torch.empty_like(like, device="cpu")
-    )
+    monkeypatch.setattr(crossing, "_locked", lambda like: torch.empty_like(like, device="cpu"))
     return Streams(monkeypatch)
 
 

@@ -76,9 +76,11 @@ def test_a_device_that_disappears_loses_nothing(array):
 
 @pytest.mark.parametrize(
     ("broken", "told"),
-    [("b", ["b failed (lost): its tiles went to a"]),
-     ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"])],
-)  # fmt: skip
+    [
+        ("b", ["b failed (lost): its tiles went to a"]),
+        ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"]),
+    ],
+)
 def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
     def lane(name):
         def run(group):
@@ -131,8 +133,9 @@ def test_a_stop_ends_the_threads(array):
         return len(seen) > 2
 
     with pytest.raises(Cancelled):
-        run_array(network(conv_net()), array, plan_of(array), others=[network(conv_net())],
-                  cancel=stop)  # fmt: skip
+        run_array(
+            network(conv_net()), array, plan_of(array), others=[network(conv_net())], cancel=stop
+        )
     assert not running()
 
 

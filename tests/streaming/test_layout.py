@@ -17,9 +17,7 @@ TILES = [(8, 0, 1), (16, 4, 1), (33, 12, 1), (32, 8, 8), (64, 20, 16), (48, 16, 
 @pytest.mark.parametrize("blended", [False, True])
 def test_weights_sum_to_one_for_every_length(tile, overlap, align, blended):
     for length in range(1, 201):
-        axis = split_axis(
-            length, tile, overlap, align=align, blend=overlap if blended else 0
-        )
+        axis = split_axis(length, tile, overlap, align=align, blend=overlap if blended else 0)
         for scale in (1, 2, 3):
             total = np.zeros(length * scale, np.float32)
             for index in range(len(axis.starts)):
@@ -75,9 +73,7 @@ def test_ramps_are_disjoint_and_inside_both_tiles(data):
     overlap = data.draw(st.integers(0, 60))
     tile = least_tile(overlap, align) + align * data.draw(st.integers(0, 8))
     length = data.draw(st.integers(1, 60 * align))
-    axis = split_axis(
-        length, tile, overlap, align=align, blend=data.draw(st.integers(0, overlap))
-    )
+    axis = split_axis(length, tile, overlap, align=align, blend=data.draw(st.integers(0, overlap)))
     edge = 0
     for index, (low, high) in enumerate(axis.ramps):
         assert edge <= low <= high

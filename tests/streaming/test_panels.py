@@ -90,8 +90,7 @@ def test_stops_between_bands(tmp_path):
         return len(asked) == 6
 
     with pytest.raises(Cancelled):
-        run(net, ArraySource(array), sink, plan, programs=programs, cancel=cancel,
-            scratch=tmp_path)  # fmt: skip
+        run(net, ArraySource(array), sink, plan, programs=programs, cancel=cancel, scratch=tmp_path)
     assert not sink.parts
     assert not list(tmp_path.iterdir())
 
@@ -179,8 +178,10 @@ def test_several_ways_are_told_apart():
     for plan in pricing.candidates():
         again = replace(pricing).told(plan)
         assert (again.tile_width, again.tiles, again.banded) == (
-            plan.tile_width, plan.tiles, plan.banded
-        )  # fmt: skip
+            plan.tile_width,
+            plan.tiles,
+            plan.banded,
+        )
 
 
 def test_files_are_priced_beyond_what_bands_take_between():

@@ -136,10 +136,15 @@ def test_small_tiles_are_for_small_budgets():
     scarce = plans(picture=Picture(**size, easy_bytes=20 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in scarce) == 64 * 64
     # Where small ones are faster, they stay.
-    slower = [ProbePoint(
-        pixels=side**2, peak_bytes=side**2 * 600, resident_bytes=side**2 * 900,
-        seconds=side**2 * (1e-7 if side < 256 else 2e-7),
-    ) for side in (64, 128, 256)]  # fmt: skip
+    slower = [
+        ProbePoint(
+            pixels=side**2,
+            peak_bytes=side**2 * 600,
+            resident_bytes=side**2 * 900,
+            seconds=side**2 * (1e-7 if side < 256 else 2e-7),
+        )
+        for side in (64, 128, 256)
+    ]
     measured = costs(4).model_copy(update={"points": tuple(slower)})
     picture = Picture(**size, easy_bytes=400 * MIB)
     cached = candidates(measured, SHAPE, picture, Wishes(strategy="tiled"))

@@ -164,9 +164,13 @@ class Job:
 
         with device:
             report = lowtide.upscale(
-                self.source, self.folder / f"{name}.png", tile=64, budget="256MiB", force=True,
+                self.source,
+                self.folder / f"{name}.png",
+                tile=64,
+                budget="256MiB",
+                force=True,
                 progress=progress,
-            )  # fmt: skip
+            )
         self.events = report.images[0].events
         return device
 

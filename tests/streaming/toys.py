@@ -101,15 +101,24 @@ def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
     """Costs as a probe would report them."""
     points = tuple(
         ProbePoint(
-            pixels=side**2, peak_bytes=side**2 * per_pixel,
-            resident_bytes=side**2 * per_pixel * 3 // 2, seconds=side**2 * 1e-7,
+            pixels=side**2,
+            peak_bytes=side**2 * per_pixel,
+            resident_bytes=side**2 * per_pixel * 3 // 2,
+            seconds=side**2 * 1e-7,
         )
         for side in (64, 128)
     )
     return ModelCosts(
-        sha256="0" * 64, device=device, precision="fp32", weight_bytes=1000, channels_last=False,
-        batchable=batchable, reach=reach, reach_searched=31, points=points,
-    )  # fmt: skip
+        sha256="0" * 64,
+        device=device,
+        precision="fp32",
+        weight_bytes=1000,
+        channels_last=False,
+        batchable=batchable,
+        reach=reach,
+        reach_searched=31,
+        points=points,
+    )
 
 
 def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=GIB, **wishes):

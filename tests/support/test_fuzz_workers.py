@@ -24,9 +24,15 @@ def test_each_case_has_its_outcome():
     assert [one.case for one in outcomes] == cases
     faults = [one.fault.strip().splitlines()[-1] if one.fault else "" for one in outcomes]
     assert faults == [
-        "", "ValueError: a fault", "", "the process ended with -6", "", "SystemExit: 3",
-        "no answer within 3 s", "",
-    ]  # fmt: skip
+        "",
+        "ValueError: a fault",
+        "",
+        "the process ended with -6",
+        "",
+        "SystemExit: 3",
+        "no answer within 3 s",
+        "",
+    ]
     first, second = outcomes[0].result, outcomes[2].result
     assert first == second  # a worker is used again
 

@@ -32,9 +32,7 @@ def choices_forgotten():
 
 
 @pytest.mark.parametrize("slower", [None, "on this processor"])
-def test_the_work_of_a_variant_is_the_same_on_any_processor(
-    slower, monkeypatch, choices_forgotten
-):
+def test_the_work_of_a_variant_is_the_same_on_any_processor(slower, monkeypatch, choices_forgotten):
     monkeypatch.setattr(onednn.OneDnn, "slower", lambda *_: slower)
     figures = variants.size_of("nano", 2)
     assert figures["window"] == {"parameters": 11_890, "flops_per_pixel": 83_526}
@@ -60,10 +58,12 @@ def test_percentages_have_their_signs():
     assert training_memory.error_percent(110, 100) == 10.0
     assert training_memory.error_percent(80, 100) == -20.0
     assert training_memory.saved_percent(25, 100) == 75.0
-    found = training_memory.beside({
-        "none": {"cpu_s": [1.0, 1.0], "activations_bytes": 200},
-        "full": {"cpu_s": [1.5, 1.3], "activations_bytes": 50},
-    })  # fmt: skip
+    found = training_memory.beside(
+        {
+            "none": {"cpu_s": [1.0, 1.0], "activations_bytes": 200},
+            "full": {"cpu_s": [1.5, 1.3], "activations_bytes": 50},
+        }
+    )
     assert found["none"]["saved_percent"] == 0.0
     assert found["full"]["saved_percent"] == 75.0
     assert found["full"]["ratio"] == {"median": 1.4, "min": 1.3, "max": 1.5}

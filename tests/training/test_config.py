@@ -12,10 +12,13 @@ from lowtide.training.schedule import ema_decay, loss_weight, rate_share
 
 def plain(**changes):
     return {
-        "name": "mine", "scale": 2,
+        "name": "mine",
+        "scale": 2,
         "datasets": {"train": {"dataroot_gt": ["photos"]}},
-        "network_g": {"type": "paragonsr2_nano"}, "train": {"total_iter": 10}, **changes,
-    }  # fmt: skip
+        "network_g": {"type": "paragonsr2_nano"},
+        "train": {"total_iter": 10},
+        **changes,
+    }
 
 
 def scored(**metric):
@@ -44,28 +47,36 @@ def test_one_folder_may_stand_alone():
         ({"scale": 5}, "scale: "),
         ({"train": {"total_iter": 0}}, "train.total_iter: "),
         ({"name": "a/b"}, "name: "),
-        ({"train": {"total_iter": 9, "losses": [{"type": "l1loss"}, {"type": "L1Loss"}]}},
-         "train.losses: .*l1loss is there 2 times"),
+        (
+            {"train": {"total_iter": 9, "losses": [{"type": "l1loss"}, {"type": "L1Loss"}]}},
+            "train.losses: .*l1loss is there 2 times",
+        ),
         ({"datasets": {"train": {"dataroot_gt": []}}}, "datasets.train.dataroot_gt: "),
         ({"val": {"metrics": {}}}, "val.metrics: .*at least 1"),
         ({"val": {"metrics": {"step": {}}}}, "val.metrics: .*step is what the log calls"),
         ({"train": {"total_iter": 9, "optim_g": {"betas": [0.9, 1.0]}}}, "train.optim_g.betas.1: "),
-        ({"train": {"total_iter": 9, "optim_d": {"betas": [-0.1, 0.9]}}},
-         "train.optim_d.betas.0: "),
+        (
+            {"train": {"total_iter": 9, "optim_d": {"betas": [-0.1, 0.9]}}},
+            "train.optim_d.betas.0: ",
+        ),
         ({"train": {"total_iter": 9, "optim_g": {"lr": 0}}}, "train.optim_g.lr: "),
         ({"train": {"total_iter": 9, "optim_g": {"lr": float("inf")}}}, "train.optim_g.lr: "),
         ({"train": {"total_iter": 9, "ema_decay": 1.0}}, "train.ema_decay: "),
-        ({"train": {"total_iter": 9, "scheduler": {"milestones": [-5]}}},
-         "train.scheduler.milestones.0: "),
+        (
+            {"train": {"total_iter": 9, "scheduler": {"milestones": [-5]}}},
+            "train.scheduler.milestones.0: ",
+        ),
         ({"train": {"total_iter": 9, "grad_clip": float("nan")}}, "train.grad_clip: "),
-        ({"train": {"total_iter": 9, "losses": [{"type": "l1", "loss_weight": float("inf")}]}},
-         "train.losses.0.loss_weight: "),
+        (
+            {"train": {"total_iter": 9, "losses": [{"type": "l1", "loss_weight": float("inf")}]}},
+            "train.losses.0.loss_weight: ",
+        ),
         (scored(type="lpips"), "val.metrics.one: .*lpips needs weights"),
         (scored(type="ssim", net="vgg"), "val.metrics.one: .*ssim has no weights and no net"),
         (scored(type="dists", weights="a.pth", net="alex"), "val.metrics.one: .*by VGG16"),
         (scored(type="lpips", weights="a.pth", test_y_channel=True), "leave test_y_channel out"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(changes, words):
     with pytest.raises(UsageError, match=words):
         parse_config(plain(**changes))
@@ -157,9 +168,26 @@ def test_aliases_and_merges_are_taken(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", "", "../up", "/etc", "a/b", "a\\b", "a\0b", "a:b", "a\n", "a b", ".hidden", "a.",
-     "con", "NUL.x", "com1", "a" * 101],
-)  # fmt: skip
+    [
+        "..",
+        ".",
+        "",
+        "../up",
+        "/etc",
+        "a/b",
+        "a\\b",
+        "a\0b",
+        "a:b",
+        "a\n",
+        "a b",
+        ".hidden",
+        "a.",
+        "con",
+        "NUL.x",
+        "com1",
+        "a" * 101,
+    ],
+)
 def test_a_name_is_that_of_one_folder(name):
     with pytest.raises(UsageError, match="name: "):
         parse_config(plain(name=name))

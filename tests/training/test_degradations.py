@@ -20,9 +20,12 @@ from lowtide.training.data.degrade import jpeg, resized
 from lowtide.training.data.kernels import draw_kernel, filtered, gaussian_kernel, sinc_kernel
 
 NOTHING = StageConfig(
-    BlurConfig(share=0.0), (0.0, 0.0, 1.0), gaussian_share=1.0, gaussian=(1e-6, 1e-6),
+    BlurConfig(share=0.0),
+    (0.0, 0.0, 1.0),
+    gaussian_share=1.0,
+    gaussian=(1e-6, 1e-6),
     jpeg=(100, 100),
-)  # fmt: skip
+)
 KERNELS = {
     "round": gaussian_kernel(21, (2.0, 2.0), 0.0),
     "generalized": gaussian_kernel(15, (1.5, 1.5), 0.0, "generalized", 0.7),
@@ -84,8 +87,9 @@ def test_the_picture_stays_in_its_place(astronaut):
     inner = (slice(6, -6), slice(6, -6))
     errors = {
         (down, right): np.square(np.roll(mean, (down, right), (0, 1)) - expected)[inner].mean()
-        for down in (-1, 0, 1) for right in (-1, 0, 1)
-    }  # fmt: skip
+        for down in (-1, 0, 1)
+        for right in (-1, 0, 1)
+    }
     assert min(errors, key=lambda moved: errors[moved]) == (0, 0)
 
 

@@ -44,7 +44,7 @@ def test_generator_in_numbers(kind, expected):
         ("hinge", (0 + 1.5) / 2 + (1.25 + 2.5) / 2),
         ("r3gan", mean([logistic(-1.75), logistic(2.0)])),
     ],
-)  # fmt: skip
+)
 def test_discriminator_in_numbers(kind, expected):
     loss = discriminator_loss(kind, torch.tensor(REAL), torch.tensor(FAKE))
     assert loss.item() == pytest.approx(expected, rel=1e-6)
@@ -99,8 +99,9 @@ def test_the_generator_gives_real_logits_no_gradient():
 def test_r3gan_pairs_and_nothing_else():
     many, one = torch.zeros(4, 1), torch.zeros(4)
     for loss in (
-        lambda: discriminator_loss("r3gan", many, one), lambda: generator_loss("r3gan", one, many),
-    ):  # fmt: skip
+        lambda: discriminator_loss("r3gan", many, one),
+        lambda: generator_loss("r3gan", one, many),
+    ):
         with pytest.raises(UsageError, match=r"not real \(4, 1\) and fake \(4,\)"):
             loss()
 

@@ -14,9 +14,11 @@ from lowtide.training.networks import make_discriminator, make_generator
 
 GAN = {
     "network_d": {"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2},
-    "losses": [{"type": "l1loss"},
-               {"type": "ganloss", "gan_type": "r3gan", "loss_weight": 0.1, "r1_weight": 1.0}],
-}  # fmt: skip
+    "losses": [
+        {"type": "l1loss"},
+        {"type": "ganloss", "gan_type": "r3gan", "loss_weight": 0.1, "r1_weight": 1.0},
+    ],
+}
 
 
 class Drawn:
@@ -37,17 +39,22 @@ class Drawn:
 
 
 def config_of(total=8, network_d=None, losses=None, **train):
-    return parse_config({
-        "name": "mine", "scale": 2, "datasets": {"train": {"dataroot_gt": ["none"]}},
-        "network_g": {"type": "paragonsr2_nano", "window": 8, "shared": 2},
-        **({"network_d": network_d} if network_d else {}),
-        "train": {
-            "total_iter": total, "optim_g": {"lr": 1e-3},
-            "losses": losses or [{"type": "l1loss"}, {"type": "fftloss", "loss_weight": 0.1}],
-            **train,
-        },
-        "logger": {"print_freq": 1, "save_checkpoint_freq": 3},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "name": "mine",
+            "scale": 2,
+            "datasets": {"train": {"dataroot_gt": ["none"]}},
+            "network_g": {"type": "paragonsr2_nano", "window": 8, "shared": 2},
+            **({"network_d": network_d} if network_d else {}),
+            "train": {
+                "total_iter": total,
+                "optim_g": {"lr": 1e-3},
+                "losses": losses or [{"type": "l1loss"}, {"type": "fftloss", "loss_weight": 0.1}],
+                **train,
+            },
+            "logger": {"print_freq": 1, "save_checkpoint_freq": 3},
+        }
+    )
 
 
 def trainer(config, folder, **more):
@@ -212,9 +219,7 @@ def test_parts_of_a_batch_give_its_gradients(tmp_path):
         run.run()
     for name, weight in weights_of(runs[0]).items():
         for other in runs[1:]:
-            torch.testing.assert_close(
-                weight, other.average.state_dict()[name], rtol=0, atol=2e-4
-            )
+            torch.testing.assert_close(weight, other.average.state_dict()[name], rtol=0, atol=2e-4)
     rows = [log_of(tmp_path / str(parts)) for parts in (1, 2, 4)]
     for one, two, four in zip(*rows, strict=True):
         assert one["l1loss"] == pytest.approx(two["l1loss"], abs=1e-4)
@@ -227,9 +232,12 @@ def test_checkpointing_gives_the_same_gradients(tmp_path):
     network = {"type": "paragonsr2_m", "groups": 2, "blocks": 2, "window": 8, "shared": 2}
     runs = []
     for how in ("none", "full", "selective"):
-        chosen = config.model_copy(update={
-            "network_g": network, "train": config.train.model_copy(update={"checkpointing": how}),
-        })  # fmt: skip
+        chosen = config.model_copy(
+            update={
+                "network_g": network,
+                "train": config.train.model_copy(update={"checkpointing": how}),
+            }
+        )
         runs.append(trainer(chosen, tmp_path / how))
         runs[-1].run()
     for name, weight in weights_of(runs[0]).items():
@@ -288,9 +296,10 @@ def test_the_discriminator_learns_too(tmp_path):
     before = {n: w.clone() for n, w in run._sides[1].network.named_parameters()}
     run.run()
     still = [
-        name for name, weight in run._sides[1].network.named_parameters()
+        name
+        for name, weight in run._sides[1].network.named_parameters()
         if torch.equal(weight, before[name])
-    ]  # fmt: skip
+    ]
     assert not still
     names = {"l1loss", "gan", "discriminator", "penalty_real", "penalty_fake"}
     assert all(names <= set(row) for row in log_of(tmp_path))
@@ -309,16 +318,24 @@ def test_a_gan_that_begins_later(tmp_path):
         ({"losses": [{"type": "ganloss"}]}, "need each other"),
         ({"network_d": GAN["network_d"]}, "need each other"),
         ({"losses": [{"type": "l2los"}]}, "l2los"),
-        ({"network_d": GAN["network_d"],
-          "losses": [{"type": "ganloss", "gan_typ": "hinge"}]}, "gan_typ is not known"),
-        ({"network_d": GAN["network_d"],
-          "losses": [{"type": "ganloss", "gan_type": "hing"}]}, "hing"),
-        ({"network_d": GAN["network_d"],
-          "losses": [{"type": "ganloss", "r1_weight": -1.0}]}, "r1_weight must be"),
-        ({"network_d": GAN["network_d"],
-          "losses": [{"type": "ganloss", "r1_weight": "much"}]}, "r1_weight must be"),
+        (
+            {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "gan_typ": "hinge"}]},
+            "gan_typ is not known",
+        ),
+        (
+            {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "gan_type": "hing"}]},
+            "hing",
+        ),
+        (
+            {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "r1_weight": -1.0}]},
+            "r1_weight must be",
+        ),
+        (
+            {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "r1_weight": "much"}]},
+            "r1_weight must be",
+        ),
     ],
-)  # fmt: skip
+)
 def test_losses_that_cannot_be(tmp_path, changes, words):
     with pytest.raises(UsageError, match=words):
         trainer(config_of(**changes), tmp_path)

@@ -118,11 +118,16 @@ def test_one_scale_is_the_ssim_of_scikit_image(height, width):
     prediction, target = pictures(2, 3, height, width)
     each = [
         structural_similarity(
-            one.double().numpy(), other.double().numpy(), data_range=1.0, channel_axis=0,
-            gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
+            one.double().numpy(),
+            other.double().numpy(),
+            data_range=1.0,
+            channel_axis=0,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
         )
         for one, other in zip(prediction, target, strict=True)
-    ]  # fmt: skip
+    ]
     assert MSSSIMLoss()(prediction, target).item() == pytest.approx(1 - np.mean(each), rel=1e-4)
 
 
@@ -229,11 +234,17 @@ def test_what_makes_no_sense_is_refused():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("l1", L1Loss), ("L1Loss", L1Loss), ("charbonnier", CharbonnierLoss),
-        ("CharbonnierLoss", CharbonnierLoss), ("mseloss", MSELoss), ("msssim", MSSSIMLoss),
-        ("MSSSIMLoss", MSSSIMLoss), ("MS-SSIM", MSSSIMLoss), ("fft_loss", FFTLoss),
+        ("l1", L1Loss),
+        ("L1Loss", L1Loss),
+        ("charbonnier", CharbonnierLoss),
+        ("CharbonnierLoss", CharbonnierLoss),
+        ("mseloss", MSELoss),
+        ("msssim", MSSSIMLoss),
+        ("MSSSIMLoss", MSSSIMLoss),
+        ("MS-SSIM", MSSSIMLoss),
+        ("fft_loss", FFTLoss),
     ],
-)  # fmt: skip
+)
 def test_losses_by_name(name, kind):
     assert type(make_loss(name)) is kind
 

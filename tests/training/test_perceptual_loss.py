@@ -55,11 +55,12 @@ def few_weights(network, path, prefix="", kind=torch.float32):
 def test_perceptual_loss_is_that_of_torchvisions_network(perceptual, network):
     prediction, target = pictures(1, 3, 35, 48)
     expected = sum(
-        USUAL[name] * nn.functional.l1_loss(
+        USUAL[name]
+        * nn.functional.l1_loss(
             by_hand(network, prediction, place), by_hand(network, target, place)
         )
         for name, place in PLACES.items()
-    )  # fmt: skip
+    )
     assert perceptual.layers == USUAL
     assert perceptual(prediction, target).item() == pytest.approx(float(expected), rel=1e-5)
     assert (by_hand(network, target, 34) < 0).any(), "before the ReLU"
@@ -155,8 +156,10 @@ def test_other_files_layers_and_sizes_are_refused(perceptual, tmp_path):
     with pytest.raises(UsageError, match=r"\.pth or \.safetensors"):
         PerceptualLoss(tmp_path / "vgg.onnx")
     for layers, message in (
-        ({"conv3_5": 1.0}, "no layer 'conv3_5'"), ({}, "at least one"), ({"conv1_2": 0}, "conv1_2"),
-    ):  # fmt: skip
+        ({"conv3_5": 1.0}, "no layer 'conv3_5'"),
+        ({}, "at least one"),
+        ({"conv1_2": 0}, "conv1_2"),
+    ):
         with pytest.raises(UsageError, match=message):
             PerceptualLoss("vgg.pth", layers)
     with pytest.raises(UsageError, match="16 pixels at least, not a picture of 64x15"):

@@ -20,13 +20,16 @@ GAN = {"type": "ganloss", "loss_weight": 0.1, "start_iter": 0}
 
 
 def config_of(losses, network="paragonsr2_nano", judge=False, **train):
-    return parse_config({
-        "name": "planned", "scale": 2,
-        "datasets": {"train": {"dataroot_gt": "none", "lq_size": 24, "batch_size_per_gpu": 4}},
-        "network_g": {"type": network},
-        **({"network_d": {"type": "munet", "features": 8, "widths": [1, 2]}} if judge else {}),
-        "train": {"total_iter": 9, "losses": losses, **train},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "name": "planned",
+            "scale": 2,
+            "datasets": {"train": {"dataroot_gt": "none", "lq_size": 24, "batch_size_per_gpu": 4}},
+            "network_g": {"type": network},
+            **({"network_d": {"type": "munet", "features": 8, "widths": [1, 2]}} if judge else {}),
+            "train": {"total_iter": 9, "losses": losses, **train},
+        }
+    )
 
 
 def networks_of(config):
@@ -49,9 +52,10 @@ def networks_of(config):
 def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
     low, high = torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
     found = traced_estimate(
-        Networks(config, *networks_of(config)), PlannedStep((low, high), config, parts),
+        Networks(config, *networks_of(config)),
+        PlannedStep((low, high), config, parts),
         load_profile("cpu"),
-    )  # fmt: skip
+    )
     made = ("live activations", "scratch", "gradients")
     foretold = sum(row.value for row in found.ledger if row.name in made)
     generator, judge = networks_of(config)

@@ -44,12 +44,33 @@ def words(tmp_path, folder):
     def made(name, batch, processes, steps=4):
         config = tmp_path / f"{name}.yml"
         config.write_text(CONFIG.format(name=name, folder=folder, batch=batch, steps=steps))
-        many = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port",
-                "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]  # fmt: skip
+        many = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(processes),
+            "--master-port",
+            "0",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+        ]
         return [
-            sys.executable, *(many if processes > 1 else []), "-m", "lowtide", "train", "sr",
-            str(config), "-o", str(tmp_path), "--device", "cpu", "--budget", "2GiB",
-        ]  # fmt: skip
+            sys.executable,
+            *(many if processes > 1 else []),
+            "-m",
+            "lowtide",
+            "train",
+            "sr",
+            str(config),
+            "-o",
+            str(tmp_path),
+            "--device",
+            "cpu",
+            "--budget",
+            "2GiB",
+        ]
 
     return made
 
@@ -89,9 +110,12 @@ def test_two_take_the_steps_of_one(tmp_path, words):
 
 def test_both_stop_after_one_step(tmp_path, words):
     job = subprocess.Popen(
-        words("long", 2, 2, steps=100_000), env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        words("long", 2, 2, steps=100_000),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     log, limit = tmp_path / "long" / "log.jsonl", time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") >= 2):
         assert job.poll() is None and time.monotonic() < limit

@@ -82,9 +82,7 @@ def learned_weights(net, count):
 def test_lpips_is_the_published_formula_by_the_files_network(alex, alex_file):
     measure = Similarity("lpips", alex_file)
     prediction, target = pictures(40, 53)
-    expected = lpips_by_hand(
-        alex, (1, 4, 7, 9, 11), prediction, target, learned_weights("alex", 5)
-    )  # fmt: skip
+    expected = lpips_by_hand(alex, (1, 4, 7, 9, 11), prediction, target, learned_weights("alex", 5))
     # LPIPS rounds ImageNet's mean and deviation to three places.
     torch.testing.assert_close(measure(prediction, target), expected, rtol=5e-3, atol=0)
     assert measure(target, target).abs().max() == 0
@@ -117,9 +115,11 @@ def dists_by_hand(network, prediction, target, alpha, beta):
     for stage in [None, *stages]:
         if stage is not None:
             pair = [
-                (one - MEAN.view(3, 1, 1)) / DEVIATION.view(3, 1, 1) if stage[0] == 0
-                else pooled(one) for one in pair
-            ]  # fmt: skip
+                (one - MEAN.view(3, 1, 1)) / DEVIATION.view(3, 1, 1)
+                if stage[0] == 0
+                else pooled(one)
+                for one in pair
+            ]
             pair = [nn.Sequential(*(network[at] for at in stage))(one) for one in pair]
         x, y = (one.flatten(2) for one in pair)
         means = 2 * x.mean(2) * y.mean(2) + 1e-6, x.mean(2) ** 2 + y.mean(2) ** 2 + 1e-6
@@ -137,7 +137,7 @@ def test_dists_is_the_published_formula_by_the_files_network(vgg, vgg_file):
     alpha, beta = (
         next(value for name, value in learned.items() if name.endswith(which)).flatten()
         for which in ("alpha", "beta")
-    )  # fmt: skip
+    )
     prediction, target = pictures(35, 48)
     expected = dists_by_hand(vgg, prediction, target, alpha, beta)
     torch.testing.assert_close(measure(prediction, target), expected, rtol=1e-3, atol=1e-6)

@@ -13,10 +13,15 @@ NETWORK = {"type": "paragonconv", "features": 32, "blocks": 1}
 
 @pytest.fixture
 def save(tmp_path):
-    config = parse_config({
-        "name": "mine", "scale": 2, "datasets": {"train": {"dataroot_gt": ["none"]}},
-        "network_g": NETWORK, "train": {"total_iter": 1},
-    })  # fmt: skip
+    config = parse_config(
+        {
+            "name": "mine",
+            "scale": 2,
+            "datasets": {"train": {"dataroot_gt": ["none"]}},
+            "network_g": NETWORK,
+            "train": {"total_iter": 1},
+        }
+    )
     network = make_generator(NETWORK, 2, seed=0)
     return lambda name="a.safetensors": save_weights(tmp_path / name, network, config)
 

@@ -7,6 +7,16 @@ from lowtide.attention.resolution import Policy, Resolution, Verdict, resolve
 from lowtide.attention.routing import Use, use
 
 __all__ = [
-    "BACKENDS", "AttentionCall", "AttentionSpec", "LocalDevice", "Policy", "Resolution", "Use",
-    "Verdict", "attention", "explain", "resolve", "use",
-]  # fmt: skip
+    "BACKENDS",
+    "AttentionCall",
+    "AttentionSpec",
+    "LocalDevice",
+    "Policy",
+    "Resolution",
+    "Use",
+    "Verdict",
+    "attention",
+    "explain",
+    "resolve",
+    "use",
+]

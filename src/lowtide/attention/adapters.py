@@ -80,10 +80,16 @@ def register_with_transformers(
     policy = lenient(backend, policy)
 
     def forward(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-        attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-        is_causal: bool | None = None, **others: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
         _refuse(others)
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
@@ -103,9 +109,11 @@ def register_with_transformers(
 
 # What changes a result, and has no field in `AttentionSpec`.
 _REFUSED = {
-    "softcap": "a soft cap on scores", "s_aux": "attention sinks", "cache": "a paged cache",
+    "softcap": "a soft cap on scores",
+    "s_aux": "attention sinks",
+    "cache": "a paged cache",
     "output_attentions": "attention weights as output",
-}  # fmt: skip
+}
 
 
 def _refuse(others: dict[str, Any]) -> None:

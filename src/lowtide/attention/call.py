@@ -147,9 +147,11 @@ def _enabled() -> frozenset[str]:
     strict = torch.are_deterministic_algorithms_enabled()
     strict = strict and not torch.is_deterministic_algorithms_warn_only_enabled()
     return _NAMED[
-        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled() and not strict, cuda.math_sdp_enabled(),
-    ]  # fmt: skip
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled() and not strict,
+        cuda.math_sdp_enabled(),
+    ]
 
 
 # By which of them are on.

@@ -18,10 +18,16 @@ _LAYOUT = "(batch, heads, tokens, head dimension); `.transpose(1, 2)` swaps head
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
-    spec: AttentionSpec = _DEFAULT, *, backend: str | None = None, policy: Policy | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    spec: AttentionSpec = _DEFAULT,
+    *,
+    backend: str | None = None,
+    policy: Policy | None = None,
     resolution: Resolution | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """softmax(scale · Q Kᵀ + mask) V.
 
     Args:
@@ -64,17 +70,26 @@ def attention(
 
 @functools.lru_cache(maxsize=4096)
 def resolved(
-    call: AttentionCall, device: LocalDevice, backend: str | None, policy: Policy | None,
+    call: AttentionCall,
+    device: LocalDevice,
+    backend: str | None,
+    policy: Policy | None,
     trial: bool = True,
-) -> Resolution:  # fmt: skip
+) -> Resolution:
     """`resolve`, remembered: windows of one image ask the same thing hundreds of times."""
     return resolve(call, device, backend=backend, policy=policy, trial=trial)
 
 
 def explain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
-    spec: AttentionSpec = _DEFAULT, *, backend: str | None = None, policy: Policy | None = None,
-) -> str:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    spec: AttentionSpec = _DEFAULT,
+    *,
+    backend: str | None = None,
+    policy: Policy | None = None,
+) -> str:
     """Which backend `attention` takes for these tensors, and why not each of the others."""
     _check(query, key, value, mask, spec)
     call = describe(query, key, value, mask, spec)
@@ -173,9 +188,14 @@ def _four_dimensions(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
 
 
 def _in_parts(
-    run: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    spec: AttentionSpec, most: int,
-) -> Tensor:  # fmt: skip
+    run: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: AttentionSpec,
+    most: int,
+) -> Tensor:
     """Run at most ``most`` batches × heads at once: more do not fit a launch, and are not added
     up across, so that the result is the same."""
     batch, heads = query.shape[:2]
@@ -191,10 +211,18 @@ def _in_parts(
     def part_of_mask(start: int) -> Tensor | None:
         return mask if mask is None or mask.shape[dim] == 1 else part(mask, start)
 
-    return torch.cat([
-        _in_parts(
-            run, part(query, start), part(key, start), part(value, start), part_of_mask(start),
-            spec, most,
-        )
-        for start in range(0, query.shape[dim], step)
-    ], dim)  # fmt: skip
+    return torch.cat(
+        [
+            _in_parts(
+                run,
+                part(query, start),
+                part(key, start),
+                part(value, start),
+                part_of_mask(start),
+                spec,
+                most,
+            )
+            for start in range(0, query.shape[dim], step)
+        ],
+        dim,
+    )

@@ -26,9 +26,12 @@ def takes_powers(*tensors: Tensor) -> bool:
 
 
 def weighted(
-    scores: Callable[[], Tensor], weigh: Callable[[Tensor], Tensor], out: Tensor,
-    *, zeros_for_blind: bool = False,
-) -> None:  # fmt: skip
+    scores: Callable[[], Tensor],
+    weigh: Callable[[Tensor], Tensor],
+    out: Tensor,
+    *,
+    zeros_for_blind: bool = False,
+) -> None:
     """Put softmax(scores / `LOG2_E`) · values into ``out``.
 
     Powers of two take PyTorch's CPU kernels a third of the time of a softmax, and the sums divide

@@ -67,9 +67,13 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear_in_any_order(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gelu: bool = False,
     plus: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`linear` by oneDNN, whatever the channels: faster still, but sums of hundreds of channels
     round two to three times as much as PyTorch's own, which is some parts in ten million. With
     ``gelu`` its results go through that (of the error function) while they are in a cache, or
@@ -85,9 +89,13 @@ def linear_in_any_order(
 
 
 def onednn_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gelu: bool = False,
     plus: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`linear_in_any_order` of tensors that oneDNN is known to take, where `has_onednn`."""
     assert ONEDNN_LINEAR is not None
     # PyTorch knows the shape of one without a sum only.
@@ -165,8 +173,9 @@ def _both_layers(tokens: Tensor, layers: _Pieces, bias: Tensor | None) -> Tensor
 # The operator that PyTorch's own compiler takes for linear layers on the processors below.
 ONEDNN_LINEAR = (
     torch.ops.mkldnn._linear_pointwise.default
-    if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
-)  # fmt: skip
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    else None
+)
 has_onednn = (
     platform.machine() in ("x86_64", "AMD64")
     and torch.backends.mkldnn.is_available()

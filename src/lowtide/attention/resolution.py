@@ -51,9 +51,13 @@ class Resolution:
 
 
 def resolve(
-    call: AttentionCall, device: Device | None = None, *, backend: str | None = None,
-    policy: Policy | None = None, trial: bool = True,
-) -> Resolution:  # fmt: skip
+    call: AttentionCall,
+    device: Device | None = None,
+    *,
+    backend: str | None = None,
+    policy: Policy | None = None,
+    trial: bool = True,
+) -> Resolution:
     """The backend for calls like ``call`` on ``device`` (by default the CPU of this machine).
 
     ``strict`` takes ``backend`` or raises; ``prefer`` takes it, or records why not and goes on as
@@ -87,9 +91,7 @@ def resolve(
     return _first(device, call, verdicts, trial)
 
 
-def _first(
-    device: Device, call: AttentionCall, verdicts: list[Verdict], trial: bool
-) -> Resolution:
+def _first(device: Device, call: AttentionCall, verdicts: list[Verdict], trial: bool) -> Resolution:
     """The first backend in order that can do the call and may be taken unasked."""
     fallback = verdicts[0] if verdicts else None
     taken: Backend | None = None
@@ -161,6 +163,8 @@ def _largest_part(backend: Backend, device: Device, call: AttentionCall) -> Atte
         return call
     heads = min(call.heads, most)
     return dataclasses.replace(
-        call, batch=max(1, most // call.heads), heads=heads,
+        call,
+        batch=max(1, most // call.heads),
+        heads=heads,
         key_heads=heads if call.key_heads == call.heads else call.key_heads,
-    )  # fmt: skip
+    )

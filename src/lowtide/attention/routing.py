@@ -128,15 +128,28 @@ class Router:
         return known.setdefault(id(self), _Entered())
 
     def compute(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """scaled_dot_product_attention, with its own names and rules."""
         query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
-        lead = torch.broadcast_shapes(*(t.shape[: -3 if enable_gqa else -2] for t in (
-            query, key, value,
-        )))  # fmt: skip
+        lead = torch.broadcast_shapes(
+            *(
+                t.shape[: -3 if enable_gqa else -2]
+                for t in (
+                    query,
+                    key,
+                    value,
+                )
+            )
+        )
         inner = 3 if enable_gqa else 2
         missing = max(0, 4 - inner - len(lead))
         query, key, value = (
@@ -176,9 +189,12 @@ class _Mode(TorchFunctionMode):
         self._router = router
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         kwargs = kwargs or {}
         if getattr(_THREAD, "busy", False):
             return func(*args, **kwargs)

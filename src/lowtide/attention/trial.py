@@ -33,18 +33,34 @@ def failed_trial(backend: Backend, device: Device, call: AttentionCall) -> str |
     if backend.name in ("reference", "sdpa-math"):  # what is compared with
         return None
     kind = (
-        call.dtype, call.head_dim, call.value_dim, call.is_causal, call.has_mask,
-        call.mask_is_truth, call.mask_needs_grad, call.needs_grad, call.is_grouped,
-    )  # fmt: skip
+        call.dtype,
+        call.head_dim,
+        call.value_dim,
+        call.is_causal,
+        call.has_mask,
+        call.mask_is_truth,
+        call.mask_needs_grad,
+        call.needs_grad,
+        call.is_grouped,
+    )
     return _tried(backend.name, device.kind, device.capability, *kind)
 
 
 @functools.lru_cache(maxsize=1024)
 def _tried(
-    name: str, device: str, capability: tuple[int, int], dtype: torch.dtype, head_dim: int,
-    value_dim: int, causal: bool, masked: bool, truth: bool, mask_learns: bool, learns: bool,
+    name: str,
+    device: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    masked: bool,
+    truth: bool,
+    mask_learns: bool,
+    learns: bool,
     grouped: bool,
-) -> str | None:  # fmt: skip
+) -> str | None:
     queries = _TOKENS[1] if causal else _TOKENS[0]
     generator = torch.Generator().manual_seed(0)
 
@@ -54,16 +70,19 @@ def _tried(
 
     # Whoever traces, meters or checkpoints the caller is not meant to see this.
     with (
-        _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(False),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(False),
         torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
         torch.set_grad_enabled(learns or mask_learns),
         torch.autocast(device, enabled=False),
-    ):  # fmt: skip
+    ):
         heads = 1 if grouped else 2
         tensors = [
-            rand(2, 2, queries, head_dim), rand(2, heads, _TOKENS[1], head_dim),
+            rand(2, 2, queries, head_dim),
+            rand(2, heads, _TOKENS[1], head_dim),
             rand(2, heads, _TOKENS[1], value_dim),
-        ]  # fmt: skip
+        ]
         if masked:
             mask = rand(1, 2, queries, _TOKENS[1]).detach()
             tensors.append(mask > -1 if truth else mask.requires_grad_(mask_learns))

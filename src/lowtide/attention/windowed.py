@@ -37,7 +37,7 @@ class Pattern:
     added: Tensor | None
     _indices: dict[torch.device, Tensor] = field(
         default_factory=dict, init=False, compare=False, repr=False
-    )  # fmt: skip
+    )
 
     def indices(self, device: torch.device) -> Tensor:
         """The places as a tensor, made once: no memory of the host is read while a CUDA graph
@@ -71,9 +71,13 @@ def kernel_width(width: int) -> int:
 
 
 def attend_windows(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
-    patterns: Sequence[Pattern], scale: float,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    patterns: Sequence[Pattern],
+    scale: float,
+) -> Tensor:
     """softmax(scale · Q Kᵀ + bias + pattern) V in every window.
 
     ``query`` is (windows, heads, places, channels), ``key`` and ``value`` may have other places;
@@ -103,9 +107,13 @@ def attend_windows(
 
 
 def _attend_ranges(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
-    patterns: Sequence[Pattern], scale: float,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    patterns: Sequence[Pattern],
+    scale: float,
+) -> Tensor:
     """Each pattern's windows as they lie."""
     found = []
     for one in sorted(patterns, key=lambda one: one.places[0]):

@@ -22,23 +22,48 @@ _MAIN, _OUT = "Main", "Output"
 @guarded
 def upscale(
     image: Annotated[Path, typer.Argument(help="An image file; a small one takes less long.")],
-    model: Annotated[str, option("-m", "--model", panel=_MAIN, help=(
-        "A bundled model or a file."))] = "lowtide-x2",
+    model: Annotated[
+        str, option("-m", "--model", panel=_MAIN, help=("A bundled model or a file."))
+    ] = "lowtide-x2",
     device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
-    budget: Annotated[str, option("-b", "--budget", panel=_MAIN, help=(
-        "Memory that each way may use."))] = "auto",
-    only: Annotated[list[str] | None, option("--only", panel=_MAIN, metavar="NAME", help=(
-        "A way to run besides the reference and the baseline; may be given several times."
-    ))] = None,
-    seams: Annotated[bool, option("--seams", panel=_MAIN, help=(
-        "Compare the seams of tiles instead: not blended, linear and Hann, and bands."))] = False,
-    tile: Annotated[int, option(panel=_MAIN, metavar="PIXELS", help=(
-        "Side of the tiles for --seams."))] = 128,
-    plot: Annotated[Path | None, option("--plot", panel=_OUT, metavar="FILE", help=(
-        "Draw time and memory of all ways, .png or .svg."))] = None,
-    as_json: Annotated[bool, option("--json", panel=_OUT,
-                                    help="Print the report as JSON on stdout.")] = False,
-) -> None:  # fmt: skip
+    budget: Annotated[
+        str, option("-b", "--budget", panel=_MAIN, help=("Memory that each way may use."))
+    ] = "auto",
+    only: Annotated[
+        list[str] | None,
+        option(
+            "--only",
+            panel=_MAIN,
+            metavar="NAME",
+            help=(
+                "A way to run besides the reference and the baseline; may be given several times."
+            ),
+        ),
+    ] = None,
+    seams: Annotated[
+        bool,
+        option(
+            "--seams",
+            panel=_MAIN,
+            help=("Compare the seams of tiles instead: not blended, linear and Hann, and bands."),
+        ),
+    ] = False,
+    tile: Annotated[
+        int, option(panel=_MAIN, metavar="PIXELS", help=("Side of the tiles for --seams."))
+    ] = 128,
+    plot: Annotated[
+        Path | None,
+        option(
+            "--plot",
+            panel=_OUT,
+            metavar="FILE",
+            help=("Draw time and memory of all ways, .png or .svg."),
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
+    ] = False,
+) -> None:
     """Time, memory and accuracy of every way to upscale an image on this machine.
 
     Each runs twice in a process of its own, and the second time counts. Nothing is written but
@@ -52,40 +77,57 @@ def upscale(
     from lowtide.jobs.bench_upscale import bench
 
     report = bench(
-        image, model=model, device=device, budget=budget, only=only or (), plot=plot,
+        image,
+        model=model,
+        device=device,
+        budget=budget,
+        only=only or (),
+        plot=plot,
         progress=_tell,
-    )  # fmt: skip
+    )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
         _print(report)
 
 
-def _seams(
-    image: Path, model: str, device: str, budget: str, tile: int, *, as_json: bool
-) -> None:
+def _seams(image: Path, model: str, device: str, budget: str, tile: int, *, as_json: bool) -> None:
     from rich.table import Table
 
     from lowtide.jobs.bench_seams import seams
 
     report = seams(
-        image, model=model, device=device, budget=budget, tile=tile,
+        image,
+        model=model,
+        device=device,
+        budget=budget,
+        tile=tile,
         progress=_tell,
-    )  # fmt: skip
+    )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
     table = Table(
-        "blending", "overlap", "tiles", "work", "against the whole", "at seams", "steps off",
+        "blending",
+        "overlap",
+        "tiles",
+        "work",
+        "against the whole",
+        "at seams",
+        "steps off",
         title=f"{report.model}, {report.width}×{report.height} in tiles of {report.tile}",
         caption="steps across cuts, in levels of 255",
-    )  # fmt: skip
+    )
     for row in report.rows:
         table.add_row(
-            row.blend, str(row.overlap or "–"), str(row.tiles) if row.overlap else "–",
-            f"{row.work:.2f}×", _decibels(row.psnr_db), _decibels(row.seam_psnr_db),
+            row.blend,
+            str(row.overlap or "–"),
+            str(row.tiles) if row.overlap else "–",
+            f"{row.work:.2f}×",
+            _decibels(row.psnr_db),
+            _decibels(row.seam_psnr_db),
             f"{row.step:.4f}",
-        )  # fmt: skip
+        )
     _show(table)
 
 
@@ -101,9 +143,16 @@ def _print(report: BenchReport) -> None:
     from rich.table import Table
 
     table = Table(
-        "way", "options", "×", "time", "busy", "peak", "execution", "against lowtide",
+        "way",
+        "options",
+        "×",
+        "time",
+        "busy",
+        "peak",
+        "execution",
+        "against lowtide",
         title=f"{report.model}, {report.width}×{report.height} on {report.device}",
-    )  # fmt: skip
+    )
     group = ""
     for row in report.rows:
         if row.way.group != group:
@@ -126,6 +175,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     busy = "–" if row.busy is None else f"{row.busy:.0%}"
     same = _decibels(row.psnr_db) + (f", at most {row.largest}" if row.largest else "")
     return (
-        row.way.name, row.way.words, fast, format_seconds(row.wall_s), busy,
-        format_bytes(row.peak_bytes), f"{row.execution}, {row.precision}", same,
-    )  # fmt: skip
+        row.way.name,
+        row.way.words,
+        fast,
+        format_seconds(row.wall_s),
+        busy,
+        format_bytes(row.peak_bytes),
+        f"{row.execution}, {row.precision}",
+        same,
+    )

@@ -26,12 +26,18 @@ def doctor(
     _rows("system", [facts["system"], versions])
     _rows("devices", [_device(device) for device in facts["devices"]])
     _rows("precision", [_precision(one) for one in facts["half_precision_on_cpu"]])
-    _rows("disk", [f"{format_bytes(facts['disk_free_bytes'])} free here",
-                   f"measurements are kept in {facts['cache']}"])  # fmt: skip
+    _rows(
+        "disk",
+        [
+            f"{format_bytes(facts['disk_free_bytes'])} free here",
+            f"measurements are kept in {facts['cache']}",
+        ],
+    )
     _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])
-    _rows("attention", [
-        _state(b["name"], b["available"], b["reason"], b["fix"]) for b in facts["attention"]
-    ])  # fmt: skip
+    _rows(
+        "attention",
+        [_state(b["name"], b["available"], b["reason"], b["fix"]) for b in facts["attention"]],
+    )
 
 
 def _rows(title: str, lines: list[str]) -> None:

@@ -22,26 +22,61 @@ class FilePrecision(StrEnum):
 
 @guarded
 def onnx(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=(
-        "A bundled model or a file (.safetensors, .pth, .ckpt)."))],
-    output: Annotated[Path, option("-o", "--output", panel=_MAIN, metavar="FILE", help=(
-        "The .onnx file. Nothing is overwritten without --force."))],
-    precision: Annotated[FilePrecision, option(panel=_MAIN, help=(
-        "Of weights and layers; images and results are fp32. int8 is smaller and faster, and not"
-        " equal."))] = FilePrecision.fp32,
-    calibrate: Annotated[list[Path] | None, option("--calibrate", panel=_MAIN, metavar="PATH",
-                                                   help=(
-        "For int8: a photograph or a folder of them, like those to be enlarged. Half of them tune"
-        " the file, the others tell its loss. May be given several times."))] = None,
-    opset: Annotated[int, option(panel=_MAIN, metavar="N", help=(
-        "23 has an operator for attention, 20 spells it out for older runtimes."))] = 23,
-    unchecked: Annotated[bool, option("--unchecked", panel=_MAIN, help=(
-        "Keep a file that cannot be run here too."))] = False,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help=("A bundled model or a file (.safetensors, .pth, .ckpt).")
+        ),
+    ],
+    output: Annotated[
+        Path,
+        option(
+            "-o",
+            "--output",
+            panel=_MAIN,
+            metavar="FILE",
+            help=("The .onnx file. Nothing is overwritten without --force."),
+        ),
+    ],
+    precision: Annotated[
+        FilePrecision,
+        option(
+            panel=_MAIN,
+            help=(
+                "Of weights and layers; images and results are fp32. int8 is smaller and faster,"
+                " and not equal."
+            ),
+        ),
+    ] = FilePrecision.fp32,
+    calibrate: Annotated[
+        list[Path] | None,
+        option(
+            "--calibrate",
+            panel=_MAIN,
+            metavar="PATH",
+            help=(
+                "For int8: a photograph or a folder of them, like those to be enlarged. Half of"
+                " them tune the file, the others tell its loss. May be given several times."
+            ),
+        ),
+    ] = None,
+    opset: Annotated[
+        int,
+        option(
+            panel=_MAIN,
+            metavar="N",
+            help=("23 has an operator for attention, 20 spells it out for older runtimes."),
+        ),
+    ] = 23,
+    unchecked: Annotated[
+        bool, option("--unchecked", panel=_MAIN, help=("Keep a file that cannot be run here too."))
+    ] = False,
     force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-    as_json: Annotated[bool, option("--json", panel=_OUT,
-                                    help="Print the report as JSON on stdout.")] = False,
-) -> None:  # fmt: skip
+    as_json: Annotated[
+        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
+    ] = False,
+) -> None:
     """Write a model as an ONNX file for images of any size, and check it.
 
     ONNX Runtime runs the file at several sizes; it is kept only if its results are PyTorch's.
@@ -50,7 +85,13 @@ def onnx(
         from lowtide.jobs.export import export_onnx
 
         report = export_onnx(
-            model, output, precision=precision.value, opset=opset, calibrate=calibrate or (),
-            force=force, unchecked=unchecked, progress=tell,
-        )  # fmt: skip
+            model,
+            output,
+            precision=precision.value,
+            opset=opset,
+            calibrate=calibrate or (),
+            force=force,
+            unchecked=unchecked,
+            progress=tell,
+        )
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))

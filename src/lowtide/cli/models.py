@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 @guarded
 def models(
-    files: Annotated[list[str] | None, typer.Argument(
-        help="Model files or bundled names to describe. Default: all bundled ones.")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="Model files or bundled names to describe. Default: all bundled ones."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """List the bundled models, or say what a model file is."""
     from lowtide.models import describe, load, names
 
@@ -37,8 +39,11 @@ def _print(model: ModelDescriptor) -> None:
     sizes = [f"at least {rule.minimum} px"] if rule.minimum else []
     sizes += [f"multiples of {rule.multiple_of}"] if rule.multiple_of > 1 else []
     sizes += ["square"] if rule.square else []
-    low = [name for name, ok in (("bf16", model.supports_bfloat16), ("fp16", model.supports_half))
-           if ok]  # fmt: skip
+    low = [
+        name
+        for name, ok in (("bf16", model.supports_bfloat16), ("fp16", model.supports_half))
+        if ok
+    ]
     typer.echo(f"{model.name}: {model.architecture} ×{model.scale}, {model.purpose}")
     rows = {
         "weights": f"{model.parameters:,} parameters, {format_bytes(model.weight_bytes)}",

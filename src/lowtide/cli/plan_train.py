@@ -37,47 +37,117 @@ class TrainPrecision(StrEnum):
 
 @guarded
 def train(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=(
-        "package.module:function or path/to/file.py:function, which returns a module; a bundled"
-        " model; or a model file. Python files are run."))],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=(
+                "package.module:function or path/to/file.py:function, which returns a module; a"
+                " bundled model; or a model file. Python files are run."
+            ),
+        ),
+    ],
     batch: Annotated[int, option("--batch", panel=_STEP, help="Images in a micro-batch.")] = 4,
-    size: Annotated[str, option(panel=_STEP, help=(
-        "Size of the images, 256 or WIDTHxHEIGHT."))] = "256",
-    inputs: Annotated[list[str] | None, option("--input", panel=_STEP, metavar="SHAPE", help=(
-        "What the model is called with, without the batch: 3,h,w or 4,h/8,w/8 or 77,768 or"
-        " :int64. Once for each input, in order. Default: the model's own example_inputs(batch,"
-        " size), or images."))] = None,
-    channels: Annotated[int | None, option(panel=_STEP, help=(
-        "Channels of the images. Default: those of the model's first convolution."))] = None,
-    optimizer: Annotated[Optimizer, option(panel=_STEP, help=(
-        "auto is AdamW in the form that PyTorch takes by default on the device."
-    ))] = Optimizer.auto,
-    checkpointing: Annotated[Checkpointing, option(panel=_STEP, help=(
-        "What the backward pass computes again."))] = Checkpointing.none,
-    precision: Annotated[TrainPrecision, option(panel=_STEP, help=(
-        "bf16 and fp16 are autocast over fp32 weights."))] = TrainPrecision.fp32,
-    ema: Annotated[bool, option("--ema", panel=_STEP, help=(
-        "An average of the weights is kept on the device."))] = False,
-    accumulate: Annotated[int, option(panel=_STEP, help=(
-        "Micro-batches in a step."))] = 1,
-    validation_batch: Annotated[int | None, option(panel=_STEP, metavar="N", help=(
-        "Images of a validation pass after the step. Default: no such pass."))] = None,
-    validation_size: Annotated[str | None, option(panel=_STEP, metavar="SIZE", help=(
-        "Size of the validation images. Default: --size."))] = None,
-    device: Annotated[str, option("--device", panel=_DEVICE, help=(
-        "A card by name, such as rtx3060-12gb, which need not be here; cpu; cuda:0; or auto,"
-        " the CUDA device of this machine."))] = "auto",
-    all_devices: Annotated[bool, option("--all-devices", panel=_DEVICE, help=(
-        "One line for every card known, up to the first rung that fits."))] = False,
-    budget: Annotated[str, option("-b", "--budget", panel=_DEVICE, help=(
-        "Memory for the process: 6GiB, 80% of the card, or auto, all but what a display"
-        " usually takes."))] = "auto",
-    plot: Annotated[Path | None, option("--plot", panel=_OUT, metavar="FILE", help=(
-        "Draw the step's memory over time to a .png or .svg file."))] = None,
-    as_json: Annotated[bool, option("--json", panel=_OUT,
-                                     help="Print the plan as JSON on stdout.")] = False,
+    size: Annotated[
+        str, option(panel=_STEP, help=("Size of the images, 256 or WIDTHxHEIGHT."))
+    ] = "256",
+    inputs: Annotated[
+        list[str] | None,
+        option(
+            "--input",
+            panel=_STEP,
+            metavar="SHAPE",
+            help=(
+                "What the model is called with, without the batch: 3,h,w or 4,h/8,w/8 or 77,768 or"
+                " :int64. Once for each input, in order. Default: the model's own"
+                " example_inputs(batch, size), or images."
+            ),
+        ),
+    ] = None,
+    channels: Annotated[
+        int | None,
+        option(
+            panel=_STEP,
+            help=("Channels of the images. Default: those of the model's first convolution."),
+        ),
+    ] = None,
+    optimizer: Annotated[
+        Optimizer,
+        option(
+            panel=_STEP,
+            help=("auto is AdamW in the form that PyTorch takes by default on the device."),
+        ),
+    ] = Optimizer.auto,
+    checkpointing: Annotated[
+        Checkpointing, option(panel=_STEP, help=("What the backward pass computes again."))
+    ] = Checkpointing.none,
+    precision: Annotated[
+        TrainPrecision, option(panel=_STEP, help=("bf16 and fp16 are autocast over fp32 weights."))
+    ] = TrainPrecision.fp32,
+    ema: Annotated[
+        bool,
+        option("--ema", panel=_STEP, help=("An average of the weights is kept on the device.")),
+    ] = False,
+    accumulate: Annotated[int, option(panel=_STEP, help=("Micro-batches in a step."))] = 1,
+    validation_batch: Annotated[
+        int | None,
+        option(
+            panel=_STEP,
+            metavar="N",
+            help=("Images of a validation pass after the step. Default: no such pass."),
+        ),
+    ] = None,
+    validation_size: Annotated[
+        str | None,
+        option(
+            panel=_STEP, metavar="SIZE", help=("Size of the validation images. Default: --size.")
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        option(
+            "--device",
+            panel=_DEVICE,
+            help=(
+                "A card by name, such as rtx3060-12gb, which need not be here; cpu; cuda:0; or"
+                " auto, the CUDA device of this machine."
+            ),
+        ),
+    ] = "auto",
+    all_devices: Annotated[
+        bool,
+        option(
+            "--all-devices",
+            panel=_DEVICE,
+            help=("One line for every card known, up to the first rung that fits."),
+        ),
+    ] = False,
+    budget: Annotated[
+        str,
+        option(
+            "-b",
+            "--budget",
+            panel=_DEVICE,
+            help=(
+                "Memory for the process: 6GiB, 80% of the card, or auto, all but what a display"
+                " usually takes."
+            ),
+        ),
+    ] = "auto",
+    plot: Annotated[
+        Path | None,
+        option(
+            "--plot",
+            panel=_OUT,
+            metavar="FILE",
+            help=("Draw the step's memory over time to a .png or .svg file."),
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, option("--json", panel=_OUT, help="Print the plan as JSON on stdout.")
+    ] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say whether a model trains in a card's memory, and what would make it fit.
 
     Nothing is trained and no card is needed: the step is traced without data.
@@ -87,11 +157,19 @@ def train(
             "--all-devices contradicts --device and --plot", hint="drop it, or the others"
         )
     settings: dict[str, Any] = dict(
-        batch=batch, size=size, inputs=tuple(inputs or ()), channels=channels,
-        optimizer=optimizer.value, checkpointing=checkpointing.value, precision=precision.value,
-        ema=ema, accumulate=accumulate, validation_batch=validation_batch,
-        validation_size=validation_size, budget=budget,
-    )  # fmt: skip
+        batch=batch,
+        size=size,
+        inputs=tuple(inputs or ()),
+        channels=channels,
+        optimizer=optimizer.value,
+        checkpointing=checkpointing.value,
+        precision=precision.value,
+        ema=ema,
+        accumulate=accumulate,
+        validation_batch=validation_batch,
+        validation_size=validation_size,
+        budget=budget,
+    )
     with steps("tracing", "the step", quiet=quiet) as tell:
         from lowtide.jobs import plan_train as job
 

@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 
 # What only matters where files are written.
 _LEFT_OUT = ("dry_run", "force", "report", "streams", "devices")
-_ALL_DEVICES = Annotated[bool, option(
-    "--all-devices", panel="Main", help=(
-        "The plan for this machine's CPU and for every card that is known, in a table."),
-)]  # fmt: skip
-_DEVICE = Annotated[str, option(
-    "--device", panel="Main", help=(
-        "auto, cpu, cuda:0, ... or a card that need not be here, such as rtx3060-12gb."),
-)]  # fmt: skip
+_ALL_DEVICES = Annotated[
+    bool,
+    option(
+        "--all-devices",
+        panel="Main",
+        help=("The plan for this machine's CPU and for every card that is known, in a table."),
+    ),
+]
+_DEVICE = Annotated[
+    str,
+    option(
+        "--device",
+        panel="Main",
+        help=("auto, cpu, cuda:0, ... or a card that need not be here, such as rtx3060-12gb."),
+    ),
+]
 
 
 def _command() -> Any:
@@ -37,9 +45,7 @@ def _command() -> Any:
 
     shape = inspect.signature(command.upscale, eval_str=True)
     kept = [item for name, item in shape.parameters.items() if name not in _LEFT_OUT]
-    kept = [
-        item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept
-    ]  # fmt: skip
+    kept = [item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept]
     added = inspect.Parameter(
         "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
     )
@@ -84,17 +90,24 @@ def _table(told: dict[str, UpscaleReport | LowtideError]) -> list[str]:
                 rows.append((name, "", "", "", "", "", image.error or ""))
                 continue
             plan = image.plan
-            rows.append((
-                name, format_bytes(plan.budget_bytes), format_bytes(plan.predicted_bytes),
-                format_bytes(plan.upper_bytes), format_seconds(plan.seconds), plan.precision,
-                f"{plan.title}, {plan.accuracy}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    name,
+                    format_bytes(plan.budget_bytes),
+                    format_bytes(plan.predicted_bytes),
+                    format_bytes(plan.upper_bytes),
+                    format_seconds(plan.seconds),
+                    plan.precision,
+                    f"{plan.title}, {plan.accuracy}",
+                )
+            )
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        + "  " + row[-1]
+        + "  "
+        + row[-1]
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 plan = _command()

@@ -60,7 +60,7 @@ class ProgressLine:
             typer.echo(
                 f"measuring {moment.name}, once on this machine; a large model takes minutes",
                 err=True,
-            )  # fmt: skip
+            )
         elif moment.phase in _MAKING:
             typer.echo(f"{_MAKING[moment.phase]} {moment.name}", err=True)
         elif on_terminal():
@@ -80,16 +80,23 @@ class ProgressLine:
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
-                TextColumn("{task.fields[detail]}"), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[detail]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._bar.start()
             self._task = self._bar.add_task("", total=None, detail="")
         assert self._task is not None
         self._bar.update(
-            self._task, description=_title(moment), total=moment.total, completed=moment.done,
+            self._task,
+            description=_title(moment),
+            total=moment.total,
+            completed=moment.done,
             detail=_detail(moment),
-        )  # fmt: skip
+        )
 
     def _show_line(self, moment: Progress) -> None:
         now = time.monotonic()

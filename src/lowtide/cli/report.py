@@ -65,11 +65,13 @@ def _print_image(image: ImageReport) -> None:
     if image.status == "done":
         megapixels = image.out_width * image.out_height / 1e6
         pace = megapixels / max(image.seconds, 1e-9)
-        lines.append((
-            "time",
-            f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
-            f" {format_seconds(image.cpu_seconds)} of processor time",
-        ))  # fmt: skip
+        lines.append(
+            (
+                "time",
+                f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
+                f" {format_seconds(image.cpu_seconds)} of processor time",
+            )
+        )
     lines += [("note", note) for note in image.notes]
     lines += [("happened", event) for event in image.events]
     for name, text in lines:

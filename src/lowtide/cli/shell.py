@@ -75,8 +75,12 @@ def print_failure(error: Exception, **more: Any) -> None:
 def error_detail(error: Exception) -> dict[str, Any]:
     """An error as documents have it."""
     message, hint = getattr(error, "message", str(error)), getattr(error, "hint", None)
-    detail = {"type": type(error).__name__, "message": message, "hint": hint,
-              "exit_code": getattr(error, "exit_code", 1)}  # fmt: skip
+    detail = {
+        "type": type(error).__name__,
+        "message": message,
+        "hint": hint,
+        "exit_code": getattr(error, "exit_code", 1),
+    }
     if isinstance(error, BudgetError):
         detail["smallest_bytes"] = error.smallest
     return detail

@@ -59,22 +59,48 @@ logger:
 
 @guarded
 def sr(
-    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help=(
-        "A YAML file; --example prints one."))] = None,
-    output: Annotated[Path, option("-o", "--output", panel=_OUT, metavar="FOLDER", help=(
-        "Where the run's folder is made: weights, states, log. A run that is there goes on."
-    ))] = Path("experiments"),
-    budget: Annotated[str, option(panel=_RUN, metavar="BYTES", help=(
-        "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is cut into as"
-        " many parts as it asks for."))] = "auto",
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help=("A YAML file; --example prints one."))
+    ] = None,
+    output: Annotated[
+        Path,
+        option(
+            "-o",
+            "--output",
+            panel=_OUT,
+            metavar="FOLDER",
+            help=(
+                "Where the run's folder is made: weights, states, log. A run that is there goes on."
+            ),
+        ),
+    ] = Path("experiments"),
+    budget: Annotated[
+        str,
+        option(
+            panel=_RUN,
+            metavar="BYTES",
+            help=(
+                "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is cut"
+                " into as many parts as it asks for."
+            ),
+        ),
+    ] = "auto",
     device: Annotated[str, option(panel=_RUN, help="auto, cpu, cuda:0, ...")] = "auto",
-    accept_changed_data: Annotated[bool, option("--accept-changed-data", panel=_RUN, help=(
-        "Go on with the pictures that are there where the run began with others."))] = False,
-    example: Annotated[bool, option("--example", panel=_OUT, help=(
-        "Print a configuration to begin with, and stop."))] = False,
+    accept_changed_data: Annotated[
+        bool,
+        option(
+            "--accept-changed-data",
+            panel=_RUN,
+            help=("Go on with the pictures that are there where the run began with others."),
+        ),
+    ] = False,
+    example: Annotated[
+        bool,
+        option("--example", panel=_OUT, help=("Print a configuration to begin with, and stop.")),
+    ] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: Annotated[bool, option("--json", panel=_OUT, help="The report as JSON.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train an upscaler inside a budget, or go on with one.
 
     What a step will take is said before the first one. Ctrl-C keeps the state of the step; the
@@ -94,11 +120,16 @@ def sr(
     say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
     with _until_interrupted() as stop:
         report = train_sr(
-            config, output, budget=budget, device=device, cancel=stop,
+            config,
+            output,
+            budget=budget,
+            device=device,
+            cancel=stop,
             accept_changed_data=accept_changed_data,
-            on_plan=lambda plan: say(str(plan)), on_step=None if quiet else Lines(),
+            on_plan=lambda plan: say(str(plan)),
+            on_step=None if quiet else Lines(),
             on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
-        )  # fmt: skip
+        )
     if Processes.here().first:
         typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = "upscaled/"  # of a plan, which writes nothing
 _MAIN, _SIZE, _TILES, _FILES, _OUT = (
-    "Main", "Target size", "Overriding the plan", "Files", "Output",
-)  # fmt: skip
+    "Main",
+    "Target size",
+    "Overriding the plan",
+    "Files",
+    "Output",
+)
 
 
 class Precision(StrEnum):
@@ -60,100 +64,272 @@ class TiffCompression(StrEnum):
 
 @guarded
 def upscale(
-    inputs: Annotated[list[str], typer.Argument(
-        help="Files, folders (their tree is mirrored) or quoted glob patterns.")],
-    output: Annotated[str | None, option("-o", "--output", panel=_MAIN, metavar="PATH", help=(
-        "A file for one input; a folder for several, or with a slash at its end. Nothing is"
-        " overwritten without --force."))] = None,
-    model: Annotated[str | None, option("-m", "--model", panel=_MAIN, help=(
-        "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
-        " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."))] = None,
-    budget: Annotated[str, option("-b", "--budget", panel=_MAIN, help=(
-        "Memory for the run on the device: 6GiB, 80% of what is free, or auto."))] = "auto",
+    inputs: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders (their tree is mirrored) or quoted glob patterns."),
+    ],
+    output: Annotated[
+        str | None,
+        option(
+            "-o",
+            "--output",
+            panel=_MAIN,
+            metavar="PATH",
+            help=(
+                "A file for one input; a folder for several, or with a slash at its end. Nothing is"
+                " overwritten without --force."
+            ),
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            "-m",
+            "--model",
+            panel=_MAIN,
+            help=(
+                "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
+                " Default: lowtide-x2, or lowtide-x4 for a --scale above 2."
+            ),
+        ),
+    ] = None,
+    budget: Annotated[
+        str,
+        option(
+            "-b",
+            "--budget",
+            panel=_MAIN,
+            help=("Memory for the run on the device: 6GiB, 80% of what is free, or auto."),
+        ),
+    ] = "auto",
     device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
-    devices: Annotated[str | None, option(panel=_MAIN, metavar="LIST", help=(
-        "Images of a folder, or the tiles of one image, over several devices: cuda:0,cuda:1, or"
-        " cpu,cpu for two parts of the processor that share its threads and the budget."))] = None,
-    plan_file: Annotated[Path | None, option("--plan", panel=_MAIN, metavar="FILE", help=(
-        "Run by a plan from `lowtide plan upscale --json`, or by a report's."))] = None,
-    dry_run: Annotated[bool, option("--dry-run", panel=_MAIN,
-                                     help="Print the plan and stop.")] = False,
-    scale: Annotated[float | None, option("-s", "--scale", panel=_SIZE, help=(
-        "Size of the result relative to the input; resized after the model if need be."))] = None,
-    width: Annotated[int | None, option(panel=_SIZE, help=(
-        "Width of the result; the height follows unless --height is given too."))] = None,
+    devices: Annotated[
+        str | None,
+        option(
+            panel=_MAIN,
+            metavar="LIST",
+            help=(
+                "Images of a folder, or the tiles of one image, over several devices:"
+                " cuda:0,cuda:1, or cpu,cpu for two parts of the processor that share its threads"
+                " and the budget."
+            ),
+        ),
+    ] = None,
+    plan_file: Annotated[
+        Path | None,
+        option(
+            "--plan",
+            panel=_MAIN,
+            metavar="FILE",
+            help=("Run by a plan from `lowtide plan upscale --json`, or by a report's."),
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, option("--dry-run", panel=_MAIN, help="Print the plan and stop.")
+    ] = False,
+    scale: Annotated[
+        float | None,
+        option(
+            "-s",
+            "--scale",
+            panel=_SIZE,
+            help=("Size of the result relative to the input; resized after the model if need be."),
+        ),
+    ] = None,
+    width: Annotated[
+        int | None,
+        option(
+            panel=_SIZE,
+            help=("Width of the result; the height follows unless --height is given too."),
+        ),
+    ] = None,
     height: Annotated[int | None, option(panel=_SIZE, help="Height of the result.")] = None,
     max_side: Annotated[int | None, option(panel=_SIZE, help="Longer side of the result.")] = None,
-    self_ensemble: Annotated[bool, option("--self-ensemble", panel=_MAIN, help=(
-        "Ask the model eight times, the image turned and mirrored, and take the mean: a little"
-        " more like the original, in eight times the time."))] = False,
-    precision: Annotated[Precision, option(panel=_TILES, help=(
-        "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes linear"
-        " layers in 8 bits, with torchao; fp8 does so on cards of compute capability 8.9 and more,"
-        " with all else in bf16."))] = Precision.auto,
-    accuracy: Annotated[Accuracy | None, option(panel=_MAIN, help=(
-        "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing exact"
-        " fits, and their error is measured. fast: whatever takes least time. Default: exact, or"
-        " bounded where tiles are asked for."))] = None,
-    strategy: Annotated[Strategy, option(panel=_TILES, help=(
-        "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
-        " pieces."))] = Strategy.auto,
-    cuda_graphs: Annotated[bool, option("--cuda-graphs", panel=_TILES, help=(
-        "Record the network for the shape of its tiles and let the card replay it: for light"
-        " networks in small tiles. Takes the memory of a second run."))] = False,
-    provider: Annotated[Provider, option(panel=_TILES, help=(
-        "What ONNX Runtime runs an .onnx file with."))] = Provider.cpu,
-    compile: Annotated[Compile, option(panel=_TILES, help=(
-        "PyTorch's compiler, which takes seconds to minutes before the first result. auto:"
-        " where a run with on has found that it pays for this model."))] = Compile.auto,
-    tile: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
-        "Side of the tiles, in input pixels."))] = None,
-    tile_auto: Annotated[bool, option("--tile-auto", panel=_TILES, help=(
-        "Let the plan choose the tiles; the default, and contradicts --tile."))] = False,
-    tile_overlap: Annotated[int | None, option(panel=_TILES, metavar="PIXELS", help=(
-        "Pixels that neighboring tiles share. Default: what the model's reach needs."))] = None,
-    tile_batch_size: Annotated[int | None, option(panel=_TILES, metavar="N", help=(
-        "Tiles of a row run at once."))] = None,
-    streams: Annotated[int, option(panel=_TILES, metavar="N", help=(
-        "Images of a folder in flight: while one is computed, others are being written. On a card"
-        " tiles of an image too: while one is computed, others are copied there and back. Where the"
-        " budget has room for it. 1: one after another."))] = 2,
-    hann_blend: Annotated[bool | None, option("--hann-blend/--no-hann-blend", panel=_TILES, help=(
-        "Blend neighboring tiles over part of their overlap."
-        " Default: only where tiles differ from the whole."))] = None,
-    format: Annotated[str | None, option(panel=_FILES, metavar="NAME", help=(
-        "png, jpg, webp, tif or avif, for results in a folder or without a suffix."
-        " Default: as the input."))] = None,
-    suffix: Annotated[str, option(panel=_FILES, metavar="TEXT", help=(
-        "Put this between name and extension of results that are named after their inputs:"
-        " _x2 makes photo_x2.png."))] = "",
-    force: Annotated[bool, option("--force", panel=_FILES,
-                                   help="Replace files and redo finished work.")] = False,
-    strip_metadata: Annotated[bool, option("--strip-metadata", panel=_FILES, help=(
-        "Leave out EXIF, XMP, IPTC and resolution, but not the color profile, on which"
-        " colors depend."))] = False,
-    max_pixels: Annotated[int, option(panel=_FILES, help=(
-        "Refuse inputs with more pixels than this."))] = 1_000_000_000,
+    self_ensemble: Annotated[
+        bool,
+        option(
+            "--self-ensemble",
+            panel=_MAIN,
+            help=(
+                "Ask the model eight times, the image turned and mirrored, and take the mean: a"
+                " little more like the original, in eight times the time."
+            ),
+        ),
+    ] = False,
+    precision: Annotated[
+        Precision,
+        option(
+            panel=_TILES,
+            help=(
+                "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes"
+                " linear layers in 8 bits, with torchao; fp8 does so on cards of compute capability"
+                " 8.9 and more, with all else in bf16."
+            ),
+        ),
+    ] = Precision.auto,
+    accuracy: Annotated[
+        Accuracy | None,
+        option(
+            panel=_MAIN,
+            help=(
+                "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing"
+                " exact fits, and their error is measured. fast: whatever takes least time."
+                " Default: exact, or bounded where tiles are asked for."
+            ),
+        ),
+    ] = None,
+    strategy: Annotated[
+        Strategy,
+        option(
+            panel=_TILES,
+            help=(
+                "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
+                " pieces."
+            ),
+        ),
+    ] = Strategy.auto,
+    cuda_graphs: Annotated[
+        bool,
+        option(
+            "--cuda-graphs",
+            panel=_TILES,
+            help=(
+                "Record the network for the shape of its tiles and let the card replay it: for"
+                " light networks in small tiles. Takes the memory of a second run."
+            ),
+        ),
+    ] = False,
+    provider: Annotated[
+        Provider, option(panel=_TILES, help=("What ONNX Runtime runs an .onnx file with."))
+    ] = Provider.cpu,
+    compile: Annotated[
+        Compile,
+        option(
+            panel=_TILES,
+            help=(
+                "PyTorch's compiler, which takes seconds to minutes before the first result. auto:"
+                " where a run with on has found that it pays for this model."
+            ),
+        ),
+    ] = Compile.auto,
+    tile: Annotated[
+        int | None,
+        option(panel=_TILES, metavar="PIXELS", help=("Side of the tiles, in input pixels.")),
+    ] = None,
+    tile_auto: Annotated[
+        bool,
+        option(
+            "--tile-auto",
+            panel=_TILES,
+            help=("Let the plan choose the tiles; the default, and contradicts --tile."),
+        ),
+    ] = False,
+    tile_overlap: Annotated[
+        int | None,
+        option(
+            panel=_TILES,
+            metavar="PIXELS",
+            help=("Pixels that neighboring tiles share. Default: what the model's reach needs."),
+        ),
+    ] = None,
+    tile_batch_size: Annotated[
+        int | None, option(panel=_TILES, metavar="N", help=("Tiles of a row run at once."))
+    ] = None,
+    streams: Annotated[
+        int,
+        option(
+            panel=_TILES,
+            metavar="N",
+            help=(
+                "Images of a folder in flight: while one is computed, others are being written. On"
+                " a card tiles of an image too: while one is computed, others are copied there and"
+                " back. Where the budget has room for it. 1: one after another."
+            ),
+        ),
+    ] = 2,
+    hann_blend: Annotated[
+        bool | None,
+        option(
+            "--hann-blend/--no-hann-blend",
+            panel=_TILES,
+            help=(
+                "Blend neighboring tiles over part of their overlap."
+                " Default: only where tiles differ from the whole."
+            ),
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        option(
+            panel=_FILES,
+            metavar="NAME",
+            help=(
+                "png, jpg, webp, tif or avif, for results in a folder or without a suffix."
+                " Default: as the input."
+            ),
+        ),
+    ] = None,
+    suffix: Annotated[
+        str,
+        option(
+            panel=_FILES,
+            metavar="TEXT",
+            help=(
+                "Put this between name and extension of results that are named after their inputs:"
+                " _x2 makes photo_x2.png."
+            ),
+        ),
+    ] = "",
+    force: Annotated[
+        bool, option("--force", panel=_FILES, help="Replace files and redo finished work.")
+    ] = False,
+    strip_metadata: Annotated[
+        bool,
+        option(
+            "--strip-metadata",
+            panel=_FILES,
+            help=(
+                "Leave out EXIF, XMP, IPTC and resolution, but not the color profile, on which"
+                " colors depend."
+            ),
+        ),
+    ] = False,
+    max_pixels: Annotated[
+        int, option(panel=_FILES, help=("Refuse inputs with more pixels than this."))
+    ] = 1_000_000_000,
     png_compression: Annotated[int, option(panel=_FILES, help="0 fast to 9 small.")] = 3,
     jpeg_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 95,
     webp_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 90,
-    webp_lossless: Annotated[bool, option("--webp-lossless", panel=_FILES,
-                                           help="Keep every WebP pixel as it is.")] = False,
+    webp_lossless: Annotated[
+        bool, option("--webp-lossless", panel=_FILES, help="Keep every WebP pixel as it is.")
+    ] = False,
     avif_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 80,
-    tiff_compression: Annotated[TiffCompression, option(
-        panel=_FILES, help="For TIFF.")] = TiffCompression.deflate,
-    host_budget: Annotated[str | None, option(panel=_MAIN, help=(
-        "Host memory for a run on a GPU. Default: 60% of what is free."))] = None,
-    disk_budget: Annotated[str | None, option(panel=_MAIN, help=(
-        "Disk for scratch files. Default: 90% of what is free."))] = None,
-    scratch: Annotated[Path | None, option(panel=_FILES, help=(
-        "Folder for scratch files. Default: the output folder."))] = None,
-    report: Annotated[bool, option("--report", panel=_OUT, help=(
-        "Keep a report beside each result, NAME.lowtide.json."))] = False,
-    as_json: Annotated[bool, option("--json", panel=_OUT,
-                                     help="Print the report as JSON on stdout.")] = False,
+    tiff_compression: Annotated[
+        TiffCompression, option(panel=_FILES, help="For TIFF.")
+    ] = TiffCompression.deflate,
+    host_budget: Annotated[
+        str | None,
+        option(panel=_MAIN, help=("Host memory for a run on a GPU. Default: 60% of what is free.")),
+    ] = None,
+    disk_budget: Annotated[
+        str | None,
+        option(panel=_MAIN, help=("Disk for scratch files. Default: 90% of what is free.")),
+    ] = None,
+    scratch: Annotated[
+        Path | None,
+        option(panel=_FILES, help=("Folder for scratch files. Default: the output folder.")),
+    ] = None,
+    report: Annotated[
+        bool,
+        option(
+            "--report", panel=_OUT, help=("Keep a report beside each result, NAME.lowtide.json.")
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
+    ] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Upscale photographs within a memory budget.
 
     The result equals that of the unconstrained model unless the report says otherwise, and
@@ -163,18 +339,44 @@ def upscale(
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     if output is None and not dry_run:
         raise UsageError("where should the result go?", hint="add -o OUTPUT")
-    settings = as_settings(dict(
-        model=model, scale=scale, width=width, height=height, max_side=max_side, device=device,
-        devices=devices or (), self_ensemble=self_ensemble,
-        precision=precision, accuracy=accuracy, strategy=strategy, compile=compile,
-        cuda_graphs=cuda_graphs, provider=provider, tile=tile,
-        tile_overlap=tile_overlap, tile_batch_size=tile_batch_size, hann_blend=hann_blend,
-        streams=streams, format=format, suffix=suffix,
-        strip_metadata=strip_metadata, max_pixels=max_pixels, png_compression=png_compression,
-        jpeg_quality=jpeg_quality, webp_quality=webp_quality, webp_lossless=webp_lossless,
-        avif_quality=avif_quality, tiff_compression=tiff_compression, plan_file=plan_file,
-        budget=budget, host_budget=host_budget, disk_budget=disk_budget, scratch=scratch,
-    ))  # fmt: skip
+    settings = as_settings(
+        dict(
+            model=model,
+            scale=scale,
+            width=width,
+            height=height,
+            max_side=max_side,
+            device=device,
+            devices=devices or (),
+            self_ensemble=self_ensemble,
+            precision=precision,
+            accuracy=accuracy,
+            strategy=strategy,
+            compile=compile,
+            cuda_graphs=cuda_graphs,
+            provider=provider,
+            tile=tile,
+            tile_overlap=tile_overlap,
+            tile_batch_size=tile_batch_size,
+            hann_blend=hann_blend,
+            streams=streams,
+            format=format,
+            suffix=suffix,
+            strip_metadata=strip_metadata,
+            max_pixels=max_pixels,
+            png_compression=png_compression,
+            jpeg_quality=jpeg_quality,
+            webp_quality=webp_quality,
+            webp_lossless=webp_lossless,
+            avif_quality=avif_quality,
+            tiff_compression=tiff_compression,
+            plan_file=plan_file,
+            budget=budget,
+            host_budget=host_budget,
+            disk_budget=disk_budget,
+            scratch=scratch,
+        )
+    )
     line = ProgressLine(quiet=quiet)
     try:
         result = _work(inputs, output, dry_run, force, report, line, settings)
@@ -187,14 +389,20 @@ def as_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The job's keywords from the command's: plain values, and without what is only a word."""
     return {
         name: value.value if isinstance(value, StrEnum) else value
-        for name, value in given.items() if name != "tile_auto"
-    }  # fmt: skip
+        for name, value in given.items()
+        if name != "tile_auto"
+    }
 
 
 def _work(
-    inputs: list[str], output: str | None, dry_run: bool, force: bool, sidecar: bool,
-    line: ProgressLine, settings: dict[str, Any],
-) -> UpscaleReport:  # fmt: skip
+    inputs: list[str],
+    output: str | None,
+    dry_run: bool,
+    force: bool,
+    sidecar: bool,
+    line: ProgressLine,
+    settings: dict[str, Any],
+) -> UpscaleReport:
     from lowtide.core.heap import tune_heap
 
     tune_heap()  # before the libraries load: this process is ours alone
@@ -212,6 +420,4 @@ def _show(result: UpscaleReport, *, as_json: bool) -> None:
     from lowtide.cli.report import print_left_out, print_report
 
     print_left_out(result)
-    print_result(
-        result, lambda: print_report(result), result.raise_for_failures, as_json=as_json
-    )
+    print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)

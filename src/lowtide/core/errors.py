@@ -58,9 +58,11 @@ class NotFiniteError(LowtideError):
     """The model returned NaN or infinity, in fp32 too if it was run so; or a training step did."""
 
     def __init__(
-        self, message: str = "the model returned values that are not finite (NaN or infinity)",
-        *, hint: str = "the weights may be damaged; try --precision fp32 or another model",
-    ) -> None:  # fmt: skip
+        self,
+        message: str = "the model returned values that are not finite (NaN or infinity)",
+        *,
+        hint: str = "the weights may be damaged; try --precision fp32 or another model",
+    ) -> None:
         super().__init__(message, hint=hint)
 
 

@@ -10,12 +10,21 @@ KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
 
 # A bare letter means the binary unit, as in every memory tool (`-Xmx6g`, `docker -m 6g`).
 _UNITS = {
-    "": 1, "b": 1,
-    "k": KIB, "kib": KIB, "kb": 10**3,
-    "m": MIB, "mib": MIB, "mb": 10**6,
-    "g": GIB, "gib": GIB, "gb": 10**9,
-    "t": TIB, "tib": TIB, "tb": 10**12,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "kb": 10**3,
+    "m": MIB,
+    "mib": MIB,
+    "mb": 10**6,
+    "g": GIB,
+    "gib": GIB,
+    "gb": 10**9,
+    "t": TIB,
+    "tib": TIB,
+    "tb": 10**12,
+}
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 

@@ -70,9 +70,13 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
     else:
         why = f"the model reaches {costs.reach} px, an overlap of {plan.overlap} covers less"
     return Accuracy(
-        execution=plan.accuracy, why=why, execution_error=execution,
-        precision=plan.precision, precision_error=precision, precision_why=_ends(network),
-    )  # fmt: skip
+        execution=plan.accuracy,
+        why=why,
+        execution_error=execution,
+        precision=plan.precision,
+        precision_error=precision,
+        precision_why=_ends(network),
+    )
 
 
 def _ends(network: Network) -> str:
@@ -99,14 +103,14 @@ def _inside(network: OnnxNetwork) -> str:
 
 
 def _reopen(context: Context, source: Path):
-    return open_image(
-        source, max_pixels=context.settings.max_pixels, scratch_dir=context.scratch
-    )
+    return open_image(source, max_pixels=context.settings.max_pixels, scratch_dir=context.scratch)
 
 
 def _figure(error: MeasuredError) -> ErrorFigure:
     return ErrorFigure(
         psnr_db=reported_db(error.psnr_db),
-        max_error=error.max_error, tiles_sampled=error.tiles_sampled,
-        tiles_total=error.tiles_total, against=error.against,
-    )  # fmt: skip
+        max_error=error.max_error,
+        tiles_sampled=error.tiles_sampled,
+        tiles_total=error.tiles_total,
+        against=error.against,
+    )

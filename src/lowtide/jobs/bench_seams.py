@@ -68,10 +68,15 @@ class SeamReport(BaseModel):
 
 
 def seams(
-    image: str | Path, *, model: str = "lowtide-x2", device: str = "auto", tile: int = 128,
-    budget: str | int = "auto", progress: Callable[[str], None] | None = None,
+    image: str | Path,
+    *,
+    model: str = "lowtide-x2",
+    device: str = "auto",
+    tile: int = 128,
+    budget: str | int = "auto",
+    progress: Callable[[str], None] | None = None,
     cancel: Cancel = None,
-) -> SeamReport:  # fmt: skip
+) -> SeamReport:
     """Compare the middle of ``image`` in tiles of ``tile`` pixels with a whole run of it.
 
     Everything is run in fp32. Raises `UsageError` for a tile that is not a multiple of 16 or not
@@ -113,10 +118,18 @@ def seams(
         for name in BLENDS:
             used = (rows, columns) if name == "none" else (blended[0], blended[1])
             result = merged(tiles, *used, scale, linear=name == "linear")
-            report.rows.append(_row(
-                name, overlap, len(tiles), work / (height * width), result, whole,
-                (rows, columns), scale,
-            ))  # fmt: skip
+            report.rows.append(
+                _row(
+                    name,
+                    overlap,
+                    len(tiles),
+                    work / (height * width),
+                    result,
+                    whole,
+                    (rows, columns),
+                    scale,
+                )
+            )
     return report
 
 
@@ -137,14 +150,13 @@ def _middle(path: Path, model: Model) -> Tensor:
     return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
 
 
-def _tiles(
-    model: Model, image: Tensor, rows: Axis, columns: Axis
-) -> dict[tuple[int, int], Tensor]:
+def _tiles(model: Model, image: Tensor, rows: Axis, columns: Axis) -> dict[tuple[int, int], Tensor]:
     """The result of each tile, by its row and column."""
     return {
         (row, column): model(image[..., top : top + rows.tile, left : left + columns.tile])
-        for row, top in enumerate(rows.starts) for column, left in enumerate(columns.starts)
-    }  # fmt: skip
+        for row, top in enumerate(rows.starts)
+        for column, left in enumerate(columns.starts)
+    }
 
 
 def merged(
@@ -170,9 +182,15 @@ def merged(
 
 
 def _row(
-    blend: str, overlap: int, tiles: int, work: float, result: Tensor, whole: Tensor,
-    axes: tuple[Axis, Axis], scale: int,
-) -> SeamRow:  # fmt: skip
+    blend: str,
+    overlap: int,
+    tiles: int,
+    work: float,
+    result: Tensor,
+    whole: Tensor,
+    axes: tuple[Axis, Axis],
+    scale: int,
+) -> SeamRow:
     difference = (result - whole).double()
     reach = max(overlap // 2, 1) * scale
     near = torch.zeros(whole.shape[2:], dtype=torch.bool, device=whole.device)
@@ -186,11 +204,15 @@ def _row(
             steps.append((edges.select(2 + dim, 1) - edges.select(2 + dim, 0)).flatten())
     jumps = torch.cat(steps) if steps else difference.new_zeros(1)
     return SeamRow(
-        blend=blend, overlap=overlap, tiles=tiles, psnr_db=_psnr(result, whole),
-        seam_psnr_db=_psnr(result[..., near], whole[..., near]), work=round(work, 3),
+        blend=blend,
+        overlap=overlap,
+        tiles=tiles,
+        psnr_db=_psnr(result, whole),
+        seam_psnr_db=_psnr(result[..., near], whole[..., near]),
+        work=round(work, 3),
         step=round(255 * float(jumps.square().mean().sqrt()), 4),
         largest=round(255 * float(difference.abs().max()), 3),
-    )  # fmt: skip
+    )
 
 
 def _psnr(one: Tensor, other: Tensor) -> float | None:

@@ -58,13 +58,17 @@ def _ways() -> tuple[Way, ...]:
             "balanced": {**half, "tile_batch_size": 2, "streams": 2},
         },
         "configurations": {
-            BASELINE: _tiles(256, 1, 1, "fp32"), "balanced, 512": _tiles(512, 2, 2, "bf16"),
-            "aggressive": _tiles(512, 4, 4, "bf16"), "maximum": _tiles(1024, 2, 2, "bf16"),
-            "256, half": _tiles(256, 1, 1, "bf16"), "512, full": _tiles(512, 1, 1, "fp32"),
+            BASELINE: _tiles(256, 1, 1, "fp32"),
+            "balanced, 512": _tiles(512, 2, 2, "bf16"),
+            "aggressive": _tiles(512, 4, 4, "bf16"),
+            "maximum": _tiles(1024, 2, 2, "bf16"),
+            "256, half": _tiles(256, 1, 1, "bf16"),
+            "512, full": _tiles(512, 1, 1, "fp32"),
             "1024, half": _tiles(1024, 1, 1, "bf16"),
         },
         "one thing at a time": {
-            "whole": {"strategy": "whole"}, "streamed": {"strategy": "streamed"},
+            "whole": {"strategy": "whole"},
+            "streamed": {"strategy": "streamed"},
             "whole, half": {"strategy": "whole", **half},
             "streamed, half": {"strategy": "streamed", **half},
             "whole, compiled": {"strategy": "whole", "compile": "on"},
@@ -73,11 +77,12 @@ def _ways() -> tuple[Way, ...]:
             "tiles, not blended": {"tile": 256, "hann_blend": False},
             "tiles, 4 at once": {"tile": 256, "tile_batch_size": 4},
         },
-    }  # fmt: skip
+    }
     return tuple(
         Way(name=name, group=group, settings=settings)
-        for group, ways in groups.items() for name, settings in ways.items()
-    )  # fmt: skip
+        for group, ways in groups.items()
+        for name, settings in ways.items()
+    )
 
 
 def _tiles(tile: int, batch: int, streams: int, precision: str) -> dict[str, Any]:
@@ -123,10 +128,16 @@ class BenchReport(BaseModel):
 
 
 def bench(
-    image: str | Path, *, model: str = "lowtide-x2", device: str = "auto",
-    budget: str | int = "auto", only: Sequence[str] = (), plot: str | Path | None = None,
-    progress: Callable[[str], None] | None = None, cancel: Cancel = None,
-) -> BenchReport:  # fmt: skip
+    image: str | Path,
+    *,
+    model: str = "lowtide-x2",
+    device: str = "auto",
+    budget: str | int = "auto",
+    only: Sequence[str] = (),
+    plot: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+    cancel: Cancel = None,
+) -> BenchReport:
     """Run ``image`` through ``model`` in every way, or in those named in ``only``.
 
     The reference and the baseline always run. A way that the model or the budget does not allow
@@ -142,9 +153,13 @@ def bench(
         new_figure(Path(plot))  # raises now what would be raised after minutes of running
     facts = inspect_image(Path(image))
     report = BenchReport(
-        image=str(image), width=facts.info.width, height=facts.info.height, model=str(model),
-        device=device, versions=versions(),
-    )  # fmt: skip
+        image=str(image),
+        width=facts.info.width,
+        height=facts.info.height,
+        model=str(model),
+        device=device,
+        versions=versions(),
+    )
     with tempfile.TemporaryDirectory(prefix="lowtide-bench-") as folder:
         reference = Path(folder) / f"{REFERENCE}.png"
         for way in WAYS:
@@ -164,9 +179,7 @@ def bench(
     return report
 
 
-def _run(
-    way: Way, image: Path, target: Path, model: str, device: str, budget: str | int
-) -> Row:  # fmt: skip
+def _run(way: Way, image: Path, target: Path, model: str, device: str, budget: str | int) -> Row:
     # Ways that tiles do not do exactly would be refused, and these are to be compared.
     asked = {"accuracy": "bounded"} if "tile" in way.settings else {}
     settings = {**way.settings, **asked, "model": str(model), "device": device, "budget": budget}
@@ -196,12 +209,14 @@ def run_way(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]
     threads = int(report.versions["threads"])
     on_cpu = done.plan.device == "cpu"
     return {
-        "plan": done.plan.title, "wall_s": round(done.seconds, 3),
+        "plan": done.plan.title,
+        "wall_s": round(done.seconds, 3),
         "cpu_s": round(done.cpu_seconds, 3),
         "busy": round(done.cpu_seconds / done.seconds / threads, 3) if on_cpu else None,
-        "peak_bytes": done.memory.peak_bytes, "execution": done.accuracy.execution,
+        "peak_bytes": done.memory.peak_bytes,
+        "execution": done.accuracy.execution,
         "precision": done.plan.precision,
-    }  # fmt: skip
+    }
 
 
 def apart(one: Path, other: Path) -> tuple[float | None, int]:
@@ -239,9 +254,12 @@ def _draw(report: BenchReport, path: Path) -> None:
         )
         for row in rows:
             axes.annotate(
-                row.way.name, (row.wall_s, row.peak_bytes / MIB), fontsize=8,
-                xytext=(4, 4), textcoords="offset points",
-            )  # fmt: skip
+                row.way.name,
+                (row.wall_s, row.peak_bytes / MIB),
+                fontsize=8,
+                xytext=(4, 4),
+                textcoords="offset points",
+            )
     axes.set_xlabel("seconds")
     axes.set_ylabel("peak memory, MiB")
     axes.margins(x=0.12)  # for the names

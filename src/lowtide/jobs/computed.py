@@ -153,8 +153,11 @@ def _memory(plan: Plan, used: Usage, measuring: Usage | None, beside: LedgerRow)
     return Memory(
         budget_bytes=plan.budget_bytes,
         predicted_bytes=plan.predicted_bytes + here * beside.value,
-        upper_bytes=plan.upper_bytes + here * beside.upper, peak_bytes=used.peak_bytes,
-        high_water_bytes=used.high_water_bytes, measuring_peak_bytes=checking,
+        upper_bytes=plan.upper_bytes + here * beside.upper,
+        peak_bytes=used.peak_bytes,
+        high_water_bytes=used.high_water_bytes,
+        measuring_peak_bytes=checking,
         within_budget=max(used.peak_bytes, checking or 0) <= plan.budget_bytes,
-        measured_as=used.source, ledger=(*plan.ledger, *([beside] if beside.upper else [])),
-    )  # fmt: skip
+        measured_as=used.source,
+        ledger=(*plan.ledger, *([beside] if beside.upper else [])),
+    )

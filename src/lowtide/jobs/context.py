@@ -75,9 +75,12 @@ class Context:
         """What images take that are still being written."""
         rows = [image.writing for image in self.flying]
         return LedgerRow(
-            name="other images being written", place="host", origin="known",
-            value=sum(row.value for row in rows), upper=sum(row.upper for row in rows),
-        )  # fmt: skip
+            name="other images being written",
+            place="host",
+            origin="known",
+            value=sum(row.value for row in rows),
+            upper=sum(row.upper for row in rows),
+        )
 
     def make_room(self, task: Task) -> int:
         """Wait for images in flight until ``task`` has room beside the others.
@@ -107,14 +110,19 @@ class Context:
             device_bytes = self.budget.device_bytes - taken
             host_bytes = self.budget.host_bytes - taken * (self.budget.device == "cpu")
             prepared = prepare(
-                settings, device=self.prepared.network.device, cancel=self.cancel,
+                settings,
+                device=self.prepared.network.device,
+                cancel=self.cancel,
                 limit_bytes=device_bytes // 2,
-            )  # fmt: skip
+            )
             prepared.beside_bytes = self.prepared.beside_bytes
             self._exact = replace(
-                self, prepared=prepared, settings=settings, book=None,
+                self,
+                prepared=prepared,
+                settings=settings,
+                book=None,
                 budget=replace(self.budget, device_bytes=device_bytes, host_bytes=host_bytes),
-            )  # fmt: skip
+            )
         return self._exact
 
     def land_all(self) -> None:

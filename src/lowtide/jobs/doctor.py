@@ -49,12 +49,14 @@ def _gpus() -> list[dict[str, Any]]:
     found = []
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        found.append({
-            "name": f"cuda:{index}",
-            "what": f"{facts.name}, compute capability {facts.major}.{facts.minor}",
-            "free_bytes": torch.cuda.mem_get_info(index)[0],
-            "total_bytes": facts.total_memory,
-        })  # fmt: skip
+        found.append(
+            {
+                "name": f"cuda:{index}",
+                "what": f"{facts.name}, compute capability {facts.major}.{facts.minor}",
+                "free_bytes": torch.cuda.mem_get_info(index)[0],
+                "total_bytes": facts.total_memory,
+            }
+        )
     return found
 
 
@@ -65,16 +67,21 @@ def _extras() -> list[dict[str, Any]]:
     rows = []
     for extra in metadata.get_all("Provides-Extra") or []:
         needed = [
-            requirement.name for requirement in requirements
+            requirement.name
+            for requirement in requirements
             if requirement.marker is not None
             and requirement.marker.evaluate({"extra": extra})
             and not requirement.marker.evaluate({"extra": ""})
-        ]  # fmt: skip
+        ]
         missing = [name for name in needed if not _installed(name)]
-        rows.append({
-            "name": extra, "complete": not missing, "missing": missing,
-            "fix": f"pip install 'lowtide[{extra}]'" if missing else "",
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": extra,
+                "complete": not missing,
+                "missing": missing,
+                "fix": f"pip install 'lowtide[{extra}]'" if missing else "",
+            }
+        )
     return rows
 
 

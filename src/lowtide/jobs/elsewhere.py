@@ -25,9 +25,10 @@ _SIDES = (128, 256, 512, 1024)
 
 
 def prepare_elsewhere(
-    settings: UpscaleSettings, profile: DeviceProfile,
+    settings: UpscaleSettings,
+    profile: DeviceProfile,
     on_loaded: Callable[[int], object] = lambda scale: None,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """``settings``' model as ``profile``'s device would run it.
 
     Reach and batches are learned here on the CPU (once, then remembered), memory from traces,
@@ -76,14 +77,22 @@ def _costs(
         kept = next(row.value for row in told.ledger if row.name == "allocator")
         seconds = roofline_seconds(told.trace, profile)
         traced.append(TracedPoint(pixels=side * side, peak_bytes=live, reused=()))
-        points.append(ProbePoint(
-            pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
-        ))  # fmt: skip
-    return here.costs.model_copy(update={
-        "device": profile.name, "precision": network.precision, "channels_last": False,
-        "weight_bytes": weight_bytes, "context_bytes": profile.context_bytes,
-        "points": tuple(points), "traced": tuple(traced),
-    })  # fmt: skip
+        points.append(
+            ProbePoint(
+                pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
+            )
+        )
+    return here.costs.model_copy(
+        update={
+            "device": profile.name,
+            "precision": network.precision,
+            "channels_last": False,
+            "weight_bytes": weight_bytes,
+            "context_bytes": profile.context_bytes,
+            "points": tuple(points),
+            "traced": tuple(traced),
+        }
+    )
 
 
 def _precision(

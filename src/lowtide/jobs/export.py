@@ -37,10 +37,16 @@ _PRECISIONS = (*get_args(ExportPrecision), "int8")
 
 
 def export_onnx(
-    model: str | Path, output: str | Path, *, precision: FilePrecision = "fp32",
-    opset: int = 23, calibrate: Sequence[str | Path] = (), force: bool = False,
-    unchecked: bool = False, progress: Callable[[str], None] | None = None,
-) -> ExportReport:  # fmt: skip
+    model: str | Path,
+    output: str | Path,
+    *,
+    precision: FilePrecision = "fp32",
+    opset: int = 23,
+    calibrate: Sequence[str | Path] = (),
+    force: bool = False,
+    unchecked: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> ExportReport:
     """Write ``model``, a bundled name or a file, to ``output`` as ONNX and compare the two.
 
     The file takes ``image`` (1, C, H, W) in 0..1 and gives ``result``, unclamped, for all heights
@@ -73,10 +79,16 @@ def export_onnx(
         label(part, loaded, precision=precision, checked=found["checked"])
     facts = loaded.descriptor
     return ExportReport(
-        model=facts.name, architecture=facts.architecture, scale=facts.scale,
-        parameters=facts.parameters, file=str(target), bytes=target.stat().st_size, opset=opset,
-        precision=precision, **found,
-    )  # fmt: skip
+        model=facts.name,
+        architecture=facts.architecture,
+        scale=facts.scale,
+        parameters=facts.parameters,
+        file=str(target),
+        bytes=target.stat().st_size,
+        opset=opset,
+        precision=precision,
+        **found,
+    )
 
 
 def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[Path]:
@@ -111,16 +123,22 @@ def _in_8_bits(
     except CannotRunError as error:
         raise ModelError(
             f"{model.descriptor.name} is not exported: ONNX Runtime cannot run it in int8:"
-            f" {error.message}", hint="--precision fp32",
-        ) from error  # fmt: skip
+            f" {error.message}",
+            hint="--precision fp32",
+        ) from error
     notes = export_pictures.notes_on(photographs)
     return {**_kept(model, checks, run, model.module), "notes": notes}
 
 
 def _check(
-    model: Model, network: nn.Module, part: Path, precision: ExportPrecision,
-    tell: Callable[[str], None], *, unchecked: bool,
-) -> dict[str, Any]:  # fmt: skip
+    model: Model,
+    network: nn.Module,
+    part: Path,
+    precision: ExportPrecision,
+    tell: Callable[[str], None],
+    *,
+    unchecked: bool,
+) -> dict[str, Any]:
     """Fields of the report; raises `ModelError` unless the file may be kept."""
     try:
         require_packages("onnxruntime")
@@ -150,7 +168,7 @@ def _compared(
 
 def _kept(
     model: Model, checks: Sequence[SizeCheck], run: OnnxRunner, network: nn.Module
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Fields of the report, of a file that is good; raises `ModelError` if it is not."""
     for one in checks:
         if not one.good:

@@ -29,12 +29,15 @@ def half_precision() -> list[dict[str, str | float]]:
     with torch.inference_mode():
         usual = _seconds(torch.float32)
         return [
-            {"name": name, **{
-                layer: round(seconds / usual[layer], 2)
-                for layer, seconds in _seconds(dtype).items()
-            }}
+            {
+                "name": name,
+                **{
+                    layer: round(seconds / usual[layer], 2)
+                    for layer, seconds in _seconds(dtype).items()
+                },
+            }
             for name, dtype in _NAMES.items()
-        ]  # fmt: skip
+        ]
 
 
 def slower(precision: str, found: list[dict[str, str | float]] | None = None) -> str | None:

@@ -38,9 +38,15 @@ def compute_image(context: Context, work: Work) -> Computed:
         work.tries += 1
         failure: BaseException | None
         task = plan_image(
-            work.source, work.target, context.prepared, context.settings, context.budget,
-            below=work.below, book=context.book, images=context.images,
-        )  # fmt: skip
+            work.source,
+            work.target,
+            context.prepared,
+            context.settings,
+            context.budget,
+            below=work.below,
+            book=context.book,
+            images=context.images,
+        )
         try:
             return _compute(context, work, task)
         except NotFiniteError:
@@ -69,18 +75,21 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
     context.begin(plan)
     use_heap("gives back" if plan.heap == "gives back" else "keeps")
     beside = context.writing()
-    reading = open_image(
-        work.source, max_pixels=settings.max_pixels, scratch_dir=context.scratch
-    )
+    reading = open_image(work.source, max_pixels=settings.max_pixels, scratch_dir=context.scratch)
     if reading.clear:
         task.notes.append("the alpha is 0 everywhere, and kept; color is upscaled as if opaque")
     with reading:
         sink = open_sink(
-            work.target, task.made, metadata=reading.metadata,
-            strip_metadata=settings.strip_metadata, options=settings.encode,
-            resize_to=task.resize_to, clear=reading.clear, otherwise=task.sizes.format,
+            work.target,
+            task.made,
+            metadata=reading.metadata,
+            strip_metadata=settings.strip_metadata,
+            options=settings.encode,
+            resize_to=task.resize_to,
+            clear=reading.clear,
+            otherwise=task.sizes.format,
             part=work.part,
-        )  # fmt: skip
+        )
         if waiting:
             sink = WriteBehind(sink, waiting)
         try:
@@ -88,13 +97,18 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
             with threads_each(plan.lanes, context.threads):
                 network = network_for(context, work, plan, task.notes)
                 outcome = run(
-                    network, reading, sink, plan,
+                    network,
+                    reading,
+                    sink,
+                    plan,
                     others=context.prepared.others,
                     on_rows=_row_counter(context, work, task.made.height),
                     cancel=context.cancel,
-                    over_budget=holding.over_budget, make_room=holding.make_room,
-                    programs=context.prepared.programs, scratch=context.scratch,
-                )  # fmt: skip
+                    over_budget=holding.over_budget,
+                    make_room=holding.make_room,
+                    programs=context.prepared.programs,
+                    scratch=context.scratch,
+                )
             sink.close_rows()
             used = context.lap()
             accuracy, measuring = measured_accuracy(
@@ -104,24 +118,41 @@ def _compute(context: Context, work: Work, task: Task) -> Computed:
             sink.abort()
             raise
     report = ImageReport(
-        input=str(work.source), output=str(work.target), status="done",
-        width=task.facts.info.width, height=task.facts.info.height,
-        out_width=task.written.width, out_height=task.written.height,
-        plan=plan, accuracy=accuracy, events=_events(outcome),
-    )  # fmt: skip
+        input=str(work.source),
+        output=str(work.target),
+        status="done",
+        width=task.facts.info.width,
+        height=task.facts.info.height,
+        out_width=task.written.width,
+        out_height=task.written.height,
+        plan=plan,
+        accuracy=accuracy,
+        events=_events(outcome),
+    )
     return Computed(
-        context, work, task, sink, report, used, measuring, _writing(plan, waiting), beside,
+        context,
+        work,
+        task,
+        sink,
+        report,
+        used,
+        measuring,
+        _writing(plan, waiting),
+        beside,
         compute_image,
-    )  # fmt: skip
+    )
 
 
 def _writing(plan: Plan, waiting: int) -> LedgerRow:
     """What an image takes when its rows are made and not all of them written."""
     formats = next(row for row in plan.ledger if row.name == "file formats")
-    return formats.model_copy(update={
-        "name": "being written", "value": formats.value + waiting // 2,
-        "upper": formats.upper + waiting,
-    })  # fmt: skip
+    return formats.model_copy(
+        update={
+            "name": "being written",
+            "value": formats.value + waiting // 2,
+            "upper": formats.upper + waiting,
+        }
+    )
 
 
 class _Holding:
@@ -165,11 +196,17 @@ def _row_counter(context: Context, work: Work, total: int) -> Callable[[int], No
         nonlocal done
         done += rows
         moment = Progress(
-            phase="run", name=work.source.name, done=done, total=total,
-            image=work.index, images=context.images, elapsed=time.perf_counter() - started,
-            memory_bytes=context.meter.now_bytes, peak_bytes=context.meter.peak_bytes,
+            phase="run",
+            name=work.source.name,
+            done=done,
+            total=total,
+            image=work.index,
+            images=context.images,
+            elapsed=time.perf_counter() - started,
+            memory_bytes=context.meter.now_bytes,
+            peak_bytes=context.meter.peak_bytes,
             budget_bytes=context.budget.device_bytes,
-        )  # fmt: skip
+        )
         progress(moment)
 
     advance(0)

@@ -248,7 +248,9 @@ def _lock(descriptor: int, path: Path) -> None:
 
         try:
             msvcrt.locking(  # pyright: ignore[reportAttributeAccessIssue]
-                descriptor, msvcrt.LK_NBLCK, 1  # pyright: ignore[reportAttributeAccessIssue]
+                descriptor,
+                msvcrt.LK_NBLCK,  # pyright: ignore[reportAttributeAccessIssue]
+                1,
             )
         except OSError as error:
             raise _busy(path) from error

@@ -33,11 +33,15 @@ def network_of(model: Model, device: str, precision: Precision) -> Network:
     if is_eight_bits(precision):
         quantize(model.module, device, precision)
     return Network(
-        forward=model.module, scale=facts.scale, in_channels=facts.in_channels,
-        out_channels=facts.out_channels, device=device, precision=precision,
+        forward=model.module,
+        scale=facts.scale,
+        in_channels=facts.in_channels,
+        out_channels=facts.out_channels,
+        device=device,
+        precision=precision,
         exact_forward=_by_the_cpu(model) if isinstance(model, OnnxModel) else twin,
         let_go=model.module.session.let_go if isinstance(model, OnnxModel) else None,
-    )  # fmt: skip
+    )
 
 
 def _by_the_cpu(model: OnnxModel) -> Callable[[], Forward] | None:
@@ -50,9 +54,10 @@ def ensemble_of(network: Network) -> Network:
     """``network``, and that in fp32 beside it, asked eight times."""
     exact = network.exact_forward
     return replace(
-        network, forward=_eight_times(network.forward),
+        network,
+        forward=_eight_times(network.forward),
         exact_forward=exact and functools.cache(lambda: _eight_times(exact())),
-    )  # fmt: skip
+    )
 
 
 def _eight_times(forward: Forward) -> SelfEnsemble:
@@ -85,9 +90,11 @@ def network_on(network: Network, device: str) -> Network:
         return replace(network, forward=_with_same_tensors(module))
     exact = network.exact_forward
     return replace(
-        network, forward=_copied_to(module, device), device=device,
+        network,
+        forward=_copied_to(module, device),
+        device=device,
         exact_forward=exact and functools.cache(lambda: _copied_to(exact(), device)),
-    )  # fmt: skip
+    )
 
 
 def _copied_to(forward: Forward, device: str) -> torch.nn.Module:

@@ -24,10 +24,20 @@ class PassedOver:
             f"passed-over-{code_digest()}", cache_folder(), device=prepared.costs.device
         )
         height, width = picture.padded
-        self._key = " ".join(map(str, (
-            prepared.costs.sha256, prepared.precision, height, width, picture.info.bands, wanted,
-            budget.device_bytes.bit_length(),
-        )))  # fmt: skip
+        self._key = " ".join(
+            map(
+                str,
+                (
+                    prepared.costs.sha256,
+                    prepared.precision,
+                    height,
+                    width,
+                    picture.info.bands,
+                    wanted,
+                    budget.device_bytes.bit_length(),
+                ),
+            )
+        )
         self._budget = budget
 
     def again(self, plans: Sequence[Plan]) -> str | None:

@@ -79,9 +79,13 @@ class Pins:
         if self._journal is None:
             return
         pin = _Pin(
-            device=budget.device, device_bytes=budget.device_bytes, host_bytes=budget.host_bytes,
-            versions=self._versions, costs=prepared.costs, beside_bytes=prepared.beside_bytes,
+            device=budget.device,
+            device_bytes=budget.device_bytes,
+            host_bytes=budget.host_bytes,
+            versions=self._versions,
+            costs=prepared.costs,
+            beside_bytes=prepared.beside_bytes,
             bounds={"tiled": prepared.tiled.usual, "streamed": prepared.streamed.usual},
             compiling=prepared.compiling,
-        )  # fmt: skip
+        )
         self._journal.set_pin(pin.model_dump())

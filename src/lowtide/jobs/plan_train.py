@@ -92,17 +92,23 @@ class DevicePlans(BaseModel):
             least = min(plan.ladder.smallest.upper_bytes or 0 for plan in self.plans)
             raise BudgetError(
                 f"nothing fits any card: the smallest rung needs up to {format_bytes(least)}",
-                smallest=least, hint="a smaller model",
-            )  # fmt: skip
+                smallest=least,
+                hint="a smaller model",
+            )
 
     def __str__(self) -> str:
         rows = [("device", "budget", "as asked", "at most", "first rung that fits")]
         for plan in self.plans:
             asked, choice = plan.ladder.asked, plan.ladder.choice
-            rows.append((
-                plan.device, format_bytes(plan.budget_bytes), format_bytes(asked.predicted_bytes),
-                format_bytes(asked.upper_bytes), choice.name if choice else "none",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    plan.device,
+                    format_bytes(plan.budget_bytes),
+                    format_bytes(asked.predicted_bytes),
+                    format_bytes(asked.upper_bytes),
+                    choice.name if choice else "none",
+                )
+            )
         widths = [max(len(row[at]) for row in rows) for at in range(4)]
         return "\n".join(
             f"{row[0]:<{widths[0]}}  "
@@ -113,11 +119,17 @@ class DevicePlans(BaseModel):
 
 
 def plan_training(
-    model: Any, *, device: str | DeviceProfile = "auto", budget: str | int = "auto",
-    strict: bool = False, full: bool = True, plot: str | Path | None = None,
-    loss: Callable[[Any], Tensor] | None = None, progress: Callable[[str], None] | None = None,
+    model: Any,
+    *,
+    device: str | DeviceProfile = "auto",
+    budget: str | int = "auto",
+    strict: bool = False,
+    full: bool = True,
+    plot: str | Path | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    progress: Callable[[str], None] | None = None,
     **settings: Any,
-) -> TrainingPlan:  # fmt: skip
+) -> TrainingPlan:
     """What one training step of ``model`` takes, and what must change for it to fit.
 
     ``model`` is a module, a function that returns one, or its place, as in `given_model`.
@@ -139,18 +151,24 @@ def plan_training(
     plan = _plan(given, chosen, profile, budget_bytes, full, loss, progress)
     if plot is not None:
         plot_memory(
-            plan.ladder.asked, plot, budget_bytes=budget_bytes,
+            plan.ladder.asked,
+            plot,
+            budget_bytes=budget_bytes,
             title=f"{given.name} on {profile.title}: {plan.ladder.rungs[0].settings}",
-        )  # fmt: skip
+        )
     if strict:
         plan.require()
     return plan
 
 
 def plan_on_all_cards(
-    model: Any, *, budget: str | int = "auto", loss: Callable[[Any], Tensor] | None = None,
-    progress: Callable[[str], None] | None = None, **settings: Any,
-) -> DevicePlans:  # fmt: skip
+    model: Any,
+    *,
+    budget: str | int = "auto",
+    loss: Callable[[Any], Tensor] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> DevicePlans:
     """`plan_training` for every card that there is a profile of, up to the first rung that fits."""
     chosen = TrainSettings.of(**settings)
     given = given_model(model)
@@ -167,22 +185,39 @@ def plan_on_all_cards(
 
 
 def _plan(
-    given: GivenModel, settings: TrainSettings, profile: DeviceProfile, budget_bytes: int,
-    full: bool, loss: Callable[[Any], Tensor] | None, progress: Callable[[str], None] | None,
-) -> TrainingPlan:  # fmt: skip
+    given: GivenModel,
+    settings: TrainSettings,
+    profile: DeviceProfile,
+    budget_bytes: int,
+    full: bool,
+    loss: Callable[[Any], Tensor] | None,
+    progress: Callable[[str], None] | None,
+) -> TrainingPlan:
     _check_size(given, settings.size)
     if settings.validation_size is not None:
         _check_size(given, settings.validation_size)
     make_step = settings.make_step(given.module, profile.kind == "cuda", loss)
     ladder = climb(
-        given.module, make_step(settings.batch, settings.size), budget_bytes=budget_bytes,
-        device=profile, make_step=make_step, batch=settings.batch, size=settings.size,
-        multiple=given.multiple(_MULTIPLE), strict=False, full=full, progress=progress,
-    )  # fmt: skip
+        given.module,
+        make_step(settings.batch, settings.size),
+        budget_bytes=budget_bytes,
+        device=profile,
+        make_step=make_step,
+        batch=settings.batch,
+        size=settings.size,
+        multiple=given.multiple(_MULTIPLE),
+        strict=False,
+        full=full,
+        progress=progress,
+    )
     return TrainingPlan(
-        model=given.name, parameters=sum(weight.numel() for weight in given.module.parameters()),
-        device=profile.name, title=profile.title, budget_bytes=budget_bytes, ladder=ladder,
-    )  # fmt: skip
+        model=given.name,
+        parameters=sum(weight.numel() for weight in given.module.parameters()),
+        device=profile.name,
+        title=profile.title,
+        budget_bytes=budget_bytes,
+        ladder=ladder,
+    )
 
 
 def _check_size(given: GivenModel, size: tuple[int, int]) -> None:

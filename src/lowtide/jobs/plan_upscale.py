@@ -26,11 +26,17 @@ from lowtide.memory.replay import PlanBook
 
 
 def plan(
-    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
-    host_budget: str | int | None = None, disk_budget: str | int | None = None,
-    scratch: str | Path | None = None, progress: ProgressCallback | None = None,
-    cancel: Cancel = None, **settings: Any,
-) -> UpscaleReport:  # fmt: skip
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    budget: str | int | Budget = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    scratch: str | Path | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel = None,
+    **settings: Any,
+) -> UpscaleReport:
     """What `upscale` would do with the same arguments, without running or writing anything.
 
     ``device`` may also be the name of a device profile (``"rtx3060-12gb"``), which need not be
@@ -47,16 +53,17 @@ def plan(
     if profile is None:
         device = resolve_device(chosen.one_device)
         parsed = Budget.parse(
-            budget, device=device, host=host_budget, disk=disk_budget,
+            budget,
+            device=device,
+            host=host_budget,
+            disk=disk_budget,
             scratch=Path(scratch) if scratch else Path(output),
-        )  # fmt: skip
+        )
         load_libraries(chosen)
         watch = Watch(open_meter(device), progress, cancel)
         watch.meter.start()
         try:
-            prepared = watch.prepare(
-                chosen, device, parsed, book, runs=False, on_loaded=check
-            )
+            prepared = watch.prepare(chosen, device, parsed, book, runs=False, on_loaded=check)
         finally:
             watch.meter.stop()
     else:
@@ -66,9 +73,11 @@ def plan(
         prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
     work = _Work(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
-        model=prepared.descriptor.to_dict(), device=prepared.network.device,
-        versions=versions(chosen.model_name), left_out=left_out_of(found),
-    )  # fmt: skip
+        model=prepared.descriptor.to_dict(),
+        device=prepared.network.device,
+        versions=versions(chosen.model_name),
+        left_out=left_out_of(found),
+    )
     for job in jobs:
         check_cancel(cancel)
         report.images.append(work.plan(job, alone=len(jobs) == 1))
@@ -116,16 +125,26 @@ class _Work:
         """One image's plan; the error of a single image is raised."""
         try:
             task = plan_image(
-                job.source, job.target, self.prepared, self.settings, self.budget, book=self.book,
+                job.source,
+                job.target,
+                self.prepared,
+                self.settings,
+                self.budget,
+                book=self.book,
                 images=self.images,
-            )  # fmt: skip
+            )
         except LowtideError as error:
             if alone:
                 raise
             return failed_image(job, error)
         return ImageReport(
-            input=str(job.source), output=str(job.target), status="planned",
-            width=task.facts.info.width, height=task.facts.info.height,
-            out_width=task.written.width, out_height=task.written.height,
-            plan=task.plan, notes=task.notes,
-        )  # fmt: skip
+            input=str(job.source),
+            output=str(job.target),
+            status="planned",
+            width=task.facts.info.width,
+            height=task.facts.info.height,
+            out_width=task.written.width,
+            out_height=task.written.height,
+            plan=task.plan,
+            notes=task.notes,
+        )

@@ -61,9 +61,16 @@ class Task:
 
 
 def plan_image(
-    source: Path, target: Path, prepared: Prepared, settings: UpscaleSettings, budget: Budget,
-    *, below: int | None = None, book: PlanBook | None = None, images: int = 1,
-) -> Task:  # fmt: skip
+    source: Path,
+    target: Path,
+    prepared: Prepared,
+    settings: UpscaleSettings,
+    budget: Budget,
+    *,
+    below: int | None = None,
+    book: PlanBook | None = None,
+    images: int = 1,
+) -> Task:
     """Decide how one image will be run, out of so many. Reads only its header.
 
     ``below`` leaves out plans whose upper bound is not smaller, after one that size failed; a
@@ -99,9 +106,13 @@ def plan_image(
 
 
 def _chosen(
-    prepared: Prepared, settings: UpscaleSettings, picture: Picture, budget: Budget,
-    below: int | None, images: int = 1,
-) -> tuple[list[Plan], Plan]:  # fmt: skip
+    prepared: Prepared,
+    settings: UpscaleSettings,
+    picture: Picture,
+    budget: Budget,
+    below: int | None,
+    images: int = 1,
+) -> tuple[list[Plan], Plan]:
     """All candidates, and the one to run; a streamed one is compared with the whole before."""
     wishes, wanted = settings.wishes, settings.wanted
     pricing = BandPricing(prepared.costs, prepared.shape, picture, prepared.programs)
@@ -135,9 +146,14 @@ def _chosen(
 
 
 def _with_bands(
-    plans: list[Plan], prepared: Prepared, pricing: BandPricing, budget: Budget, wanted: Wanted,
-    refused: list[Refusal], below: int | None,
-) -> tuple[list[Plan], Plan]:  # fmt: skip
+    plans: list[Plan],
+    prepared: Prepared,
+    pricing: BandPricing,
+    budget: Budget,
+    wanted: Wanted,
+    refused: list[Refusal],
+    below: int | None,
+) -> tuple[list[Plan], Plan]:
     """As `_settled`, of ``plans`` and bands, narrow ones only where no others fit."""
     try:
         usual = _below(plans + pricing.candidates(), below)
@@ -162,9 +178,13 @@ def _below(plans: list[Plan], most: int | None) -> list[Plan]:
 
 
 def _settled(
-    plans: list[Plan], prepared: Prepared, pricing: BandPricing, budget: Budget, wanted: Wanted,
+    plans: list[Plan],
+    prepared: Prepared,
+    pricing: BandPricing,
+    budget: Budget,
+    wanted: Wanted,
     refused: list[Refusal],
-) -> tuple[list[Plan], Plan]:  # fmt: skip
+) -> tuple[list[Plan], Plan]:
     """The plan to run, a streamed one told exactly and its bands proven; raises as `choose`."""
     told: set[object] = set()
     while True:
@@ -221,16 +241,21 @@ def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> P
 
 
 def _not_streamed(
-    plans: list[Plan], wishes: Wishes, budget: Budget, wanted: Wanted, pricing: BandPricing,
+    plans: list[Plan],
+    wishes: Wishes,
+    budget: Budget,
+    wanted: Wanted,
+    pricing: BandPricing,
     images: int,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Why bands are not worth planning, if that takes longer than all they could save."""
     if wishes.strategy != "auto" or wishes.about_tiles:
         return None
     able = [
-        plan.seconds for plan in plans
+        plan.seconds
+        for plan in plans
         if shortfall(plan, budget) is None and (plan.accuracy == "exact" or wanted == "fast")
-    ]  # fmt: skip
+    ]
     saved = images * (min(able, default=math.inf) - pricing.least_seconds)
     takes = pricing.programs.planning_seconds * pricing.costs.speed
     if saved > takes:
@@ -251,10 +276,13 @@ def _replayed(
     plan = book.find(source.name, info.width, info.height)
     shape, padded = prepared.shape, prepared.padded(info)
     expected = {
-        "model_sha256": prepared.descriptor.sha256, "device": prepared.network.device,
-        "precision": prepared.precision, "scale": shape.scale,
-        "padded_height": padded[0], "padded_width": padded[1],
+        "model_sha256": prepared.descriptor.sha256,
+        "device": prepared.network.device,
+        "precision": prepared.precision,
+        "scale": shape.scale,
+        "padded_height": padded[0],
+        "padded_width": padded[1],
         "images_per_tile": shape.images(info),
-    }  # fmt: skip
+    }
     plan = plan.model_copy(update={"lanes": min(plan.lanes, 1 + len(prepared.others))})
     return check_replay(plan, expected, budget)

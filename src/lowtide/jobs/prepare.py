@@ -72,7 +72,10 @@ class Prepared:
         return info.height + rows, info.width + columns
 
     def picture(
-        self, info: ImageInfo, codecs: tuple[tuple[int, int], ...], scratch_bytes: int,
+        self,
+        info: ImageInfo,
+        codecs: tuple[tuple[int, int], ...],
+        scratch_bytes: int,
         budget: Budget,
     ) -> Picture:
         """An image as pricing wants it, padded by the model's size rule; ``codecs`` are (usual,
@@ -80,9 +83,16 @@ class Prepared:
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
         return Picture(
-            info, self.padded(info), codecs, scratch_bytes, row_bytes, easy_bytes, self.tiled,
-            self.streamed, self.beside_bytes,
-        )  # fmt: skip
+            info,
+            self.padded(info),
+            codecs,
+            scratch_bytes,
+            row_bytes,
+            easy_bytes,
+            self.tiled,
+            self.streamed,
+            self.beside_bytes,
+        )
 
 
 def load_libraries(settings: UpscaleSettings) -> None:
@@ -102,11 +112,16 @@ def _provider(settings: UpscaleSettings) -> Provider:
 
 
 def prepare(
-    settings: UpscaleSettings, *, device: str, costs: ModelCosts | None = None,
-    limit_bytes: int | None = None, on_probe: Callable[[], None] | None = None,
-    cancel: Cancel = None, replayed: Plan | None = None,
+    settings: UpscaleSettings,
+    *,
+    device: str,
+    costs: ModelCosts | None = None,
+    limit_bytes: int | None = None,
+    on_probe: Callable[[], None] | None = None,
+    cancel: Cancel = None,
+    replayed: Plan | None = None,
     on_loaded: Callable[[int], object] = lambda scale: None,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
 
     Precision and memory layout are those of ``replayed``, where a plan is run again.
@@ -129,10 +144,15 @@ def prepare(
 
 
 def _prepare(
-    settings: UpscaleSettings, device: str, costs: ModelCosts | None, limit_bytes: int | None,
-    on_probe: Callable[[], None] | None, cancel: Cancel, replayed: Plan | None,
+    settings: UpscaleSettings,
+    device: str,
+    costs: ModelCosts | None,
+    limit_bytes: int | None,
+    on_probe: Callable[[], None] | None,
+    cancel: Cancel,
+    replayed: Plan | None,
     on_loaded: Callable[[int], object],
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     if settings.cuda_graphs:
         require_graphs(device)
     wanted = settings.precision if replayed is None else replayed.precision
@@ -162,10 +182,14 @@ def _prepare(
             if on_probe is not None:
                 on_probe()
             costs, complete = probe(
-                network, sha256=descriptor.sha256, weight_bytes=weights_of(network, model),
-                align=shape.align, minimum=shape.minimum, limit_bytes=limit_bytes,
+                network,
+                sha256=descriptor.sha256,
+                weight_bytes=weights_of(network, model),
+                align=shape.align,
+                minimum=shape.minimum,
+                limit_bytes=limit_bytes,
                 cancel=cancel,
-            )  # fmt: skip
+            )
             store.put(full if complete else cut, costs)
     # Tiles on the grid that the model pads to inside: what it would add would only be run.
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
@@ -174,11 +198,16 @@ def _prepare(
     # Bounds that past runs call for are of PyTorch's memory.
     own = network.let_go is None
     return Prepared(
-        descriptor, network, shape, costs, precision, Programs(network),
+        descriptor,
+        network,
+        shape,
+        costs,
+        precision,
+        Programs(network),
         run_bounds("tiled", device) if own else RunBounds(),
         run_bounds("streamed", device) if own else RunBounds(),
         compiling=CompileStore(device).get(descriptor.sha256, precision) if own else None,
-    )  # fmt: skip
+    )
 
 
 def _loaded(settings: UpscaleSettings) -> Model:

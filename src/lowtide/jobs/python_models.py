@@ -137,10 +137,12 @@ def _check_callable(what: str, factory: Any) -> None:
 def _factories(module: ModuleType) -> list[str]:
     """Functions and classes that a file defines itself."""
     return [
-        name for name, value in vars(module).items()
+        name
+        for name, value in vars(module).items()
         if (inspect.isfunction(value) or inspect.isclass(value))
-        and value.__module__ == module.__name__ and not name.startswith("_")
-    ]  # fmt: skip
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
 
 
 @contextlib.contextmanager

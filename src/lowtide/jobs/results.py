@@ -21,9 +21,15 @@ class Results:
     """
 
     def __init__(
-        self, jobs: list[Job], report: UpscaleReport, journal: Journal | None, settings_key: str,
-        *, force: bool, sidecar: bool,
-    ) -> None:  # fmt: skip
+        self,
+        jobs: list[Job],
+        report: UpscaleReport,
+        journal: Journal | None,
+        settings_key: str,
+        *,
+        force: bool,
+        sidecar: bool,
+    ) -> None:
         self.jobs = jobs
         self._report, self._journal, self._key = report, journal, settings_key
         self._force, self._sidecar = force, sidecar
@@ -103,9 +109,12 @@ class Results:
 def failed_image(job: Job, error: LowtideError) -> ImageReport:
     """The report of an image that could not be made."""
     return ImageReport(
-        input=str(job.source), output=str(job.target), status="failed",
-        error=error.message, hint=error.hint,
-    )  # fmt: skip
+        input=str(job.source),
+        output=str(job.target),
+        status="failed",
+        error=error.message,
+        hint=error.hint,
+    )
 
 
 def _content(source: Path) -> str:

@@ -13,8 +13,14 @@ from lowtide.training.config import TrainConfig
 _CONFIG = "config.json"
 # What a training makes in its folder, besides the weights that have its name.
 _MADE = (
-    _CONFIG, "log.jsonl", "models", "tensorboard", "training_states", "validation", "visualization",
-)  # fmt: skip
+    _CONFIG,
+    "log.jsonl",
+    "models",
+    "tensorboard",
+    "training_states",
+    "validation",
+    "visualization",
+)
 
 
 def require_ours(folder: Path, name: str) -> None:

@@ -40,9 +40,12 @@ class StepPlan(BaseModel):
 
 
 def plan_step(
-    config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None, budget: int,
+    config: TrainConfig,
+    generator: nn.Module,
+    discriminator: nn.Module | None,
+    budget: int,
     device: str,
-) -> StepPlan:  # fmt: skip
+) -> StepPlan:
     """The fewest parts whose upper bound fits ``budget`` bytes, or those that are asked for.
 
     Raises `BudgetError` with the least that would do.
@@ -85,12 +88,20 @@ def _plan(
         torch.empty(batch, 3, one, one, device="meta") for one in (side, side * config.scale)
     )
     step = PlannedStep(
-        (low, high), config, parts, foreach=profile.kind != "cpu",
+        (low, high),
+        config,
+        parts,
+        foreach=profile.kind != "cpu",
         autocast=DTYPES.get(config.precision),
-    )  # fmt: skip
+    )
     found = traced_estimate(networks, step, profile)
     return StepPlan(
-        batch=batch, parts=parts, patch=side, predicted_bytes=found.predicted_bytes,
-        upper_bytes=found.upper_bytes, budget_bytes=budget,
-        checkpointing=config.train.checkpointing, precision=config.precision,
-    )  # fmt: skip
+        batch=batch,
+        parts=parts,
+        patch=side,
+        predicted_bytes=found.predicted_bytes,
+        upper_bytes=found.upper_bytes,
+        budget_bytes=budget,
+        checkpointing=config.train.checkpointing,
+        precision=config.precision,
+    )

@@ -80,10 +80,15 @@ class TrainSettings(BaseModel):
 
         def step(batch: int, size: tuple[int, int]) -> TrainingStep:
             return TrainingStep(
-                make_inputs(model, batch, size, make), optimizer=optimizer, loss=loss,
-                checkpointing=self.checkpointing, autocast=DTYPES.get(self.precision),
-                accumulate=self.accumulate, ema=self.ema, validation=validation,
-            )  # fmt: skip
+                make_inputs(model, batch, size, make),
+                optimizer=optimizer,
+                loss=loss,
+                checkpointing=self.checkpointing,
+                autocast=DTYPES.get(self.precision),
+                accumulate=self.accumulate,
+                ema=self.ema,
+                validation=validation,
+            )
 
         return step
 
@@ -119,12 +124,13 @@ def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
         sides = dict(zip("hw", size, strict=True))
         return tuple(
             torch.empty(
-                batch, *(side if isinstance(side, int) else sides[side[0]] // side[1]
-                         for side in shape),
-                dtype=dtype, device="meta",
+                batch,
+                *(side if isinstance(side, int) else sides[side[0]] // side[1] for side in shape),
+                dtype=dtype,
+                device="meta",
             )
             for shape, dtype in parsed
-        )  # fmt: skip
+        )
 
     return make
 

@@ -52,13 +52,17 @@ class TrainReport(BaseModel):
 
 
 def train_sr(
-    config: str | Path | TrainConfig, output: str | Path = "experiments", *,
-    budget: str | int = "auto", device: str = "auto",
+    config: str | Path | TrainConfig,
+    output: str | Path = "experiments",
+    *,
+    budget: str | int = "auto",
+    device: str = "auto",
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: Callable[[Moment], None] | None = None,
-    on_warning: Callable[[str], None] | None = None, accept_changed_data: bool = False,
+    on_warning: Callable[[str], None] | None = None,
+    accept_changed_data: bool = False,
     cancel: Cancel = None,
-) -> TrainReport:  # fmt: skip
+) -> TrainReport:
     """Train the upscaler that ``config`` (a file, or what it holds) describes, in
     ``output``/name.
 
@@ -90,9 +94,15 @@ def train_sr(
     if on_plan is not None and processes.first:
         on_plan(plan)
     trainer = Trainer(
-        chosen, folder, generator, batches, discriminator=discriminator, parts=plan.parts,
-        device=place, files=file_facts(pictures.files()),
-    )  # fmt: skip
+        chosen,
+        folder,
+        generator,
+        batches,
+        discriminator=discriminator,
+        parts=plan.parts,
+        device=place,
+        files=file_facts(pictures.files()),
+    )
     resumed = trainer.resume(accept_changed_data=accept_changed_data)
     if on_warning is not None and processes.first:
         for warning in trainer.warnings:
@@ -106,14 +116,19 @@ def train_sr(
         save_weights(last, trainer.average, chosen)
     best = validation.best if validation is not None else None
     return TrainReport(
-        name=chosen.name, folder=str(folder), device=place,
+        name=chosen.name,
+        folder=str(folder),
+        device=place,
         parameters=sum(one.numel() for one in generator.parameters()),
-        steps=trainer.done, resumed_at=resumed, plan=plan, weights=str(last),
+        steps=trainer.done,
+        resumed_at=resumed,
+        plan=plan,
+        weights=str(last),
         best=str(best) if best is not None else None,
         scores=validation.scores if validation is not None else {},
         skipped={str(path): why for path, why in batches.skipped.items()},
         warnings=trainer.warnings,
-    )  # fmt: skip
+    )
 
 
 def _place(device: str, processes: Processes) -> str:
@@ -125,11 +140,17 @@ def _place(device: str, processes: Processes) -> str:
 def _batches(config: TrainConfig, pictures: Pictures, processes: Processes) -> Batches:
     data = config.datasets.train
     return Batches(
-        pictures, patch=data.lq_size,
-        batch=data.batch_size_per_gpu * processes.count, share=(processes.rank, processes.count),
-        seed=config.manual_seed, workers=data.num_worker_per_gpu, use_hflip=data.use_hflip,
-        use_rot=data.use_rot, color=data.color, skip_broken=data.skip_broken,
-    )  # fmt: skip
+        pictures,
+        patch=data.lq_size,
+        batch=data.batch_size_per_gpu * processes.count,
+        share=(processes.rank, processes.count),
+        seed=config.manual_seed,
+        workers=data.num_worker_per_gpu,
+        use_hflip=data.use_hflip,
+        use_rot=data.use_rot,
+        color=data.color,
+        skip_broken=data.skip_broken,
+    )
 
 
 def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:

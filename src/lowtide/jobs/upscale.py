@@ -33,11 +33,19 @@ Inputs = str | Path | Sequence[str | Path]
 
 
 def upscale(
-    inputs: Inputs, output: str | Path, *, budget: str | int | Budget = "auto",
-    host_budget: str | int | None = None, disk_budget: str | int | None = None,
-    scratch: str | Path | None = None, force: bool = False, sidecar: bool = False,
-    progress: ProgressCallback | None = None, cancel: Cancel = None, **settings: Any,
-) -> UpscaleReport:  # fmt: skip
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    budget: str | int | Budget = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    scratch: str | Path | None = None,
+    force: bool = False,
+    sidecar: bool = False,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel = None,
+    **settings: Any,
+) -> UpscaleReport:
     """Upscale images within a byte budget.
 
     ``inputs`` are files, folders (their tree is mirrored) or glob patterns; ``output`` is a
@@ -81,7 +89,9 @@ def upscale(
             pins.apply(prepared)
             pins.write(parsed, prepared)
             report = UpscaleReport(
-                model=prepared.descriptor.to_dict(), device=",".join(devices), versions=now,
+                model=prepared.descriptor.to_dict(),
+                device=",".join(devices),
+                versions=now,
                 left_out=left_out_of(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
@@ -90,15 +100,29 @@ def upscale(
                 # A single image is not handed out: its tiles are, by this process.
                 prepared.others = tuple(network_on(prepared.network, one) for one in devices[1:])
                 context = Context(
-                    prepared, chosen, parsed, watch.meter, progress, cancel, place, len(jobs),
-                    book, threads=threads * len(devices),
-                )  # fmt: skip
+                    prepared,
+                    chosen,
+                    parsed,
+                    watch.meter,
+                    progress,
+                    cancel,
+                    place,
+                    len(jobs),
+                    book,
+                    threads=threads * len(devices),
+                )
                 _run_here(context, results)
             else:
                 workers = Workers(
-                    devices, prepared, chosen, share, results, threads=threads, scratch=place,
+                    devices,
+                    prepared,
+                    chosen,
+                    share,
+                    results,
+                    threads=threads,
+                    scratch=place,
                     progress=progress,
-                )  # fmt: skip
+                )
                 del prepared  # each of them has the model
                 _run_there(workers, journal, cancel)
     finally:
@@ -156,12 +180,15 @@ def _open_journal(folder: Path | None):
 
 
 def _least_budget(
-    devices: list[str], budget: str | int | Budget, host: str | int | None,
-    disk: str | int | None, scratch: Path,
-) -> Budget:  # fmt: skip
+    devices: list[str],
+    budget: str | int | Budget,
+    host: str | int | None,
+    disk: str | int | None,
+    scratch: Path,
+) -> Budget:
     """The budget of whichever device has least."""
     budgets = [
         Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
         for device in dict.fromkeys(devices)
-    ]  # fmt: skip
+    ]
     return min(budgets, key=lambda one: one.device_bytes)

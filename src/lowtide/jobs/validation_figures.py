@@ -37,10 +37,11 @@ class Figures:
     def of(self, made: np.ndarray, high: np.ndarray) -> dict[str, float]:
         """Each metric of an enlarged picture against the original, by its name."""
         return {
-            name: self._similarity(name, made, high) if name in self._similar
+            name: self._similarity(name, made, high)
+            if name in self._similar
             else _figure(metric, self._border(metric), made, high)
             for name, metric in self._metrics.items()
-        }  # fmt: skip
+        }
 
     def require_room(self, pictures: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
         """Raise before anything runs where a metric cannot be had of one of these, (file, (height,
@@ -64,8 +65,9 @@ class Figures:
                 raise BudgetError(
                     f"val.metrics.{name} of {path} ({size[1]}×{size[0]}) takes up to"
                     f" {format_bytes(need)} of {format_bytes(budget)}",
-                    smallest=need, hint="leave it out, or validate with smaller pictures",
-                )  # fmt: skip
+                    smallest=need,
+                    hint="leave it out, or validate with smaller pictures",
+                )
 
     def _least_side(self, name: str) -> int:
         """Pixels that a picture must have without its borders."""

@@ -37,10 +37,16 @@ class Watch:
     cancel: Cancel
 
     def prepare(
-        self, settings: UpscaleSettings, device: str, budget: Budget, book: PlanBook | None,
-        costs: ModelCosts | None = None, *, runs: bool = True,
+        self,
+        settings: UpscaleSettings,
+        device: str,
+        budget: Budget,
+        book: PlanBook | None,
+        costs: ModelCosts | None = None,
+        *,
+        runs: bool = True,
         on_loaded: Callable[[int], object] = lambda scale: None,
-    ) -> Prepared:  # fmt: skip
+    ) -> Prepared:
         """The model, and a word about whatever takes seconds, now or at the first image.
 
         ``runs`` tells whether this process runs the job too, and so has what a probe leaves.
@@ -56,10 +62,15 @@ class Watch:
         tell(self.progress, "load", model)
         before = self._held()
         prepared = prepare(
-            settings, device=device, costs=costs, limit_bytes=budget.device_bytes // 2,
-            on_probe=on_probe, cancel=self.cancel, replayed=book.plans[0][1] if book else None,
+            settings,
+            device=device,
+            costs=costs,
+            limit_bytes=budget.device_bytes // 2,
+            on_probe=on_probe,
+            cancel=self.cancel,
+            replayed=book.plans[0][1] if book else None,
             on_loaded=on_loaded,
-        )  # fmt: skip
+        )
         if device == "cpu":
             # What a probe leaves is there in this process alone.
             left = runs and before_probe is not None

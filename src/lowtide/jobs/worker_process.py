@@ -138,19 +138,28 @@ def _context(given: dict[str, Any], line: Line) -> Context:
     meter.start()
     book = PlanBook.read(settings.plan_file) if settings.plan_file else None
     prepared = prepare(
-        settings, device=budget.device, limit_bytes=budget.device_bytes // 2,
+        settings,
+        device=budget.device,
+        limit_bytes=budget.device_bytes // 2,
         costs=ModelCosts.model_validate(given["costs"]),
         replayed=book.plans[0][1] if book else None,
-    )  # fmt: skip
+    )
     known = given["compiling"]
     prepared.compiling = known and SpeedFacts.model_validate(known)
     prepared.tiled = RunBounds.model_validate(given["tiled"])
     prepared.streamed = RunBounds.model_validate(given["streamed"])
     prepared.beside_bytes = given["beside_bytes"]
     return Context(
-        prepared, settings, budget, meter, line.progress, None, Path(given["scratch"]),
-        given["images"], book,
-    )  # fmt: skip
+        prepared,
+        settings,
+        budget,
+        meter,
+        line.progress,
+        None,
+        Path(given["scratch"]),
+        given["images"],
+        book,
+    )
 
 
 if __name__ == "__main__":

@@ -45,10 +45,11 @@ def share_of(budget: Budget, devices: list[str]) -> Budget:
     """What each of the workers on ``devices`` may use: equal parts."""
     workers = max(devices.count(device) for device in devices)
     return replace(
-        budget, device_bytes=budget.device_bytes // workers,
+        budget,
+        device_bytes=budget.device_bytes // workers,
         host_bytes=budget.host_bytes // len(devices),
         disk_bytes=budget.disk_bytes // len(devices),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
@@ -109,9 +110,17 @@ class Workers:
     """Runs what is due of ``results`` on ``devices``."""
 
     def __init__(
-        self, devices: list[str], prepared: Prepared, settings: UpscaleSettings, budget: Budget,
-        results: Results, *, threads: int, scratch: Path, progress: ProgressCallback | None,
-    ) -> None:  # fmt: skip
+        self,
+        devices: list[str],
+        prepared: Prepared,
+        settings: UpscaleSettings,
+        budget: Budget,
+        results: Results,
+        *,
+        threads: int,
+        scratch: Path,
+        progress: ProgressCallback | None,
+    ) -> None:
         self._results, self._progress = results, progress
         self._waiting = deque(range(1, len(results.jobs) + 1))
         self._tries: dict[int, int] = {}
@@ -120,18 +129,23 @@ class Workers:
             "settings": settings.model_copy(
                 update={"precision": prepared.precision, "devices": ()}
             ).model_dump(mode="json"),
-            "tuned_heap": heap_is_tuned(), "threads": threads, "scratch": str(scratch),
-            "tiled": prepared.tiled.model_dump(), "streamed": prepared.streamed.model_dump(),
-            "images": len(results.jobs), "beside_bytes": prepared.beside_bytes,
+            "tuned_heap": heap_is_tuned(),
+            "threads": threads,
+            "scratch": str(scratch),
+            "tiled": prepared.tiled.model_dump(),
+            "streamed": prepared.streamed.model_dump(),
+            "images": len(results.jobs),
+            "beside_bytes": prepared.beside_bytes,
             "compiling": prepared.compiling and prepared.compiling.model_dump(),
-        }  # fmt: skip
+        }
         self._given = {
             device: {
-                **common, "budget": asdict(replace(budget, device=device)),
+                **common,
+                "budget": asdict(replace(budget, device=device)),
                 "costs": prepared.costs.model_copy(update={"device": device}).model_dump(),
             }
             for device in devices
-        }  # fmt: skip
+        }
         self._devices = devices
         self._running: list[_Worker] = []
         self._why, self._died_idle = "", 0
@@ -161,9 +175,13 @@ class Workers:
     def _start(self, device: str) -> None:
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=errors, text=True, encoding="utf-8",
-        )  # fmt: skip
+            [sys.executable, "-c", _CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+        )
         worker = _Worker(device, process, errors)
         self._running.append(worker)
         worker.answer(sys.path)

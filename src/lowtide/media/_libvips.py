@@ -22,8 +22,9 @@ _EMPTY_TALK = re.compile(r": bad seek to \d|^system error: Unknown error")
 # that could not be read.
 _HARMLESS = re.compile(
     r"extraneous bytes before marker 0x(?!d[0-7])|unknown (Adobe|JFIF)|inconsistent progression"
-    r"|invalid SOS parameters", re.IGNORECASE,
-)  # fmt: skip
+    r"|invalid SOS parameters",
+    re.IGNORECASE,
+)
 
 
 @functools.cache

@@ -21,8 +21,13 @@ def shrink_windows() -> bool:
     if path is None:
         return False
     library = ctypes.CDLL(path)
-    names = ("g_option_group_new", "g_option_context_new", "vips_add_option_entries",
-             "g_option_context_set_main_group", "g_option_context_parse")  # fmt: skip
+    names = (
+        "g_option_group_new",
+        "g_option_context_new",
+        "vips_add_option_entries",
+        "g_option_context_set_main_group",
+        "g_option_context_parse",
+    )
     if not all(hasattr(library, name) for name in names):
         return False  # a libvips that keeps GLib to itself
     pointer, text = ctypes.c_void_p, ctypes.c_char_p

@@ -100,17 +100,21 @@ def output_cost(
         price += prices.webp_encoding(info, lossless=chosen.webp_lossless)
         why = "a WebP is encoded as a whole"
     elif entry is AVIF:
-        price += prices.avif_encoding(
-            info, quality=chosen.avif_quality, effort=chosen.avif_effort
-        )
+        price += prices.avif_encoding(info, quality=chosen.avif_quality, effort=chosen.avif_effort)
         why = "an AVIF is encoded as a whole"
     return OutputCost(price.most, price.usual, why)
 
 
 def save(
-    image: pyvips.Image, path: Path, entry: Format, options: EncodeOptions, *, keep: int, unit: str,
+    image: pyvips.Image,
+    path: Path,
+    entry: Format,
+    options: EncodeOptions,
+    *,
+    keep: int,
+    unit: str,
     hidden: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Encode ``image`` to ``path`` in the format ``entry``, whatever the name ends with.
 
     ``image`` already has a sample type of the format; ``keep`` is the libvips flags of the

@@ -33,25 +33,60 @@ class Format:
 # The sides are what the bundled encoders accept, which is less than some file formats allow:
 # libvips stops at 10**8, libjpeg at 65,500 and the AVIF writer at 16,384.
 PNG = Format(
-    "PNG", "pngload", (".png",), 10**8, ("uint8", "uint16"), 16, True, True,
+    "PNG",
+    "pngload",
+    (".png",),
+    10**8,
+    ("uint8", "uint16"),
+    16,
+    True,
+    True,
     frozenset({"icc", "exif", "xmp", "resolution"}),
-)  # fmt: skip
+)
 JPEG = Format(
-    "JPEG", "jpegload", (".jpg", ".jpeg", ".jpe", ".jfif"), 65_500, ("uint8",), 8, False, True,
+    "JPEG",
+    "jpegload",
+    (".jpg", ".jpeg", ".jpe", ".jfif"),
+    65_500,
+    ("uint8",),
+    8,
+    False,
+    True,
     frozenset({"icc", "exif", "xmp", "iptc", "resolution"}),
-)  # fmt: skip
+)
 WEBP = Format(
-    "WebP", "webpload", (".webp",), 16_383, ("uint8",), 8, True, False,
+    "WebP",
+    "webpload",
+    (".webp",),
+    16_383,
+    ("uint8",),
+    8,
+    True,
+    False,
     frozenset({"icc", "exif", "xmp"}),
-)  # fmt: skip
+)
 TIFF = Format(
-    "TIFF", "tiffload", (".tif", ".tiff"), 10**8, ("uint8", "uint16", "float32"), 16, True, True,
+    "TIFF",
+    "tiffload",
+    (".tif", ".tiff"),
+    10**8,
+    ("uint8", "uint16", "float32"),
+    16,
+    True,
+    True,
     frozenset({"icc", "xmp", "iptc", "resolution"}),
-)  # fmt: skip
+)
 AVIF = Format(
-    "AVIF", "heifload", (".avif",), 16_384, ("uint8", "uint16"), 12, True, False,
+    "AVIF",
+    "heifload",
+    (".avif",),
+    16_384,
+    ("uint8", "uint16"),
+    12,
+    True,
+    False,
     frozenset({"icc", "exif", "xmp"}),
-)  # fmt: skip
+)
 
 FORMATS: tuple[Format, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
 _BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}

@@ -102,9 +102,7 @@ class _Encoder:
         stored, _note = output_sample(self._entry, info.sample)
         image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
-        save(
-            image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear
-        )
+        save(image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear)
 
 
 def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:

@@ -39,14 +39,20 @@ class _Rows:
 
 
 _SMALL = _Rows(
-    read={"uint8": 480, "uint16": 390, "float32": 690}, write=140, strips=260,
-    resize={"uint8": 380, "uint16": 460, "float32": 620}, usual=(100, 130, 100),
-)  # fmt: skip
+    read={"uint8": 480, "uint16": 390, "float32": 690},
+    write=140,
+    strips=260,
+    resize={"uint8": 380, "uint16": 460, "float32": 620},
+    usual=(100, 130, 100),
+)
 # Where libvips could not be told to keep less.
 _LARGE = _Rows(
-    read=dict.fromkeys(("uint8", "uint16", "float32"), 1400), write=704, strips=1400,
-    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100), usual=(1260, 630, 1260),
-)  # fmt: skip
+    read=dict.fromkeys(("uint8", "uint16", "float32"), 1400),
+    write=704,
+    strips=1400,
+    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
+    usual=(1260, 630, 1260),
+)
 # Allowed beside rows, and rarely taken.
 _READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
 # As a rule beside them: reading, writing, gathering strips, at four sizes in three formats.
@@ -152,7 +158,9 @@ def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> 
     those is there more than once.
     """
     sides = (3 * info.height, info.height)
-    return Price(*(
-        min(rows, high) * info.row_bytes + beside
-        for (rows, beside), high in zip((most, usual), sides, strict=True)
-    ))  # fmt: skip
+    return Price(
+        *(
+            min(rows, high) * info.row_bytes + beside
+            for (rows, beside), high in zip((most, usual), sides, strict=True)
+        )
+    )

@@ -41,9 +41,12 @@ class WriteBehind:
             piece = rows[top : top + count]
             with self._changed:
                 self._changed.wait_for(
-                    lambda size=piece.nbytes: self._failure is not None
-                    or not self._held or self._held + size <= self._most
-                )  # fmt: skip
+                    lambda size=piece.nbytes: (
+                        self._failure is not None
+                        or not self._held
+                        or self._held + size <= self._most
+                    )
+                )
                 self._raise()
                 self._held += piece.nbytes
             piece = piece.copy()  # whoever gave it writes the next rows into the same memory

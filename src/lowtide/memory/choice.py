@@ -22,9 +22,11 @@ _OF_PROCESSES = {"allocator", "runtime", "context", "margin"}
 
 
 def choose(
-    candidates: Sequence[Plan], budget: Budget, wanted: Wanted = "bounded",
+    candidates: Sequence[Plan],
+    budget: Budget,
+    wanted: Wanted = "bounded",
     refused: Sequence[Refusal] = (),
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The candidate that fits and serves best.
 
     ``wanted`` is ``"exact"`` (no other is considered), ``"bounded"`` (exact where that fits, else
@@ -82,11 +84,15 @@ def frontier(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Al
             front.append(plan)
     return tuple(
         Alternative(
-            what=plan.title, accuracy=plan.accuracy, predicted_bytes=plan.predicted_bytes,
-            upper_bytes=plan.upper_bytes, seconds=plan.seconds, chosen=plan is chosen,
+            what=plan.title,
+            accuracy=plan.accuracy,
+            predicted_bytes=plan.predicted_bytes,
+            upper_bytes=plan.upper_bytes,
+            seconds=plan.seconds,
+            chosen=plan is chosen,
         )
         for plan in front
-    )  # fmt: skip
+    )
 
 
 _RANKS: dict[Accuracy, int] = {"bounded": 0, "exact": 1}
@@ -104,8 +110,10 @@ def _score(plan: Plan) -> float:
 def shortfall(plan: Plan, budget: Budget) -> str | None:
     """Why a plan does not fit, or None if it does."""
     limits: tuple[tuple[Place, int], ...] = (
-        ("device", budget.device_bytes), ("host", budget.host_bytes), ("disk", budget.disk_bytes),
-    )  # fmt: skip
+        ("device", budget.device_bytes),
+        ("host", budget.host_bytes),
+        ("disk", budget.disk_bytes),
+    )
     for place, limit in limits:
         need = plan.bytes_at(place, upper=True)
         if need > limit:
@@ -136,8 +144,8 @@ def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[R
             continue
         rivals = [plan for plan in candidates if plan.strategy == strategy]
         able = [plan for plan in rivals if shortfall(plan, budget) is None]
-        rival = min(able, key=lambda p: p.seconds) if able else min(
-            rivals, key=lambda p: p.upper_bytes
+        rival = (
+            min(able, key=lambda p: p.seconds) if able else min(rivals, key=lambda p: p.upper_bytes)
         )
         reason = shortfall(rival, budget)
         if reason is None and best.accuracy != rival.accuracy:
@@ -152,9 +160,11 @@ def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[R
 
 
 def _nothing_fits(
-    considered: Sequence[Plan], candidates: Sequence[Plan], budget: Budget,
+    considered: Sequence[Plan],
+    candidates: Sequence[Plan],
+    budget: Budget,
     refused: Sequence[Refusal],
-) -> BudgetError:  # fmt: skip
+) -> BudgetError:
     smallest = min(considered, key=lambda plan: plan.upper_bytes)
     # Rounded up to a whole MiB, so that the hinted command is one that works.
     need = -(-smallest.upper_bytes // MIB) * MIB
@@ -172,10 +182,9 @@ def _nothing_fits(
         f"no {kind} fits in {format_bytes(budget.device_bytes)}: the smallest, {smallest.title},"
         f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of computing{because}",
         smallest=need,
-        hint=f"--budget {need // MIB}MiB" + (
-            ", or --accuracy bounded for tiles with a measured error" if others else ""
-        ),
-    )  # fmt: skip
+        hint=f"--budget {need // MIB}MiB"
+        + (", or --accuracy bounded for tiles with a measured error" if others else ""),
+    )
 
 
 def _why(refused: Sequence[Refusal]) -> str:

@@ -21,10 +21,18 @@ from lowtide.memory.processes import (
 )
 
 __all__ = [
-    "CudaMeter", "HostMeter", "Usage", "anonymous_bytes", "available_host_bytes",
-    "cuda_context_bytes", "cuda_peaks", "held_bytes", "open_meter", "resident_peak_bytes",
+    "CudaMeter",
+    "HostMeter",
+    "Usage",
+    "anonymous_bytes",
+    "available_host_bytes",
+    "cuda_context_bytes",
+    "cuda_peaks",
+    "held_bytes",
+    "open_meter",
+    "resident_peak_bytes",
     "total_host_bytes",
-]  # fmt: skip
+]
 
 _SAMPLE_SECONDS = 0.02
 

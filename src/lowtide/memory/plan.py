@@ -130,9 +130,7 @@ class Plan(BaseModel):
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Sum of the ledger at one place; on the CPU the host is the device."""
         places = {"device", "host"} if self.device == "cpu" and place != "disk" else {place}
-        return sum(
-            row.upper if upper else row.value for row in self.ledger if row.place in places
-        )
+        return sum(row.upper if upper else row.value for row in self.ledger if row.place in places)
 
     @property
     def network_size(self) -> tuple[int, int]:

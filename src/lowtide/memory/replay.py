@@ -81,14 +81,16 @@ def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Pla
             raise BudgetError(
                 f"the plan needs up to {format_bytes(need)} of {place} memory,"
                 f" {format_bytes(limit)} are allowed",
-                smallest=need, hint=f"--budget {-(-need // MIB)}MiB",
-            )  # fmt: skip
+                smallest=need,
+                hint=f"--budget {-(-need // MIB)}MiB",
+            )
     return plan.model_copy(
         update={
-            "budget_bytes": budget.device_bytes, "host_budget_bytes": budget.host_bytes,
+            "budget_bytes": budget.device_bytes,
+            "host_budget_bytes": budget.host_bytes,
             "choice": f"{plan.title}: as the plan file says",
         }
-    )  # fmt: skip
+    )
 
 
 def _plans_in(data: Any) -> list[tuple[str, Any]]:
@@ -97,5 +99,6 @@ def _plans_in(data: Any) -> list[tuple[str, Any]]:
     images = data.get("images", [data.get("image")]) if isinstance(data, dict) else []
     return [
         (str(image.get("input", "")), image["plan"])
-        for image in images if isinstance(image, dict) and image.get("plan")
-    ]  # fmt: skip
+        for image in images
+        if isinstance(image, dict) and image.get("plan")
+    ]

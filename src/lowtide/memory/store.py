@@ -40,9 +40,12 @@ class FactStore:
         import torch
 
         parts = (
-            device, _hardware(device), str(torch.__version__), torch.__config__.show(),
+            device,
+            _hardware(device),
+            str(torch.__version__),
+            torch.__config__.show(),
             str(torch.get_num_threads()),
-        )  # fmt: skip
+        )
         name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
         self._path = None if folder is None else folder / f"{kind}-{name}.json"
         self._known: dict[str, Any] | None = None
@@ -100,9 +103,7 @@ class CostStore:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
 
-    def key(
-        self, sha256: str, device: str, precision: str, limit_bytes: int | None = None
-    ) -> str:
+    def key(self, sha256: str, device: str, precision: str, limit_bytes: int | None = None) -> str:
         """Name of an entry; changes with anything that may change memory or speed.
 
         Costs whose measuring was cut short by ``limit_bytes`` have a name of their own.
@@ -110,11 +111,19 @@ class CostStore:
         import torch
 
         parts = (
-            sha256, device, precision, _hardware(device), str(torch.__version__), __version__,
-            str(torch.get_num_threads()), str(heap_is_tuned()), str(limit_bytes),
+            sha256,
+            device,
+            precision,
+            _hardware(device),
+            str(torch.__version__),
+            __version__,
+            str(torch.get_num_threads()),
+            str(heap_is_tuned()),
+            str(limit_bytes),
             # Those kept before there was a fact lack it.
-            *ModelCosts.model_fields, *TracedPoint.model_fields,
-        )  # fmt: skip
+            *ModelCosts.model_fields,
+            *TracedPoint.model_fields,
+        )
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
     def get(self, key: str) -> ModelCosts | None:

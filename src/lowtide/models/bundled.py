@@ -36,12 +36,8 @@ class Bundled:
 _MODELS = (
     Bundled("lowtide-x2", "c17282a19a943d7601086c078a04b75972be8d0a74599ae207ddab98e0902c1b"),
     Bundled("lowtide-x4", "31e3da8669b94b65254cc81e198841fbd6c6cde2b70925efa936441a573fbcf4"),
-    Bundled(
-        "lowtide-large-x2", "846ec65099f3d2f2559aeccbb08cc16e164106ae20c3abc9315620ca8c5bff72"
-    ),
-    Bundled(
-        "lowtide-large-x4", "66ed9957203536e77d672165939ce2327240e00a19f15372df0fb897a9153881"
-    ),
+    Bundled("lowtide-large-x2", "846ec65099f3d2f2559aeccbb08cc16e164106ae20c3abc9315620ca8c5bff72"),
+    Bundled("lowtide-large-x4", "66ed9957203536e77d672165939ce2327240e00a19f15372df0fb897a9153881"),
 )
 
 

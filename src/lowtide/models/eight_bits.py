@@ -51,8 +51,9 @@ def quantize(network: nn.Module, device: str, kind: EightBits = "int8") -> int:
     way = _WAYS[kind]
     layers = [
         part.plain if isinstance(part, FastLinear) else part
-        for part in network.modules() if isinstance(part, (nn.Linear, FastLinear))
-    ]  # fmt: skip
+        for part in network.modules()
+        if isinstance(part, (nn.Linear, FastLinear))
+    ]
     chosen = {layer for layer in layers if _fits(layer, device, way)}
     if not chosen:
         raise UsageError(

@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 # What spandrel was seen to raise for tables whose tensors do not fit together. MemoryError is among
 # them because a side may be of any size.
 _MISFITS = (
-    RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError,
-    ArithmeticError, MemoryError, NameError,
-)  # fmt: skip
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    NameError,
+)
 _PURPOSES = ("SR", "Restoration")
 _KEYS_SHOWN = 6
 
@@ -152,8 +159,10 @@ def _describe(
     asks = found.size_requirements
     sides = {"minimum": asks.minimum, "multiple_of": asks.multiple_of, "square": asks.square}
     tiling: dict[str, Tiling] = {
-        "SUPPORTED": "supported", "DISCOURAGED": "discouraged", "INTERNAL": "internal",
-    }  # fmt: skip
+        "SUPPORTED": "supported",
+        "DISCOURAGED": "discouraged",
+        "INTERNAL": "internal",
+    }
     return ModelDescriptor(
         name=name,
         architecture=str(found.architecture.id),

@@ -19,9 +19,15 @@ from lowtide.models.fast.tokens import FastPointwise
 _PICTURE = 4
 # What makes a convolution what it is, but for its weights.
 _FORM = (
-    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
     "padding_mode",
-)  # fmt: skip
+)
 # Of what an edge converts, held at once.
 _STRIP_BYTES = 16 << 20
 
@@ -80,9 +86,14 @@ class Edge(nn.Conv2d):
         rows = (images.shape[2] + 2 * pad - reach) // stride + 1
         columns = (images.shape[3] + 2 * sides - wide) // across + 1
         result = torch.empty(
-            images.shape[0], self.out_channels, rows, columns, dtype=self.result_type,
-            device=images.device, memory_format=_order(images),
-        )  # fmt: skip
+            images.shape[0],
+            self.out_channels,
+            rows,
+            columns,
+            dtype=self.result_type,
+            device=images.device,
+            memory_format=_order(images),
+        )
         for first in range(0, rows, height):
             last = min(first + height, rows)
             low, high = first * stride - pad, (last - 1) * stride + reach - pad
@@ -151,9 +162,10 @@ def _find(
         return note
 
     hooks = [
-        layer.register_forward_pre_hook(seen(name)) for name, layer in named.items()
+        layer.register_forward_pre_hook(seen(name))
+        for name, layer in named.items()
         if _conv_of(layer) is not None or (_is_leaf(layer) and _is_filter(layer))
-    ]  # fmt: skip
+    ]
     try:
         network(image)
     finally:

@@ -99,9 +99,10 @@ class Model:
         self._check_dtype(dtype)
         rows, columns = self.descriptor.size.padding(_TRIED_SIDE, _TRIED_SIDE)
         image = torch.full(
-            (1, self.descriptor.in_channels, _TRIED_SIDE + rows, _TRIED_SIDE + columns), 0.5,
+            (1, self.descriptor.in_channels, _TRIED_SIDE + rows, _TRIED_SIDE + columns),
+            0.5,
             device=self.device,
-        )  # fmt: skip
+        )
         self.module = lower(self.module, dtype, image).eval()
         self._settle()
         return self

@@ -159,9 +159,8 @@ def _white(path: Path, run: Run, size: tuple[int, int], *, names_it: bool) -> tu
     others. Raises `ModelError` for results far outside 0..1 that are not in 0..255 either.
     """
     made = {
-        given: [_middle(run(*size, gray * given)) for gray in _GRAYS]
-        for given in dict(_WHITES)
-    }  # fmt: skip
+        given: [_middle(run(*size, gray * given)) for gray in _GRAYS] for given in dict(_WHITES)
+    }
     errors = {
         (given, white): max(
             abs(value / white - gray) for value, gray in zip(made[given], _GRAYS, strict=True)

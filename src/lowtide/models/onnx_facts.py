@@ -104,9 +104,11 @@ def _low_types() -> dict[int, str]:
     from onnx import TensorProto
 
     return {
-        TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.INT8: "int8",
+        TensorProto.FLOAT16: "fp16",
+        TensorProto.BFLOAT16: "bf16",
+        TensorProto.INT8: "int8",
         TensorProto.UINT8: "int8",
-    }  # fmt: skip
+    }
 
 
 def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
@@ -181,9 +183,12 @@ def _ends(path: Path, graph: Any) -> Ends:
         )
     _require_sizes(path, sides)
     return Ends(
-        image=images[0].name, result=results[0].name, channels=sides[1] or 0,
-        given=_type(path, "takes", image.elem_type), made=_type(path, "gives", result.elem_type),
-    )  # fmt: skip
+        image=images[0].name,
+        result=results[0].name,
+        channels=sides[1] or 0,
+        given=_type(path, "takes", image.elem_type),
+        made=_type(path, "gives", result.elem_type),
+    )
 
 
 def _named(ends: list[Any]) -> str:

@@ -43,9 +43,12 @@ def probed(path: Path) -> Probed:
     said: queue.Queue[bytes] = queue.Queue()
     errors: list[bytes] = []
     with subprocess.Popen(
-        words, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        words,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as child:  # fmt: skip
+    ) as child:
         listeners = [
             threading.Thread(target=_listen, args=pair, daemon=True)
             for pair in ((child.stdout, said.put), (child.stderr, errors.append))

@@ -38,9 +38,14 @@ class Provider:
     def chain(self) -> list[tuple[str, dict[str, Any]]]:
         """ONNX Runtime's names with their options (onnxruntime.ai, "TensorRT Execution
         Provider")."""
-        kept = {} if self.engines is None else {
-            "trt_engine_cache_enable": True, "trt_engine_cache_path": str(self.engines),
-        }  # fmt: skip
+        kept = (
+            {}
+            if self.engines is None
+            else {
+                "trt_engine_cache_enable": True,
+                "trt_engine_cache_path": str(self.engines),
+            }
+        )
         return [(one, kept if one == _TENSORRT else {}) for one in _CHAINS[self.name]]
 
     def require(self) -> None:

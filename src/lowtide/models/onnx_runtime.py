@@ -13,9 +13,16 @@ from lowtide.models.onnx_providers import CPU, Provider
 
 # onnxruntime has no base class of its errors, which derive from Exception.
 _REFUSALS = (
-    "NotImplemented", "Fail", "InvalidGraph", "InvalidProtobuf", "InvalidArgument",
-    "RuntimeException", "EPFail", "NoSuchFile", "ModelRequiresCompilation",
-)  # fmt: skip
+    "NotImplemented",
+    "Fail",
+    "InvalidGraph",
+    "InvalidProtobuf",
+    "InvalidArgument",
+    "RuntimeException",
+    "EPFail",
+    "NoSuchFile",
+    "ModelRequiresCompilation",
+)
 # Its numbers of kinds of errors, and the places in its sources.
 _NOISE = re.compile(
     r"^Error in execution: |\[ONNXRuntimeError\] : \d+ : \w+ : "

@@ -64,9 +64,7 @@ class OnnxSession:
         with self._lock:
             if torch.get_num_threads() != self._threads:
                 self._threads = torch.get_num_threads()
-                self._session = open_session(
-                    self.path, self._threads, provider=self.provider
-                )
+                self._session = open_session(self.path, self._threads, provider=self.provider)
             elif size != self._size:
                 self._shrink()
             self._size = size
@@ -77,9 +75,7 @@ class OnnxSession:
             self._run(torch.zeros(1, self._ends.channels, *self.least), None, shrink=True)
             trim_heap()
 
-    def _run(
-        self, image: Tensor, shape: tuple[int, ...] | None, *, shrink: bool = False
-    ) -> Tensor:
+    def _run(self, image: Tensor, shape: tuple[int, ...] | None, *, shrink: bool = False) -> Tensor:
         import onnxruntime
 
         options, ends = onnxruntime.RunOptions(), self._ends
@@ -120,9 +116,7 @@ class OnnxNetwork(nn.Module):
     Raises `ModelError` where the runtime fails, and `MemoryError`.
     """
 
-    def __init__(
-        self, session: OnnxSession, scale: int, out_channels: int, low: str = ""
-    ) -> None:
+    def __init__(self, session: OnnxSession, scale: int, out_channels: int, low: str = "") -> None:
         super().__init__()
         self.session, self.scale, self.out_channels = session, scale, out_channels
         self.low = low
@@ -149,6 +143,4 @@ class OnnxNetwork(nn.Module):
         try:
             return self.session.run(image, (1, self.out_channels, height, width))
         except CannotRunError as error:
-            raise ModelError(
-                f"{self.session.path}: ONNX Runtime fails {error.message}"
-            ) from error
+            raise ModelError(f"{self.session.path}: ONNX Runtime fails {error.message}") from error

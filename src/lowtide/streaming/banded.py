@@ -28,10 +28,17 @@ WRITE_ROWS = 32
 
 
 def run_banded(
-    network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: ScratchSpace, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
-) -> None:  # fmt: skip
+    network: Network,
+    source: RowSource,
+    sink: RowWriter,
+    plan: Plan,
+    programs: Programs,
+    *,
+    scratch: ScratchSpace,
+    on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+    before_step: Callable[[int], object] | None = None,
+) -> None:
     """Run the whole image by a plan whose strategy is `streamed`.
 
     Color and opacity go through the network side by side, each with bands of its own.
@@ -111,9 +118,7 @@ class Teller:
 class _Meter:
     """Shares of the work, told as rows; a place to stop."""
 
-    def __init__(
-        self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel
-    ) -> None:
+    def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
         self._total, self._images = plan.height * plan.scale, plan.images_per_tile
         self._told = Teller(self._total, on_rows)
         self._cancel = cancel

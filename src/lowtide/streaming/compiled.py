@@ -58,7 +58,8 @@ def _compiled(plain: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Tens
         torch._inductor.config.patch(compile_threads=1),
         # PyTorch runs a network of more shapes than it likes as it is, without a word.
         torch._dynamo.config.patch(
-            recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES,
+            recompile_limit=_SHAPES,
+            accumulated_recompile_limit=4 * _SHAPES,
             fail_on_recompile_limit_hit=True,
         ),
         errors_only("torch.utils.cpp_extension"),

@@ -74,18 +74,30 @@ def run(
         by_bands = run_panels if plan.tiles > 1 else run_banded
         with closing(ScratchSpace(scratch)) as space:
             by_bands(
-                network, source, sink, plan, programs or Programs(network), scratch=space,
-                on_rows=on_rows, cancel=cancel, before_step=make_room,
-            )  # fmt: skip
+                network,
+                source,
+                sink,
+                plan,
+                programs or Programs(network),
+                scratch=space,
+                on_rows=on_rows,
+                cancel=cancel,
+                before_step=make_room,
+            )
         return Outcome(tiles=1)
     return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, others)
 
 
 def _run_tiles(
-    network: Network, source: RowSource, sink: RowSink, plan: Plan,
-    on_rows: Callable[[int], None] | None, cancel: Cancel, over_budget: Callable[[], bool] | None,
+    network: Network,
+    source: RowSource,
+    sink: RowSink,
+    plan: Plan,
+    on_rows: Callable[[int], None] | None,
+    cancel: Cancel,
+    over_budget: Callable[[], bool] | None,
     others: Sequence[Network],
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     rows, columns = plan_axes(plan)
     beside = BesideWork(network.device) if plan.in_flight > 1 else None
     steps = [TileStep(one, source.info, beside) for one in (network, *others[: plan.lanes - 1])]

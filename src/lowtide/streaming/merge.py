@@ -31,9 +31,14 @@ class StripMerger:
     """
 
     def __init__(
-        self, rows: Axis, columns: Axis, step: TileStep, sink: RowSink, size: tuple[int, int],
+        self,
+        rows: Axis,
+        columns: Axis,
+        step: TileStep,
+        sink: RowSink,
+        size: tuple[int, int],
         repeat: Repeat = _call,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._repeat = repeat
         self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
         self._scale = step.network.scale

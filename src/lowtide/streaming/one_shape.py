@@ -78,9 +78,11 @@ def require_near(
 
 
 def proven(
-    network: Network, shape: tuple[int, ...],
-    make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]], called: str,
-) -> tuple[Network, SpeedFacts]:  # fmt: skip
+    network: Network,
+    shape: tuple[int, ...],
+    make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]],
+    called: str,
+) -> tuple[Network, SpeedFacts]:
     """``network`` by what ``make`` makes of its module and an input of ``shape``, and its first
     result.
 

@@ -34,10 +34,17 @@ def panel_columns(plan: Plan) -> Axis:
 
 
 def run_panels(
-    network: Network, source: RowSource, sink: RowWriter, plan: Plan, programs: Programs,
-    *, scratch: ScratchSpace, on_rows: Callable[[int], None] | None = None,
-    cancel: Cancel = None, before_step: Callable[[int], object] | None = None,
-) -> None:  # fmt: skip
+    network: Network,
+    source: RowSource,
+    sink: RowWriter,
+    plan: Plan,
+    programs: Programs,
+    *,
+    scratch: ScratchSpace,
+    on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+    before_step: Callable[[int], object] | None = None,
+) -> None:
     """As `run_banded`, panel by panel; ``source`` is closed before the first. Raises what that
     does, and `OutputError` when the disk of ``scratch`` is full."""
     columns = panel_columns(plan)
@@ -66,9 +73,16 @@ def run_panels(
             made.append(files.enter_context(result))
             left = (low - columns.starts[index]) * plan.scale
             run_banded(
-                network, panel, _Cut(result, left), _narrow(plan, panel.info.width), programs,
-                scratch=scratch, on_rows=more, cancel=cancel, before_step=before_step,
-            )  # fmt: skip
+                network,
+                panel,
+                _Cut(result, left),
+                _narrow(plan, panel.info.width),
+                programs,
+                scratch=scratch,
+                on_rows=more,
+                cancel=cancel,
+                before_step=before_step,
+            )
             panel.close()
             # Blocks of the next one do not fit the gaps that this one's left.
             trim_heap(collect=True)

@@ -34,9 +34,15 @@ _LAYOUT_GAIN = 0.92
 
 
 def probe(
-    network: Network, *, sha256: str, weight_bytes: int, align: int, minimum: int,
-    limit_bytes: int | None = None, cancel: Cancel = None,
-) -> tuple[ModelCosts, bool]:  # fmt: skip
+    network: Network,
+    *,
+    sha256: str,
+    weight_bytes: int,
+    align: int,
+    minimum: int,
+    limit_bytes: int | None = None,
+    cancel: Cancel = None,
+) -> tuple[ModelCosts, bool]:
     """Reach, peak memory and seconds of ``network``, from a few tiny runs.
 
     The memory layout (channels last or not) is chosen here, see `_layout`. Sizes are the
@@ -57,10 +63,15 @@ def probe(
     check_cancel(cancel)
     searched = [side for side in REACH_SIDES if side <= sides[0] or fits(side)]
     reach = measure_reach(
-        _fp32_forward(network), channels=network.in_channels, scale=network.scale, align=align,
-        minimum=minimum, device=network.device, sides=searched,
+        _fp32_forward(network),
+        channels=network.in_channels,
+        scale=network.scale,
+        align=align,
+        minimum=minimum,
+        device=network.device,
+        sides=searched,
         passes_nan=network.let_go is None,
-    )  # fmt: skip
+    )
     trim_heap(collect=True)
     # A slow model is tried where it takes least: minutes of probing would gain seconds.
     wide = _fit(_LAYOUT_SIDE, align, minimum)
@@ -91,17 +102,26 @@ def _points(
     if len(points) < 2:
         # A model of one size only: a second point half as large makes the line go through 0.
         only = points[0]
-        points.insert(0, ProbePoint(
-            pixels=only.pixels // 2, peak_bytes=only.peak_bytes // 2,
-            resident_bytes=only.resident_bytes // 2, seconds=only.seconds / 2,
-        ))  # fmt: skip
+        points.insert(
+            0,
+            ProbePoint(
+                pixels=only.pixels // 2,
+                peak_bytes=only.peak_bytes // 2,
+                resident_bytes=only.resident_bytes // 2,
+                seconds=only.seconds / 2,
+            ),
+        )
     return points, all(fits(side) for side in sides[: len(points)])
 
 
 def _costs(
-    network: Network, sha256: str, weight_bytes: int, side: int, reach: Reach,
+    network: Network,
+    sha256: str,
+    weight_bytes: int,
+    side: int,
+    reach: Reach,
     points: list[ProbePoint],
-) -> ModelCosts:  # fmt: skip
+) -> ModelCosts:
     return ModelCosts(
         sha256=sha256,
         device=network.device,

@@ -20,9 +20,16 @@ _TOLERANCE = 1e-4
 
 @torch.inference_mode()
 def measure_reach(
-    forward: Forward, *, channels: int, scale: int, align: int, minimum: int,
-    device: str = "cpu", sides: Sequence[int] = REACH_SIDES, passes_nan: bool = True,
-) -> Reach:  # fmt: skip
+    forward: Forward,
+    *,
+    channels: int,
+    scale: int,
+    align: int,
+    minimum: int,
+    device: str = "cpu",
+    sides: Sequence[int] = REACH_SIDES,
+    passes_nan: bool = True,
+) -> Reach:
     """How many input pixels beyond its own place an output pixel depends on.
 
     NaN is put on one side of a line through a random input; every output it comes through to
@@ -98,9 +105,12 @@ def _spread_along(
 
 
 def _touched(
-    forward: Forward, image: Tensor, poisons: list[Tensor], index: tuple[slice, ...],
+    forward: Forward,
+    image: Tensor,
+    poisons: list[Tensor],
+    index: tuple[slice, ...],
     clean: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Where results are not finite, or not ``clean`` any more, with poison at ``index``."""
     found: list[Tensor] = []
     for poison in poisons:

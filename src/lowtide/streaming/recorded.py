@@ -37,9 +37,7 @@ class Recording:
     keeps them apart.
     """
 
-    def __init__(
-        self, plain: Callable[[Tensor], Tensor], images: Tensor, record: Recorder
-    ) -> None:
+    def __init__(self, plain: Callable[[Tensor], Tensor], images: Tensor, record: Recorder) -> None:
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self._given = images.clone(memory_format=torch.preserve_format)

@@ -152,9 +152,7 @@ def _choose(
     for index in picked:
         row, column = divmod(index, len(columns.starts))
         if whole:
-            samples.append(
-                _Sample(row, column, 0, 0, plan.padded_height, plan.padded_width)
-            )
+            samples.append(_Sample(row, column, 0, 0, plan.padded_height, plan.padded_width))
             continue
         margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
         top, height = _extend(rows, row, margins[0])

@@ -18,9 +18,12 @@ from lowtide.streaming.crossing import AtOnce, Crossing, Landing
 Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; it is given fp32 and gives that.
 DTYPES: dict[str, torch.dtype] = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-    "int8": torch.float32, "fp8": torch.bfloat16,
-}  # fmt: skip
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.float32,
+    "fp8": torch.bfloat16,
+}
 _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 
 
@@ -67,9 +70,7 @@ class TileStep:
     work, so that more tiles are begun before the first ones are finished.
     """
 
-    def __init__(
-        self, network: Network, info: ImageInfo, crossing: Crossing | None = None
-    ) -> None:
+    def __init__(self, network: Network, info: ImageInfo, crossing: Crossing | None = None) -> None:
         self.network = network
         self.info = info
         self._crossing = crossing or AtOnce(network.device)

@@ -42,25 +42,31 @@ def load_tracing() -> None:
 
 
 def trace_tile(
-    network: Network, height: int, width: int, *, images: int = 1,
+    network: Network,
+    height: int,
+    width: int,
+    *,
+    images: int = 1,
     device: str | DeviceProfile = "cpu",
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """The estimate for ``images`` images of one size given to ``network`` at once.
 
     Its activations include the images as floats. Raises `ModelError` as `estimate` does.
     """
     assert isinstance(network.forward, nn.Module)
     step = _step(network, images, height, width)
-    return estimate(
-        network.forward, step, device=device, calibration=NO_MARGIN
-    )
+    return estimate(network.forward, step, device=device, calibration=NO_MARGIN)
 
 
 def _step(network: Network, count: int, height: int, width: int) -> InferenceStep:
     images = torch.empty(
-        count, network.in_channels, height, width, device="meta",
+        count,
+        network.in_channels,
+        height,
+        width,
+        device="meta",
         memory_format=network.memory_format,
-    )  # fmt: skip
+    )
     return InferenceStep((images,))
 
 
@@ -100,10 +106,14 @@ def trace_points(
             told = price_on_cpu(trace, scratch, NO_MARGIN)
             per_pixel = max(0, sum(run_rows(network, told.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
-        points.append(TracedPoint(
-            pixels=side * side, peak_bytes=peak, reused=_reused(trace),
-            multiply_adds=multiply_adds(trace),
-        ))  # fmt: skip
+        points.append(
+            TracedPoint(
+                pixels=side * side,
+                peak_bytes=peak,
+                reused=_reused(trace),
+                multiply_adds=multiply_adds(trace),
+            )
+        )
         if len(trace.ops) > _MANY_OPERATORS:
             break
     scratch.store.save()

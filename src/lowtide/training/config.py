@@ -273,7 +273,11 @@ def _known(place: Sequence[int | str]) -> list[str]:
         if field is None:
             return []
         part = next(
-            (one for one in (field.annotation, *getattr(field.annotation, "__args__", ()))
-             if isinstance(one, type) and issubclass(one, BaseModel)), None,
-        )  # fmt: skip
+            (
+                one
+                for one in (field.annotation, *getattr(field.annotation, "__args__", ()))
+                if isinstance(one, type) and issubclass(one, BaseModel)
+            ),
+            None,
+        )
     return list(getattr(part, "model_fields", {}))

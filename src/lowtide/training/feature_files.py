@@ -35,9 +35,10 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no state dict but a {type(found).__name__}", hint=hint)
     return {
-        name: value for name, value in found.items()
+        name: value
+        for name, value in found.items()
         if isinstance(name, str) and isinstance(value, Tensor)
-    }  # fmt: skip
+    }
 
 
 def fitting(

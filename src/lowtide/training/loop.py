@@ -58,10 +58,17 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, folder: Path, generator: nn.Module, batches: Batches, *,
-        discriminator: nn.Module | None = None, parts: int = 1, device: str = "cpu",
+        self,
+        config: TrainConfig,
+        folder: Path,
+        generator: nn.Module,
+        batches: Batches,
+        *,
+        discriminator: nn.Module | None = None,
+        parts: int = 1,
+        device: str = "cpu",
         files: Mapping[str, FileFacts] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.folder, self._batches = config, folder, batches
         self._engine, self._processes = engine_of(config, device), Processes.here()
         make_ready(config, generator, discriminator)
@@ -73,9 +80,15 @@ class Trainer:
         losses = [(entry, loss.to(self._engine.device)) for entry, loss in losses_of(config)]
         self._sides = sides
         self._stepper = Stepper(
-            sides[0], losses, self._engine.backward, sides[1] if len(sides) > 1 else None,
-            gan_of(config), config.train.checkpointing, parts, processes=self._processes,
-        )  # fmt: skip
+            sides[0],
+            losses,
+            self._engine.backward,
+            sides[1] if len(sides) > 1 else None,
+            gan_of(config),
+            config.train.checkpointing,
+            parts,
+            processes=self._processes,
+        )
         self._files = dict(files or {})
         self._state = State(0, {}, files=self._files)
         self._kept_step = 0
@@ -150,9 +163,12 @@ class Trainer:
         return found
 
     def run(
-        self, validate: Validates | None = None, *, on_step: Callable[[Moment], None] | None = None,
+        self,
+        validate: Validates | None = None,
+        *,
+        on_step: Callable[[Moment], None] | None = None,
         cancel: Cancel = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Train to the last step; not at all where the state is there already, or past it. Raises
         what a step raises, `OutputError` naming what is done so far, and `Cancelled` after a state
         was kept."""

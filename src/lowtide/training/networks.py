@@ -82,9 +82,10 @@ def start_from(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
         raise UsageError(f"path.pretrain_network_g: {error.message}") from error
     own = network.state_dict()
     fitting = {
-        name: weight for name, weight in given.items()
+        name: weight
+        for name, weight in given.items()
         if name in own and own[name].shape == weight.shape
-    }  # fmt: skip
+    }
     left = [name for name in own if name not in fitting]
     if (strict and (left or len(fitting) < len(given))) or not fitting:
         raise UsageError(

@@ -72,9 +72,15 @@ class PlannedStep:
             observer.label(kept, "optimizer")
             observer.mark("forward")
             stepper = Stepper(
-                sides[0], losses, _marking(observer), sides[1] if len(sides) > 1 else None, gan,
-                train.checkpointing, min(self.parts, _PARTS), read=False,
-            )  # fmt: skip
+                sides[0],
+                losses,
+                _marking(observer),
+                sides[1] if len(sides) > 1 else None,
+                gan,
+                train.checkpointing,
+                min(self.parts, _PARTS),
+                read=False,
+            )
             low, high = self.inputs
             followed = _PARTS * -(-len(low) // self.parts)
             # The last step, in which every loss is there.

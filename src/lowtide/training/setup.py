@@ -39,9 +39,7 @@ def engine_of(config: TrainConfig, device: str) -> Any:
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()  # of a training before this one, in the same process
     group = InitProcessGroupKwargs(timeout=_PATIENCE)
-    engine = Accelerator(
-        mixed_precision=mixed, cpu=device == "cpu", kwargs_handlers=[group]
-    )  # fmt: skip
+    engine = Accelerator(mixed_precision=mixed, cpu=device == "cpu", kwargs_handlers=[group])
     kind = engine.distributed_type.value
     if kind not in _KINDS:
         raise UsageError(
@@ -76,8 +74,9 @@ def losses_of(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
     """All other losses, with what computes them."""
     return [
         (entry, make_loss(entry.type, **entry.options))
-        for entry in config.train.losses if entry.type.lower() != GAN
-    ]  # fmt: skip
+        for entry in config.train.losses
+        if entry.type.lower() != GAN
+    ]
 
 
 def optimizer_of(
@@ -90,9 +89,7 @@ def optimizer_of(
     )
 
 
-def make_ready(
-    config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
-) -> None:
+def make_ready(config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None) -> None:
     """Weights in the order of memory that is asked for, and networks that all losses can train."""
     order = torch.channels_last if config.channels_last else torch.contiguous_format
     for network in (generator, discriminator):

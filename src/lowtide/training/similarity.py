@@ -98,9 +98,10 @@ def _at_hand(net: Net, path: Path) -> Iterator[None]:
     with torch.device("meta"):
         needed = make(weights=None).state_dict()
     features = {
-        key.removeprefix("features."): tensor for key, tensor in needed.items()
+        key.removeprefix("features."): tensor
+        for key, tensor in needed.items()
         if key.startswith("features.")
-    }  # fmt: skip
+    }
     found = fitting(read_tensors(path, f"{name} weights", hint), features, path, name, hint)
     # What classifies is never used: one zero stands for all of it.
     whole = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in needed.items()}

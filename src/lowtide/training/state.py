@@ -99,7 +99,5 @@ def _read(path: Path) -> State:
 
 def _found(folder: Path) -> list[Path]:
     """From the oldest to the newest."""
-    states = [
-        path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit() and path.is_file()
-    ]
+    states = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit() and path.is_file()]
     return sorted(states, key=lambda path: int(path.stem))

@@ -136,9 +136,10 @@ class _Values:
         if kind == "null":
             return None
         make = {
-            "int": self._numbers.construct_yaml_int, "float": self._numbers.construct_yaml_float,
+            "int": self._numbers.construct_yaml_int,
+            "float": self._numbers.construct_yaml_float,
             "bool": self._numbers.construct_yaml_bool,
-        }.get(kind)  # fmt: skip
+        }.get(kind)
         if make is None:
             raise _Refused(node, f"{_short(node.value)} is a {kind[:40]}: quote it if it is text")
         if len(node.value) > _LONGEST_NUMBER:

@@ -77,10 +77,13 @@ class Convolutions(nn.Sequential):
 
     def __init__(self):
         super().__init__(
-            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.SiLU(),
             *(nn.Conv2d(16, 16, 3, padding=1) for _ in range(6)),
-            nn.GroupNorm(4, 16), nn.ConvTranspose2d(16, 4, 2, 2),
-        )  # fmt: skip
+            nn.GroupNorm(4, 16),
+            nn.ConvTranspose2d(16, 4, 2, 2),
+        )
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x):
@@ -132,9 +135,7 @@ class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         self.tables = nn.ModuleList(self.Table() for _ in range(6))
-        self.normed = nn.ModuleList(
-            parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(4)
-        )
+        self.normed = nn.ModuleList(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(4))
         self.loose = nn.ParameterList(torch.randn(8) for _ in range(2))
         self.low = nn.ModuleList(nn.Linear(8, 8).bfloat16() for _ in range(4))
 

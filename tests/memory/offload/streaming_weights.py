@@ -1,6 +1,5 @@
 """Plans that stream all there is, and runs to compare."""
 
-
 import torch
 from streamed_models import inputs
 
@@ -14,8 +13,9 @@ def plan_all(model, *, in_flight=2, split_layers=False, resident=()):
     return OffloadPlan(
         resident=tuple(block for block in blocks if not block.modules),
         streamed=tuple(block for block in blocks if block.modules),
-        in_flight=in_flight, budget_bytes=0,
-    )  # fmt: skip
+        in_flight=in_flight,
+        budget_bytes=0,
+    )
 
 
 def run(model, count=1):

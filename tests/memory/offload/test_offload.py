@@ -1,6 +1,5 @@
 """Streamed weights: the same bytes come out, and each block is there when it is needed."""
 
-
 import pytest
 import torch
 from streamed_models import ZOO, Again, Chosen, Mixed, Recurrent, Stack, build, inputs, state_of
@@ -28,8 +27,9 @@ def test_the_same_bytes_and_the_model_back(kind, in_flight, split_layers, tmp_pa
         assert stream.loads >= len(plan.streamed)
     assert all(same(result, expected) for result in results)
     assert state_of(model) == before
-    assert all(a is b for a, b in
-               zip(tensors, [*model.parameters(), *model.buffers()], strict=True))  # fmt: skip
+    assert all(
+        a is b for a, b in zip(tensors, [*model.parameters(), *model.buffers()], strict=True)
+    )
     assert [tensor.stride() for tensor in tensors] == strides
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not [*tmp_path.iterdir()]
@@ -127,14 +127,18 @@ def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
 def turns_by(lane, model, in_flight):
     """Blocks of ``model`` that come from host memory by ``lane``, begun."""
     found = {place.name: place for place in places(model)}
-    layouts = [Layout(block, [found[name] for name in block.tensors])
-               for block in plan_all(model).streamed]  # fmt: skip
+    layouts = [
+        Layout(block, [found[name] for name in block.tensors]) for block in plan_all(model).streamed
+    ]
     source = HostSource(PinnedMemory())
     for layout in layouts:
-        source.take(layout, lambda memory, layout=layout: [
-            view.copy_(place.tensor.detach())
-            for place, view in zip(layout.places, layout.views(memory), strict=True)
-        ])  # fmt: skip
+        source.take(
+            layout,
+            lambda memory, layout=layout: [
+                view.copy_(place.tensor.detach())
+                for place, view in zip(layout.places, layout.views(memory), strict=True)
+            ],
+        )
     turns = BlockTurns(model, layouts, source, lane, in_flight)
     turns.open()
     return turns

@@ -1,6 +1,5 @@
 """Streamed weights on a card."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -152,9 +152,11 @@ def test_weights_of_twice_the_budget(tmp_path):
     save_file(model.state_dict(), path)
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(path), str(budget), str(4 * MIB)],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}, capture_output=True, text=True,
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert child.returncode == 0, child.stderr
     report = json.loads(child.stdout)
     assert report["digest"] == hashlib.sha256(expected).hexdigest()

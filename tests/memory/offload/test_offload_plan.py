@@ -11,8 +11,12 @@ from lowtide.core.errors import BudgetError, UsageError
 from lowtide.memory.offload.blocks import find_blocks
 from lowtide.memory.offload.plan import OffloadPlan, plan_offload
 
-SPLITS = [dict(), dict(largest_bytes=0), dict(largest_bytes=0, split_layers=True),
-          dict(largest_bytes=1 << 40)]  # fmt: skip
+SPLITS = [
+    dict(),
+    dict(largest_bytes=0),
+    dict(largest_bytes=0, split_layers=True),
+    dict(largest_bytes=1 << 40),
+]
 
 
 def smallest_of(model, **options):
@@ -39,8 +43,10 @@ def test_blocks_are_a_partition(kind, split):
 def test_layers_of_a_list_are_blocks_and_small_ones_share_one():
     blocks = find_blocks(build(Stack))
     assert [block.name for block in blocks] == [
-        "place", "enter … leave", *(f"layers.{index}" for index in range(8))
-    ]  # fmt: skip
+        "place",
+        "enter … leave",
+        *(f"layers.{index}" for index in range(8)),
+    ]
     assert [block.modules for block in blocks[:2]] == [(), ("enter", "leave")]
     chain = nn.Sequential(*(nn.Linear(16, 16) for _ in range(256)))
     assert 32 <= len(find_blocks(chain)) <= 64
@@ -63,8 +69,9 @@ def test_what_reads_into_its_parts_is_not_split():
 
 
 def test_what_cannot_be_streamed_has_no_modules():
-    held = {name for block in find_blocks(build(Tied)) if not block.modules
-            for name in block.tensors}  # fmt: skip
+    held = {
+        name for block in find_blocks(build(Tied)) if not block.modules for name in block.tensors
+    }
     assert held == {"first.weight", "twice.0.weight", "twice.0.bias"}
     held = {block.name for block in find_blocks(build(Mixed)) if not block.modules}
     assert held == {"loose.0", "loose.1"}
@@ -85,8 +92,21 @@ def test_names_can_be_kept_resident():
     model = build(Stack)
     blocks = find_blocks(model, resident=["layers.3", "leave.bias"])
     held = {block.name for block in blocks if not block.modules}
-    assert held == {"place", "leave.bias", *(f"layers.3.{part}" for part in (
-        "norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias"))}
+    assert held == {
+        "place",
+        "leave.bias",
+        *(
+            f"layers.3.{part}"
+            for part in (
+                "norm.weight",
+                "norm.bias",
+                "up.weight",
+                "up.bias",
+                "down.weight",
+                "down.bias",
+            )
+        ),
+    }
     plan = plan_offload(model, smallest_of(model, resident=["layers.3"]), resident=["layers.3"])
     assert not [b for b in plan.streamed if any(n.startswith("layers.3.") for n in b.tensors)]
     with pytest.raises(UsageError, match=r"layers\.33"):

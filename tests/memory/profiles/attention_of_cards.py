@@ -19,9 +19,13 @@ AMPERE, ADA, HOPPER, BLACKWELL, HOST = (
 
 def path(profile, *, dtype=BF16, head_dim=64, tokens=4096, **options):
     return attention_path(
-        profile, dtype=dtype, head_dim=head_dim, query_tokens=tokens,
-        key_tokens=options.pop("key_tokens", tokens), **options,
-    )  # fmt: skip
+        profile,
+        dtype=dtype,
+        head_dim=head_dim,
+        query_tokens=tokens,
+        key_tokens=options.pop("key_tokens", tokens),
+        **options,
+    )
 
 
 def qkv(shape=(1, 8, 256, 64), dtype=FP32, grad=False, value_dim=None):

@@ -60,7 +60,7 @@ def test_math_multiplies_gradient_and_softmax_on_a_card():
         bare, full = (
             bytes_of(HOPPER, SHAPE, BF16, grad=True, scratch=scratch)[3]
             for scratch in (False, True)
-        )  # fmt: skip
+        )
         assert full - bare == near(4 * SCORES)
         with FakeTensorMode(), Live() as live, attention_as_on(HOPPER):
             query, key, value = qkv(SHAPE, FP32, grad=True)
@@ -185,10 +185,15 @@ def test_autocast_decides_before_the_kernel_is_chosen():
     assert dict(log.paths) == {"flash": 1, "efficient": 1}
 
 
-@pytest.mark.parametrize("attend", [
-    F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention.default,
-], ids=lambda f: f.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "attend",
+    [
+        F.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    ],
+    ids=lambda f: f.__name__,
+)
 def test_however_it_is_called(attend):
     with FakeTensorMode(), Live() as live, attention_as_on(AMPERE) as log:
         attend(*qkv(dtype=BF16))
@@ -256,10 +261,16 @@ def test_scratch_by_hand():
 
 
 CASES = [
-    dict(), dict(dtype=FP32), dict(mask=True), dict(dtype=FP32, mask=True),
-    dict(shape=(1, 1, 4096, 512)), dict(shape=(2, 2, 4, 256, 64)), dict(shape=(8, 256, 64)),
-    dict(shape=(2, 4, 1000, 20)), dict(shape=(2, 4, 1000, 20), mask=True),
-]  # fmt: skip
+    dict(),
+    dict(dtype=FP32),
+    dict(mask=True),
+    dict(dtype=FP32, mask=True),
+    dict(shape=(1, 1, 4096, 512)),
+    dict(shape=(2, 2, 4, 256, 64)),
+    dict(shape=(8, 256, 64)),
+    dict(shape=(2, 4, 1000, 20)),
+    dict(shape=(2, 4, 1000, 20), mask=True),
+]
 
 
 @pytest.mark.gpu

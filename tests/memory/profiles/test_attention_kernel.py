@@ -36,25 +36,35 @@ from lowtide.memory.profiles.present import DeviceFacts, profile_from_facts
         pytest.param("efficient", AMPERE, dict(dtype=FP32), id="flash has no fp32"),
         pytest.param("efficient", AMPERE, dict(has_mask=True), id="flash has no mask"),
         pytest.param(
-            "efficient", AMPERE, dict(has_mask=True, mask_needs_grad=True, needs_grad=True),
+            "efficient",
+            AMPERE,
+            dict(has_mask=True, mask_needs_grad=True, needs_grad=True),
             id="a learned bias gets its gradient",
         ),
         pytest.param(
-            "efficient", ADA, dict(head_dim=208, needs_grad=True),
+            "efficient",
+            ADA,
+            dict(head_dim=208, needs_grad=True),
             id="no flash backward of 193 to 224 on consumer cards",
         ),
         pytest.param("flash", ADA, dict(head_dim=208), id="forward alone takes 208"),
         pytest.param("flash", ADA, dict(head_dim=256, needs_grad=True), id="256 has a backward"),
         pytest.param(
-            "efficient", ADA, dict(head_dim=256, needs_grad=True, dropout=0.1),
+            "efficient",
+            ADA,
+            dict(head_dim=256, needs_grad=True, dropout=0.1),
             id="256 has no backward with dropout",
         ),
         pytest.param(
-            "efficient", AMPERE, dict(is_causal=True, key_tokens=77),
+            "efficient",
+            AMPERE,
+            dict(is_causal=True, key_tokens=77),
             id="causal wants equal tokens for flash",
         ),
         pytest.param(
-            "efficient", AMPERE, dict(head_dim=64, value_head_dim=128),
+            "efficient",
+            AMPERE,
+            dict(head_dim=64, value_head_dim=128),
             id="flash wants one head dim",
         ),
         pytest.param(
@@ -68,11 +78,13 @@ from lowtide.memory.profiles.present import DeviceFacts, profile_from_facts
         pytest.param("cpu_flash", HOST, dict(dtype=FP32, has_mask=True), id="the CPU's own"),
         pytest.param("math", HOST, dict(dropout=0.1), id="not with dropout on the CPU"),
         pytest.param(
-            "math", HOST, dict(has_mask=True, mask_needs_grad=True),
+            "math",
+            HOST,
+            dict(has_mask=True, mask_needs_grad=True),
             id="not with a learned bias on the CPU",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_kernel_is(expected, profile, options):
     assert path(profile, **options) == expected
 
@@ -138,9 +150,10 @@ def test_a_refusal_says_why():
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 2, 8, 16), (2, 8, 16), (1, 2, 2, 8, 16)])
 @pytest.mark.parametrize(
-    "options", [{}, dict(mask=(8, 8)), dict(mask=(8, 8), learned=True), dict(dropout=0.5),
-                dict(value_dim=24)], ids=str,
-)  # fmt: skip
+    "options",
+    [{}, dict(mask=(8, 8)), dict(mask=(8, 8), learned=True), dict(dropout=0.5), dict(value_dim=24)],
+    ids=str,
+)
 def test_the_cpu_table_is_what_pytorch_chooses(dtype, shape, options):
     tensors = qkv(shape, dtype, value_dim=options.get("value_dim"))
     mask = options.get("mask") and torch.zeros(options["mask"], dtype=dtype)
@@ -150,10 +163,16 @@ def test_the_cpu_table_is_what_pytorch_chooses(dtype, shape, options):
         F.scaled_dot_product_attention(*tensors, mask, options.get("dropout", 0.0))
     fused = "_scaled_dot_product_flash_attention_for_cpu.default" in live.ops
     assert ("cpu_flash" if fused else "math") == path(
-        HOST, dtype=dtype, head_dim=16, tokens=8, dims=len(shape), has_mask=mask is not None,
-        mask_needs_grad="learned" in options, dropout=options.get("dropout", 0.0),
+        HOST,
+        dtype=dtype,
+        head_dim=16,
+        tokens=8,
+        dims=len(shape),
+        has_mask=mask is not None,
+        mask_needs_grad="learned" in options,
+        dropout=options.get("dropout", 0.0),
         value_head_dim=options.get("value_dim"),
-    )  # fmt: skip
+    )
 
 
 def test_versions_are_those_installed():

@@ -1,6 +1,5 @@
 """Memory to take, and the rows that tell of it."""
 
-
 import torch
 
 from lowtide.core.units import MIB

@@ -145,9 +145,11 @@ def test_storages_have_a_row_for_each_kind():
         region.label(gradients, "gradients")
         torch.ones(MIB)
     assert values(region.ledger) == {
-        "weights": weights, "gradients": weights, "inputs": batch.nbytes,
+        "weights": weights,
+        "gradients": weights,
+        "inputs": batch.nbytes,
         "live activations": 4 * MIB,
-    }  # fmt: skip
+    }
     # Above the start are only the gradients and the last tensor.
     assert region.peak_bytes == weights + 4 * MIB
     assert region.trace is not None
@@ -161,9 +163,10 @@ def test_events_add_labeled_tensors_of_before_to_the_ledger():
         region.label([weights], "weights")
         region.label([batch, batch[: MIB // 2], result], "inputs")
     assert values(region.ledger) == {
-        "weights": weights.nbytes, "inputs": batch.nbytes,
+        "weights": weights.nbytes,
+        "inputs": batch.nbytes,
         "live activations and scratch": result.nbytes,
-    }  # fmt: skip
+    }
     assert region.peak_bytes == result.nbytes
     assert region.usage.total_bytes == 6 * MIB
 

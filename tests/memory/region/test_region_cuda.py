@@ -1,6 +1,5 @@
 """A region's rows of a card, simulated and real."""
 
-
 import pytest
 import torch
 from blocks import values
@@ -48,9 +47,11 @@ def test_the_rows_of_a_simulated_cuda_device(monkeypatch):
     assert [phase.peak_bytes for phase in outer.phases] == [300 * MIB, 300 * MIB]
     assert (outer.peak_bytes, outer.held_bytes) == (300 * MIB, 20 * MIB)
     assert values(outer.ledger) == {
-        "held before": 100 * MIB, "live activations and scratch": 300 * MIB,
-        "allocator": 900 * MIB, "context": 300 * MIB,
-    }  # fmt: skip
+        "held before": 100 * MIB,
+        "live activations and scratch": 300 * MIB,
+        "allocator": 900 * MIB,
+        "context": 300 * MIB,
+    }
     # The inner region starts with 400 MiB, which go before they are exceeded.
     assert (inner.peak_bytes, inner.held_bytes) == (0, 0)
     assert inner.usage.total_bytes == 1600 * MIB

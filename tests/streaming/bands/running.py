@@ -42,9 +42,10 @@ def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11
         expected = module.eval()(image.clone())
     program = program_of(module, image)
     names = [
-        str(step.node.target) for index, step in program.steps.items()
+        str(step.node.target)
+        for index, step in program.steps.items()
         if isinstance(step, Whole) and index in program.unruled
-    ]  # fmt: skip
+    ]
     assert set(names) <= set(whole), names
     for number in bands:
         for cut in parts:

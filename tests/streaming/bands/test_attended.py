@@ -37,9 +37,11 @@ class Attending(nn.Module):
 
 def step_of(program):
     (found,) = [
-        step for index, step in program.steps.items() if index < len(program.graph.nodes)
+        step
+        for index, step in program.steps.items()
+        if index < len(program.graph.nodes)
         and short(program.graph.nodes[index].target) == "scaled_dot_product_attention"
-    ]  # fmt: skip
+    ]
     return found
 
 

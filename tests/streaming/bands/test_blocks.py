@@ -95,13 +95,16 @@ def test_modules_are_left_as_they_were():
     assert not any(inner._forward_hooks or inner._forward_pre_hooks for inner in model.modules())
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    (lambda x: x - x.mean(), "depend on rows far away"),
-    (lambda x: x * np.random.rand(), "draws random numbers"),
-    (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values"),
-    (lambda x: x[:, 3:], "no fixed scale"),
-    (lambda x: x[0], "does not give an image"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x - x.mean(), "depend on rows far away"),
+        (lambda x: x * np.random.rand(), "draws random numbers"),
+        (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values"),
+        (lambda x: x[:, 3:], "no fixed scale"),
+        (lambda x: x[0], "does not give an image"),
+    ],
+)
 def test_what_is_no_block_is_refused_by_name(change, reason):
     small = lowtide.stream(net(change), budget="64MiB")
     with pytest.raises(ModelError, match=reason) as caught:

@@ -77,10 +77,13 @@ def test_a_convolution_of_few_channels_to_many_is_light():
         def __init__(self, channels):
             super().__init__()
             self.chain = nn.Sequential(
-                nn.Conv2d(channels, 16, 3, padding=1), nn.PReLU(16),
-                nn.Conv2d(16, 16, 3, padding=1), nn.PReLU(16),
-                nn.Conv2d(16, channels, 3, padding=1), nn.PixelShuffle(1),
-            )  # fmt: skip
+                nn.Conv2d(channels, 16, 3, padding=1),
+                nn.PReLU(16),
+                nn.Conv2d(16, 16, 3, padding=1),
+                nn.PReLU(16),
+                nn.Conv2d(16, channels, 3, padding=1),
+                nn.PixelShuffle(1),
+            )
 
         def forward(self, x):
             return self.chain(x) + x  # whose rows are held beside the chain's
@@ -89,9 +92,8 @@ def test_a_convolution_of_few_channels_to_many_is_light():
         program = track(capture(Net(channels).eval(), torch.rand(1, channels, 96, 20)))
         (part,) = segment(program, ())
         convolutions = [
-            index for index in part.steps
-            if "conv" in str(program.graph.nodes[index].target)
-        ]  # fmt: skip
+            index for index in part.steps if "conv" in str(program.graph.nodes[index].target)
+        ]
         assert (convolutions[0] in made_twice(program, part, 2)) == light
         (first, *_) = schedule(program, part, 2)
         assert bool(first.holds.get(convolutions[0])) != light
@@ -135,9 +137,10 @@ def test_rows_that_are_made_twice_have_their_price():
     (part,) = segment(program, ())
     again = sum(
         rows * sum(map(program.row_bytes, (index, *program.steps[index].inputs)))
-        for band in schedule(program, part, 5) for index, rows in band.again.items()
+        for band in schedule(program, part, 5)
+        for index, rows in band.again.items()
         if program.steps[index].overlap
-    )  # fmt: skip
+    )
     _, _, copied = glance(program, part, 5)
     # No map is put together; parts of the image, each taken once and a few rows twice, are taken
     # for copies.

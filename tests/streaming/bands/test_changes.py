@@ -133,10 +133,14 @@ def test_a_class_that_is_patched_is_seen(monkeypatch):
     assert (small(image) - module(image)).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("change", [
-    lambda table: table.mul_(3), lambda table: table.data.mul_(3),
-    lambda table: put(table, data=table.data * 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.mul_(3),
+        lambda table: table.data.mul_(3),
+        lambda table: put(table, data=table.data * 3),
+    ],
+)
 def test_what_is_kept_of_weights_is_made_anew_when_they_change(change):
     """A table of biases is put together once, of places that are alike."""
     module, image = Biased().eval(), torch.rand(1, 3, 32, 24)

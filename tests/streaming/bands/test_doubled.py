@@ -28,9 +28,10 @@ class Enlarged(nn.Module):
 
 def names(program):
     return [
-        short(program.graph.nodes[index].target) for index in program.steps
+        short(program.graph.nodes[index].target)
+        for index in program.steps
         if index < len(program.graph.nodes)
-    ]  # fmt: skip
+    ]
 
 
 def module_of(**more):
@@ -49,10 +50,19 @@ def test_equals_both_operators(height, width, more):
     check_parity(module, image)
 
 
-@pytest.mark.parametrize("more", [
-    {"factor": 3}, {"padding": 0}, {"stride": 2}, {"kernel": 5, "padding": 2},
-    {"dilation": 2, "padding": 2}, {"both": True}, {"kernel": 1, "padding": 0},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"factor": 3},
+        {"padding": 0},
+        {"stride": 2},
+        {"kernel": 5, "padding": 2},
+        {"dilation": 2, "padding": 2},
+        {"both": True},
+        {"kernel": 1, "padding": 0},
+    ],
+    ids=str,
+)
 def test_others_stay_two_operators(more):
     torch.manual_seed(1)
     image = torch.randn(1, 3, 8, 9, dtype=torch.float64)

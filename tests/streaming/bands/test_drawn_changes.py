@@ -54,27 +54,36 @@ class Adapted(nn.Module):
 
 
 PARTS = [
-    lambda: nn.Conv2d(8, 8, 3, padding=1), lambda: nn.Conv2d(8, 8, 5, padding=2, groups=8),
+    lambda: nn.Conv2d(8, 8, 3, padding=1),
+    lambda: nn.Conv2d(8, 8, 5, padding=2, groups=8),
     lambda: nn.Conv2d(8, 8, 3, padding=2, dilation=2, padding_mode="reflect"),
-    lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8, affine=True),
-    lambda: nn.BatchNorm2d(8), lambda: nn.Sequential(nn.SiLU(), nn.Dropout(0.5)),
-    lambda: nn.MaxPool2d(3, 1, 1), Attention,
+    lambda: nn.GroupNorm(2, 8),
+    lambda: nn.InstanceNorm2d(8, affine=True),
+    lambda: nn.BatchNorm2d(8),
+    lambda: nn.Sequential(nn.SiLU(), nn.Dropout(0.5)),
+    lambda: nn.MaxPool2d(3, 1, 1),
+    Attention,
     lambda: nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="nearest")),
-    lambda: Scaled(torch.tanh), lambda: Scaled(lambda x: x - x.mean((2, 3), keepdim=True)),
+    lambda: Scaled(torch.tanh),
+    lambda: Scaled(lambda x: x - x.mean((2, 3), keepdim=True)),
     lambda: Scaled(lambda x: x * x.mean((2, 3), keepdim=True).sigmoid()),
     lambda: Scaled(lambda x: x - x.amax((1, 2, 3), keepdim=True)),
-    lambda: Scaled(lambda x: x.softmax(1)), lambda: Scaled(lambda x: x.roll(3, 2)),
+    lambda: Scaled(lambda x: x.softmax(1)),
+    lambda: Scaled(lambda x: x.roll(3, 2)),
     lambda: Scaled(lambda x: x.flip(3) + F.pad(x, (1, 1, 1, 1), mode="reflect")[..., 2:, 2:]),
-]  # fmt: skip
+]
 # What some of these give for a batch is not what they give for its images.
 MIXERS = [
-    lambda: Scaled(lambda x: x - x.amin()), lambda: Scaled(lambda x: x - x.mean(0)),
-    lambda: Scaled(lambda x: x.flip(0)), lambda: Scaled(lambda x: x.roll(1, 0)),
+    lambda: Scaled(lambda x: x - x.amin()),
+    lambda: Scaled(lambda x: x - x.mean(0)),
+    lambda: Scaled(lambda x: x.flip(0)),
+    lambda: Scaled(lambda x: x.roll(1, 0)),
     lambda: Scaled(lambda x: x - x.mean((0, 2, 3), keepdim=True)),
-    lambda: Scaled(lambda x: x + x[:1]), lambda: Scaled(lambda x: x / len(x)),
+    lambda: Scaled(lambda x: x + x[:1]),
+    lambda: Scaled(lambda x: x / len(x)),
     lambda: Scaled(lambda x: torch.where(x.amax() > 1e3, x, -x)),
     lambda: Scaled(lambda x: x if x.mean() > 0 else -x),
-]  # fmt: skip
+]
 
 
 def drawn_module(draw):
@@ -126,8 +135,12 @@ CHANGES = [
     lambda module, draw: module.double(),
     lambda module, draw: module.bfloat16(),
     lambda module, draw: draw.choice(module).__setattr__("forward", torch.sin),
-    assigned, other_buffer, scaled, hooked, hooked_before,
-]  # fmt: skip
+    assigned,
+    other_buffer,
+    scaled,
+    hooked,
+    hooked_before,
+]
 
 
 def check(module, small, image):

@@ -113,6 +113,4 @@ def test_statistics_of_bands_are_those_of_one_pass_in_double_precision(offset, b
     mean, variance = step.finish(state)
     exact = image.double().reshape(4, -1)
     torch.testing.assert_close(mean.flatten(), exact.mean(1), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        variance.flatten(), exact.var(1, correction=0), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(variance.flatten(), exact.var(1, correction=0), rtol=1e-6, atol=0)

@@ -88,9 +88,10 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
         layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)]
     program = program_of(nn.Sequential(*layers), torch.rand(1, 4, 64, 24))
     drafts = [
-        one for one in Drafter(program).drafts((1 << 14,), ("memory", "disk"), (0.5, 1.0))
+        one
+        for one in Drafter(program).drafts((1 << 14,), ("memory", "disk"), (0.5, 1.0))
         if one.bands == next(iter(Drafter(program).drafts((1 << 14,)))).bands
-    ]  # fmt: skip
+    ]
     inside = next(one for one in drafts if one.pages == "memory")
     outside = next(one for one in drafts if one.pages == "disk" and not one.held)
     assert inside.away_bytes == 0
@@ -126,9 +127,7 @@ def test_files_take_what_is_said_of_them(monkeypatch):
     program = program_of(module, image)
     for layout in Drafter(program).drafts((1 << 14,), ("disk",), (0.5,)):
         most, space = 0, scratch.ScratchSpace()
-        pages = page_maker(
-            program, "disk", image.device, space, held=layout.held, on_disk=Watched
-        )
+        pages = page_maker(program, "disk", image.device, space, held=layout.held, on_disk=Watched)
         sweep = Sweep(program, layout.segments, layout.bands, pages)
         with torch.no_grad():
             found = collect(program, sweep.run(MemoryPage.of(image, 2)))

@@ -191,9 +191,17 @@ def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):
     assert streams.recorded == []  # what is freed is free at once
 
 
-@pytest.mark.parametrize("missing", [
-    "nothing", "out waits", "back waits", "there waits", "here waits", "over waits",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "nothing",
+        "out waits",
+        "back waits",
+        "there waits",
+        "here waits",
+        "over waits",
+    ],
+)
 def test_a_missing_wait_is_a_race(monkeypatch, missing):
     streams = Streams(monkeypatch, frees=True)
     carrier = Noted(streams)
@@ -229,9 +237,10 @@ def locked(monkeypatch, image):
     Streams(monkeypatch)
     taken: list[int] = []
     monkeypatch.setattr(
-        PinnedMemory, "empty",
+        PinnedMemory,
+        "empty",
         lambda self, nbytes: taken.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8),
-    )  # fmt: skip
+    )
     program, carrier, found = program_of(net(), image), CudaCarrier(CPU), []
     for _ in range(3):
         before = len(taken)
@@ -321,9 +330,8 @@ def test_what_a_card_takes_is_told_without_one():
     assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
     assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
     lives = {
-        place: foretell(program, layout, held=True).peak_bytes
-        for place, layout in by_place.items()
-    }  # fmt: skip
+        place: foretell(program, layout, held=True).peak_bytes for place, layout in by_place.items()
+    }
     assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
     # Rows on their way, both for this band and for the next one.
     assert lives["disk"] <= lives["host"]
@@ -331,7 +339,7 @@ def test_what_a_card_takes_is_told_without_one():
     told = {
         place: tell(program, layout, held=True, profile=profile).bytes
         for place, layout in by_place.items()
-    }  # fmt: skip
+    }
     assert told["host"] < told["memory"]
     assert placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
     assert placements(CPU, "auto") == ("memory", "disk")

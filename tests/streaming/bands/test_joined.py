@@ -14,20 +14,29 @@ from lowtide.streaming.bands.rules.in_place import WRITE_ANYWHERE
 from lowtide.streaming.bands.rules.rule import short
 
 FUNCTIONS = {
-    "add": lambda x: x + x.mean(1, keepdim=True), "sub": lambda x: x - x.mean(1, keepdim=True),
+    "add": lambda x: x + x.mean(1, keepdim=True),
+    "sub": lambda x: x - x.mean(1, keepdim=True),
     "mul": lambda x: x * x.mean(1, keepdim=True),
     "div": lambda x: x / (2 + x.square().sum(1, True)),
-    "silu": F.silu, "leaky_relu": lambda x: F.leaky_relu(x, 0.3), "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh, "hardtanh": F.hardtanh, "elu": F.elu, "hardswish": F.hardswish,
-    "clamp": lambda x: x.clamp(-0.3, 0.4), "clamp_min": lambda x: x.clamp_min(0.1), "mish": F.mish,
-}  # fmt: skip
+    "silu": F.silu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.3),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardtanh": F.hardtanh,
+    "elu": F.elu,
+    "hardswish": F.hardswish,
+    "clamp": lambda x: x.clamp(-0.3, 0.4),
+    "clamp_min": lambda x: x.clamp_min(0.1),
+    "mish": F.mish,
+}
 
 
 def writers(program):
     """By operator its form that puts rows where it is told."""
     return {
         short(program.graph.nodes[index].target): step
-        for index, step in program.steps.items() if getattr(step, "into", None) is not None
+        for index, step in program.steps.items()
+        if getattr(step, "into", None) is not None
     }
 
 

@@ -24,9 +24,7 @@ def net(attention, channels=8):
 @pytest.mark.parametrize("boundary", ["mask", "shift", "zero", "reflect"])
 @pytest.mark.parametrize("size", [(37, 29), (70, 41)])
 def test_windows(form, boundary, size):
-    attention = LocalWindowAttention(
-        8, heads=2, window=16, shared=4, form=form, boundary=boundary
-    )
+    attention = LocalWindowAttention(8, heads=2, window=16, shared=4, form=form, boundary=boundary)
     module = net(attention).double()
     image = torch.rand(1, 3, *size, dtype=torch.float64)
     check_parity(module, image, bands=(1, 2, 5, 40), parts=(1, 3))
@@ -72,9 +70,10 @@ def test_the_steps_are_row_operators_with_the_module_inside():
     module = net(LocalWindowAttention(8, heads=1))
     program = program_of(module, torch.rand(1, 3, 90, 40))
     (block,) = (
-        index for index, node in enumerate(program.graph.nodes)
+        index
+        for index, node in enumerate(program.graph.nodes)
         if isinstance(node.target, KnownBlock)
-    )  # fmt: skip
+    )
     step = program.steps[block]
     assert isinstance(step, RowOp)
     assert step.rows.grain == 24

@@ -91,9 +91,8 @@ def test_norms_get_tokens_and_convolutions_what_they_get_in_a_whole_run():
     # The first of each group reads a convolution's result, and the rest what that was added to.
     assert given == [False] * 4
     laid = {
-        index: step for index, step in program.steps.items()
-        if index in plain_sums(program.graph)
-    }  # fmt: skip
+        index: step for index, step in program.steps.items() if index in plain_sums(program.graph)
+    }
     found = []
 
     def watched(run):

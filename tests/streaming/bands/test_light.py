@@ -31,7 +31,7 @@ def light(kernel=3, *, dilation=1, padding="same", channels=16, layers=4, **opti
         found += [
             nn.PReLU(channels, init=0.2),
             nn.Conv2d(channels, channels, kernel, padding=padding, dilation=dilation, **options),
-        ]  # fmt: skip
+        ]
     found += [nn.PReLU(channels), nn.Conv2d(channels, 12, 3, padding=1), nn.PixelShuffle(2)]
     return nn.Sequential(*found).eval()
 
@@ -65,10 +65,20 @@ def run_in(bands, model, image):
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 7, 11, 40])
-@pytest.mark.parametrize("options", [
-    {}, {"kernel": 5}, {"dilation": 2}, {"kernel": 1}, {"kernel": (3, 5)}, {"bias": False},
-    {"padding": (1, 0)}, {"padding": (1, 1), "padding_mode": "zeros"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kernel": 5},
+        {"dilation": 2},
+        {"kernel": 1},
+        {"kernel": (3, 5)},
+        {"bias": False},
+        {"padding": (1, 0)},
+        {"padding": (1, 1), "padding_mode": "zeros"},
+    ],
+    ids=str,
+)
 def test_bands_of_any_height_give_what_the_model_gives(options, bands):
     image = torch.rand(1, 3, 83, 21, generator=torch.Generator().manual_seed(1))
     assert run_in(bands, light(**options), image)[0] <= 2e-6

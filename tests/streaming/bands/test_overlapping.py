@@ -44,15 +44,23 @@ class Overlapping(nn.Module):
 
 def names(program):
     return {
-        short(program.graph.nodes[index].target) for index in program.steps
+        short(program.graph.nodes[index].target)
+        for index in program.steps
         if index < len(program.graph.nodes)
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("size", [(8, 4), (8, 12), (12, 8), (20, 28)], ids=str)
-@pytest.mark.parametrize("more", [
-    {}, {"seen": 8}, {"seen": 4}, {"last_view": False},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"seen": 8},
+        {"seen": 4},
+        {"last_view": False},
+    ],
+    ids=str,
+)
 def test_they_are_cut_out_of_the_image(more, size):
     torch.manual_seed(1)
     image = torch.randn(1, 3, *size, dtype=torch.float64)
@@ -76,10 +84,12 @@ def test_the_same_bits_as_of_columns():
     module = Overlapping().eval()
     program = program_of(module, image)
     (cut,) = (
-        step for index, step in program.steps.items()
-        if index < len(program.graph.nodes) and short(program.graph.nodes[index].target) == "clone"
+        step
+        for index, step in program.steps.items()
+        if index < len(program.graph.nodes)
+        and short(program.graph.nodes[index].target) == "clone"
         and len(program.graph.nodes[index].like.shape) == 4
-    )  # fmt: skip
+    )
     x = module.first(image)
     columns = F.unfold(x, 6, 1, 1, SIDE).view(1, 2, 3, 6, 6, -1)
     expected = columns.permute(1, 0, 5, 3, 4, 2).reshape(2, -1, 36, 3)

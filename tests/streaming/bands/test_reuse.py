@@ -105,11 +105,22 @@ def rounded(x):
     return (x.float() * 2).double() + x
 
 
-@pytest.mark.parametrize("function", [
-    read_after, view_read_after, part_read_after, given_back_read_after, both_of_one,
-    both_of_one_turned, held_for_the_next_band, spread_out, scaled_second, of_another_order,
-    rounded,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        read_after,
+        view_read_after,
+        part_read_after,
+        given_back_read_after,
+        both_of_one,
+        both_of_one_turned,
+        held_for_the_next_band,
+        spread_out,
+        scaled_second,
+        of_another_order,
+        rounded,
+    ],
+)
 def test_what_is_read_again_is_not_overwritten(function):
     image = torch.rand(1, 3, 29, 8, dtype=torch.float64)
     check_parity(Between(function), image, share=1e-11 if function is not rounded else 1e-6)

@@ -179,9 +179,11 @@ def test_equals_the_whole(name, size):
 
 def test_channels_to_pixels_and_back():
     module = nn.Sequential(
-        nn.PixelUnshuffle(2), nn.Conv2d(12, 16, 3, padding=1), nn.PixelShuffle(2),
+        nn.PixelUnshuffle(2),
+        nn.Conv2d(12, 16, 3, padding=1),
+        nn.PixelShuffle(2),
         nn.Conv2d(4, 3, 3, padding=1),
-    ).double()  # fmt: skip
+    ).double()
     check_parity(module, torch.randn(1, 3, 22, 14, dtype=torch.float64))
 
 
@@ -193,10 +195,22 @@ def test_any_chain_at_any_size(seed):
     def pick(least, most):
         return int(torch.randint(least, most + 1, (), generator=draw))
 
-    names = [name for name in CASES if name not in (
-        "transposed", "transposed, odd", "nearest", "bilinear", "bicubic", "repeated", "below",
-        "strides", "shuffle",
-    )]  # fmt: skip
+    names = [
+        name
+        for name in CASES
+        if name
+        not in (
+            "transposed",
+            "transposed, odd",
+            "nearest",
+            "bilinear",
+            "bicubic",
+            "repeated",
+            "below",
+            "strides",
+            "shuffle",
+        )
+    ]
     chosen = [CASES[names[pick(0, len(names) - 1)]] for _ in range(4)]
 
     class Chain(nn.Module):

@@ -256,10 +256,20 @@ def test_a_certificate_is_of_what_a_module_does(tmp_path, monkeypatch):
         torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("enlarged, side, compared", [
-    (1, 40, 40), (1, 70, 70), (1, 128, 64), (1, 200, 72), (2, 200, 72), (8, 20, 20), (8, 64, 32),
-    (8, 66, 34), (8, 100, 68),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "enlarged, side, compared",
+    [
+        (1, 40, 40),
+        (1, 70, 70),
+        (1, 128, 64),
+        (1, 200, 72),
+        (2, 200, 72),
+        (8, 20, 20),
+        (8, 64, 32),
+        (8, 66, 34),
+        (8, 100, 68),
+    ],
+)
 def test_a_model_is_compared_on_a_small_image_of_the_same_rest(
     tmp_path, monkeypatch, enlarged, side, compared
 ):

@@ -34,16 +34,25 @@ class Mixer(nn.Module):
 
 def names(program):
     return [
-        short(program.graph.nodes[index].target) for index in program.steps
+        short(program.graph.nodes[index].target)
+        for index in program.steps
         if index < len(program.graph.nodes)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 7), (5, 3), (13, 31)], ids=str)
-@pytest.mark.parametrize("more", [
-    {}, {"between": 300}, {"bias": False}, {"plus": False}, {"first": False},
-    {"between": 7, "bias": False, "plus": False},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"between": 300},
+        {"bias": False},
+        {"plus": False},
+        {"first": False},
+        {"between": 7, "bias": False, "plus": False},
+    ],
+    ids=str,
+)
 def test_it_gives_what_the_model_gives(monkeypatch, more, size):
     monkeypatch.setattr(products, "_TOKENS_AT_ONCE", 50)
     torch.manual_seed(1)
@@ -53,9 +62,15 @@ def test_it_gives_what_the_model_gives(monkeypatch, more, size):
     check_parity(module, image, share=3e-6)
 
 
-@pytest.mark.parametrize("more", [
-    {"kept": True}, {"gelu": nn.SiLU()}, {"gelu": nn.GELU(approximate="tanh")},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"kept": True},
+        {"gelu": nn.SiLU()},
+        {"gelu": nn.GELU(approximate="tanh")},
+    ],
+    ids=str,
+)
 def test_others_stay_as_they_are(more):
     image = torch.randn(1, 3, 9, 8)
     module = Mixer(**more)

@@ -74,8 +74,9 @@ def parted(x):
 def operators(program):
     return [
         short(program.graph.nodes[index].target)
-        for index, step in program.steps.items() if isinstance(step, RowOp)
-    ]  # fmt: skip
+        for index, step in program.steps.items()
+        if isinstance(step, RowOp)
+    ]
 
 
 @pytest.mark.parametrize("shift", [0, 2])

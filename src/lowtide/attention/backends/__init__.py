@@ -14,9 +14,17 @@ from lowtide.attention.backends.sdpa import Sdpa
 __all__ = ["BACKENDS", "Backend", "Missing", "get"]
 
 _ALL: tuple[Backend, ...] = (
-    OneDnn(), Sdpa("flash"), Sdpa("cudnn"), Sdpa("efficient"), Flash2(), Sage(), Flex(),
-    Chunked(), Sdpa("math"), Reference(),
-)  # fmt: skip
+    OneDnn(),
+    Sdpa("flash"),
+    Sdpa("cudnn"),
+    Sdpa("efficient"),
+    Flash2(),
+    Sage(),
+    Flex(),
+    Chunked(),
+    Sdpa("math"),
+    Reference(),
+)
 BACKENDS = {backend.name: backend for backend in _ALL}
 
 

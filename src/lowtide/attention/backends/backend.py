@@ -55,9 +55,14 @@ class Backend(ABC):
         """The result, (batch, heads, query tokens, value's head dimension), in query's dtype."""
 
     def run_described(
-        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        self,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
         spec: AttentionSpec,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """`run` of a call that is described already, for backends that look at it again."""
         return self.run(query, key, value, mask, spec)
 

@@ -60,9 +60,7 @@ class Chunked(Backend):
         return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
 
     def _block(self, call: AttentionCall) -> Block:
-        return Block.of(
-            call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores
-        )
+        return Block.of(call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores)
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,15 @@ class Block:
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float,
-        causal: bool, block: Block,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        causal: bool,
+        block: Block,
+    ) -> Tensor:
         exact = torch.promote_types(query.dtype, torch.float32)
         result = query.new_empty(*query.shape[:3], value.shape[-1])
         sums = query.new_empty(query.shape[:3], dtype=exact)
@@ -132,9 +136,14 @@ class _Chunked(torch.autograd.Function):
 
 
 def _attend(
-    piece: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: slice, causal: bool,
+    piece: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    rows: slice,
+    causal: bool,
     block: Block,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """(Result, logarithm of the sum of exponentials) of the scaled queries ``piece``."""
     most = piece.new_full(piece.shape[:3], -torch.inf)
     total = torch.zeros_like(most)

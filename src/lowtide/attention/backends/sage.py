@@ -68,9 +68,14 @@ class Sage(Backend):
 
         key = key - key.mean(2, keepdim=True)
         return sageattn(
-            query, key, value, tensor_layout="HND", is_causal=spec.causal,
-            sm_scale=scale_of(query, spec), smooth_k=False,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            tensor_layout="HND",
+            is_causal=spec.causal,
+            sm_scale=scale_of(query, spec),
+            smooth_k=False,
+        )
 
 
 def _version() -> int:

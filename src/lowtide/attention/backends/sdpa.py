@@ -15,10 +15,12 @@ from lowtide.attention.call import AttentionCall, AttentionSpec, Device, LocalDe
 from lowtide.attention.sdpa_rules import AttentionPath, path_of, refusal
 
 _KERNELS: dict[AttentionPath, SDPBackend] = {
-    "flash": SDPBackend.FLASH_ATTENTION, "cpu_flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cpu_flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
-}  # fmt: skip
+}
 _ABOUT = {
     "flash": "PyTorch's FlashAttention 2, on the CPU its own fused kernel",
     "efficient": "PyTorch's memory-efficient kernel, from Turing's predecessors on",
@@ -74,9 +76,14 @@ class Sdpa(Backend):
         return self.run_described(call, query, key, value, mask, spec)
 
     def run_described(
-        self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        self,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
         spec: AttentionSpec,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The result. PyTorch's switches are touched only if it would choose another kernel."""
         if mask is not None and mask.dtype != torch.bool:
             # A mask of another type was read bit by bit (pytorch#191612); one that could need a
@@ -90,9 +97,15 @@ class Sdpa(Backend):
         mine = _taken(device, call) == self._on(device)
         with nullcontext() if mine else sdpa_kernel(_KERNELS[self._path]):
             return F.scaled_dot_product_attention(
-                query, key, value, mask, spec.dropout, spec.causal, scale=spec.scale,
+                query,
+                key,
+                value,
+                mask,
+                spec.dropout,
+                spec.causal,
+                scale=spec.scale,
                 enable_gqa=spec.grouped,
-            )  # fmt: skip
+            )
 
     def _on(self, device: Device) -> AttentionPath:
         if device.kind == "cpu" and self._path == "flash":

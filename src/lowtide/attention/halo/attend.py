@@ -25,9 +25,7 @@ _MOST = 65_535
 def missing(device: Device) -> Missing | None:
     """Why the kernels cannot run on ``device`` at all; None where they can."""
     if importlib.util.find_spec("triton") is None:
-        return Missing(
-            "Triton is not installed", "pip install triton (on Windows: triton-windows)"
-        )  # fmt: skip
+        return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
     if _interpreted():
         return None
     if device.kind != "cuda":
@@ -48,9 +46,13 @@ def _interpreted() -> bool:
 
 
 def refusal(
-    shape: tuple[int, ...], dtype: torch.dtype, windows: Windows, *, learned_bias: bool = False,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    windows: Windows,
+    *,
+    learned_bias: bool = False,
     needs_grad: bool = False,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """The first thing that the kernels cannot compute; None if they can do all.
 
     ``shape`` is (batch, height, width, heads, dim) of query, key and value.
@@ -76,9 +78,14 @@ def refusal(
 
 
 def halo_attention(
-    query: Tensor, key: Tensor, value: Tensor, windows: Windows, table: Tensor | None = None,
-    *, tiles: Tiles | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    windows: Windows,
+    table: Tensor | None = None,
+    *,
+    tiles: Tiles | None = None,
+) -> Tensor:
     """Attention of each block of pixels to the window round it.
 
     Args:
@@ -101,7 +108,7 @@ def halo_attention(
     shape = tuple(query.shape)
     reason = refusal(
         shape, query.dtype, windows, learned_bias=learned, needs_grad=learns or learned
-    )  # fmt: skip
+    )
     if reason is not None:
         raise UsageError(f"the halo kernels cannot do this: {reason}")
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
@@ -114,9 +121,14 @@ def halo_attention(
 class _Halo(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor | None,
-        windows: Windows, tiles: Tiles,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Tensor | None,
+        windows: Windows,
+        tiles: Tiles,
+    ) -> Tensor:
         kernels = _kernels()
         batch, height, width, heads, _ = query.shape
         result = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -128,9 +140,17 @@ class _Halo(torch.autograd.Function):
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.by_windows(tiles.forward, tiled is not None):
             kernels.forward[grid](
-                query, keys, values, result, sums, launch.table, *launch.sizes, *place, *apart,
+                query,
+                keys,
+                values,
+                result,
+                sums,
+                launch.table,
+                *launch.sizes,
+                *place,
+                *apart,
                 **fixed,
-            )  # fmt: skip
+            )
         ctx.save_for_backward(query, key, value, result, sums, bias)
         ctx.settings = windows, tiles
         return result
@@ -151,28 +171,51 @@ class _Halo(torch.autograd.Function):
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.by_windows(tiles.query, tiled is not None):
             kernels.backward_query[grid](
-                query, keys, values, result, sums, launch.table, gradient, of_query,
-                *launch.sizes, *place, *apart, **fixed,
-            )  # fmt: skip
+                query,
+                keys,
+                values,
+                result,
+                sums,
+                launch.table,
+                gradient,
+                of_query,
+                *launch.sizes,
+                *place,
+                *apart,
+                **fixed,
+            )
         tiled = launch.described(tiles.key, query, gradient, square=True)
         queries, given = tiled or (query, gradient)
         for grid, place, fixed in launch.by_keys(tiles.key, tiled is not None):
             kernels.backward_key[grid](
-                queries, key, value, sums, launch.table, given, of_key, of_value,
-                *launch.sizes, *place, *apart, **fixed,
-            )  # fmt: skip
+                queries,
+                key,
+                value,
+                sums,
+                launch.table,
+                given,
+                of_key,
+                of_value,
+                *launch.sizes,
+                *place,
+                *apart,
+                **fixed,
+            )
         of_table = None
         if ctx.needs_input_grad[3]:
-            of_table = _table_gradient(
-                launch, tiles.bias, query, key, value, sums, gradient
-            )  # fmt: skip
+            of_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
         return of_query, of_key, of_value, of_table, None, None
 
 
 def _table_gradient(
-    launch: Launch, tile: Tile, query: Tensor, key: Tensor, value: Tensor, sums: Tensor,
+    launch: Launch,
+    tile: Tile,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sums: Tensor,
     gradient: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Scores' gradients, summed over all windows, then over pairs of equal distance."""
     step, size, table = launch.windows.step, launch.windows.size, launch.table
     queries, keys = cuts(step**2, tile.queries), cuts(size**2, tile.keys)
@@ -181,9 +224,19 @@ def _table_gradient(
     )
     fixed = constants(launch.windows, tile, launch.dim, launch.dtype)
     _kernels().backward_bias[keys, queries, launch.heads](
-        query, key, value, sums, table, gradient, found, *launch.sizes, launch.batch,
-        *launch.windows_count, *strides(query, key, value, gradient), **fixed,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        sums,
+        table,
+        gradient,
+        found,
+        *launch.sizes,
+        launch.batch,
+        *launch.windows_count,
+        *strides(query, key, value, gradient),
+        **fixed,
+    )
     found = found[:, : step**2, : size**2].unflatten(2, (size, size)).unflatten(1, (step, step))
     return _by_distance(found, launch.windows).to(table.dtype)
 

@@ -13,17 +13,27 @@ from lowtide.attention.spatial.windows import Windows
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Each with its tile's name among `Tiles`.
 KERNELS = {
-    "forward": "forward", "backward_query": "query", "backward_key": "key", "backward_bias": "bias",
-}  # fmt: skip
+    "forward": "forward",
+    "backward_query": "query",
+    "backward_key": "key",
+    "backward_bias": "bias",
+}
 # Pointers to fp32 whatever the type of the tensors.
 _EXACT = {"sums", "to_bias", "table"}
 _POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _EXACT
 
 
 def compile_kernel(
-    name: str, capability: tuple[int, int], dtype: str, windows: Windows, head_dim: int,
-    *, bias: bool = True, inside: bool = True, tile: Tile | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    capability: tuple[int, int],
+    dtype: str,
+    windows: Windows,
+    head_dim: int,
+    *,
+    bias: bool = True,
+    inside: bool = True,
+    tile: Tile | None = None,
+) -> dict[str, Any]:
     """Compile one kernel for a card; what it takes and what it may, in bytes of shared memory.
 
     Needs Triton, but no GPU. Not in a process that interprets Triton's programs.
@@ -44,18 +54,24 @@ def compile_kernel(
     options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
     fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
     signature = {
-        argument: "constexpr" if argument in fixed
-        else f"tensordesc<{dtype}{block}>" if argument in described else _type(argument, dtype)
+        argument: "constexpr"
+        if argument in fixed
+        else f"tensordesc<{dtype}{block}>"
+        if argument in described
+        else _type(argument, dtype)
         for argument in kernel.arg_names
     }
     source = triton.compiler.ASTSource(kernel, signature, fixed)
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     found = triton.compile(source, target=target, options=options)
     return {
-        "kernel": name, "capability": f"{capability[0]}.{capability[1]}", "type": dtype,
-        "head_dim": head_dim, "shared_bytes": found.metadata.shared,
+        "kernel": name,
+        "capability": f"{capability[0]}.{capability[1]}",
+        "type": dtype,
+        "head_dim": head_dim,
+        "shared_bytes": found.metadata.shared,
         "limit_bytes": SHARED_MEMORY[capability],
-    }  # fmt: skip
+    }
 
 
 def _type(argument: str, dtype: str) -> str:

@@ -39,9 +39,7 @@ class Launch:
 
     def by_windows(self, tile: Tile, tiled: bool) -> Iterator[Call]:
         """Launches of a program for each window's queries, or some of them."""
-        inner = [
-            unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes
-        ]
+        inner = [unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes]
         programs = cuts(self.windows.step**2, tile.queries)
         for inside, count in _parts(self.windows_count, inner):
             grid = count * programs, self.batch * self.heads
@@ -51,9 +49,7 @@ class Launch:
     def by_keys(self, tile: Tile, tiled: bool) -> Iterator[Call]:
         """Launches of a program for each square of keys."""
         tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
-        inner = [
-            unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes
-        ]
+        inner = [unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes]
         for inside, count in _parts(tiles, inner):
             place = *self.windows_count, *tiles, *inner[0], *inner[1]
             fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
@@ -64,9 +60,7 @@ class Launch:
         fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
         return {**fixed, **self.bias_constants, **more}
 
-    def described(
-        self, tile: Tile, *tensors: Tensor, square: bool = False
-    ) -> list[Any] | None:
+    def described(self, tile: Tile, *tensors: Tensor, square: bool = False) -> list[Any] | None:
         """Descriptors of tensors for loads of whole tiles, or None where there are none."""
         cut = blocks(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
@@ -85,9 +79,7 @@ def _aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and not any(step % 16 for step in steps)
 
 
-def _parts(
-    whole: Sequence[int], inner: Sequence[tuple[int, int]]
-) -> Iterator[tuple[bool, int]]:
+def _parts(whole: Sequence[int], inner: Sequence[tuple[int, int]]) -> Iterator[tuple[bool, int]]:
     """Those in a rectangle and those round it, if there are any, and how many."""
     (top, bottom), (left, right) = inner
     inside = (bottom - top) * (right - left)
@@ -104,11 +96,18 @@ def constants(
     if square:
         cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
     return dict(
-        STEP=windows.step, MARGIN=windows.margin, SIZE=windows.size,
-        BOUNDARY=_BOUNDARIES[windows.boundary], HEAD=head_dim, WIDE=padded_dim(head_dim),
-        FARTHEST=windows.farthest, PRECISION=_precision(dtype),
-        num_warps=tile.warps, num_stages=tile.stages, **cut,
-    )  # fmt: skip
+        STEP=windows.step,
+        MARGIN=windows.margin,
+        SIZE=windows.size,
+        BOUNDARY=_BOUNDARIES[windows.boundary],
+        HEAD=head_dim,
+        WIDE=padded_dim(head_dim),
+        FARTHEST=windows.farthest,
+        PRECISION=_precision(dtype),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **cut,
+    )
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:

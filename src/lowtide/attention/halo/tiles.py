@@ -16,10 +16,18 @@ from lowtide.attention.spatial.windows import Windows
 # Shared memory that one program may have, in bytes, by CUDA compute capability (CUDA C++
 # Programming Guide, table "Technical Specifications per Compute Capability").
 SHARED_MEMORY = {
-    (7, 5): 65_536, (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376,
-    (9, 0): 232_448, (10, 0): 232_448, (10, 3): 232_448, (11, 0): 232_448, (12, 0): 101_376,
+    (7, 5): 65_536,
+    (8, 0): 166_912,
+    (8, 6): 101_376,
+    (8, 7): 166_912,
+    (8, 9): 101_376,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (10, 3): 232_448,
+    (11, 0): 232_448,
+    (12, 0): 101_376,
     (12, 1): 101_376,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -115,9 +123,7 @@ def cuts(length: int, step: int) -> int:
     return -(-length // step)
 
 
-def unmasked_windows(
-    windows: Windows, length: int, phase: int, tile: Tile
-) -> tuple[int, int]:
+def unmasked_windows(windows: Windows, length: int, phase: int, tile: Tile) -> tuple[int, int]:
     """The windows of an axis, from one to another, of which every key is in the image: if tiles of
     keys have no rest, they need no masks."""
     if windows.size**2 % tile.keys:

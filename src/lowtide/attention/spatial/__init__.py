@@ -8,6 +8,11 @@ from lowtide.attention.spatial.onnx_file import export_onnx
 from lowtide.attention.spatial.windows import Windows
 
 __all__ = [
-    "ChannelAttention", "HierarchicalAttention", "LinearAttention", "LocalWindowAttention",
-    "TransposedAttention", "Windows", "export_onnx",
-]  # fmt: skip
+    "ChannelAttention",
+    "HierarchicalAttention",
+    "LinearAttention",
+    "LocalWindowAttention",
+    "TransposedAttention",
+    "Windows",
+    "export_onnx",
+]

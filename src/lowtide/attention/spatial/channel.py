@@ -122,9 +122,7 @@ class TransposedAttention(nn.Module):
     ) -> Tensor:
         """The result's rows, given the sums over all rows."""
         check_image(rows, self.channels)
-        return gather_rows(
-            rows, last - first, [(0, self._result(rows, sums, first, last, height))]
-        )
+        return gather_rows(rows, last - first, [(0, self._result(rows, sums, first, last, height))])
 
     def _rows(self, image: Tensor, first: int, last: int) -> Tensor:
         low, high = self.rows_needed(first, last, image.shape[2])

@@ -87,16 +87,21 @@ class _Axis:
         key = _mirrored(key, length) if windows.boundary == "reflect" else key
         query = start + queries
         return _Axis(
-            query.clamp_min(0).clamp_max(length - 1), key.clamp_min(0).clamp_max(length - 1),
-            query_at, keys, inside, _sources(windows, start[:, 0], length, phase),
-        )  # fmt: skip
+            query.clamp_min(0).clamp_max(length - 1),
+            key.clamp_min(0).clamp_max(length - 1),
+            query_at,
+            keys,
+            inside,
+            _sources(windows, start[:, 0], length, phase),
+        )
 
 
 def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
     (height, width), (down, right) = query.shape[1:3], windows.phase
     return (
-        _Axis.of(windows, height, down, query.device), _Axis.of(windows, width, right, query.device)
-    )  # fmt: skip
+        _Axis.of(windows, height, down, query.device),
+        _Axis.of(windows, width, right, query.device),
+    )
 
 
 def _turns(

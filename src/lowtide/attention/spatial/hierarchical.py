@@ -48,12 +48,23 @@ class HierarchicalAttention(LocalWindowAttention):
     """
 
     def __init__(
-        self, channels: int, *, full_tokens: int = 2048, chunked_tokens: int = 16384,
-        chunk: int = 256, heads: int | None = None, window: int = 32, shared: int = 8,
-        form: Form = "halo", boundary: Boundary = "mask", phase: tuple[int, int] = (0, 0),
-        position: PositionKind = "rope", bias: bool = True, backend: str | None = None,
+        self,
+        channels: int,
+        *,
+        full_tokens: int = 2048,
+        chunked_tokens: int = 16384,
+        chunk: int = 256,
+        heads: int | None = None,
+        window: int = 32,
+        shared: int = 8,
+        form: Form = "halo",
+        boundary: Boundary = "mask",
+        phase: tuple[int, int] = (0, 0),
+        position: PositionKind = "rope",
+        bias: bool = True,
+        backend: str | None = None,
         policy: Policy | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if position not in ("rope", "none"):
             raise UsageError(f"position {position!r} has no meaning for a whole image")
         if chunk < 1 or not 0 <= full_tokens <= chunked_tokens:
@@ -61,9 +72,18 @@ class HierarchicalAttention(LocalWindowAttention):
                 f"{full_tokens} full tokens, {chunked_tokens} in chunks of {chunk}: not in order"
             )
         super().__init__(
-            channels, heads=heads, window=window, shared=shared, form=form, boundary=boundary,
-            phase=phase, position=position, bias=bias, backend=backend, policy=policy,
-        )  # fmt: skip
+            channels,
+            heads=heads,
+            window=window,
+            shared=shared,
+            form=form,
+            boundary=boundary,
+            phase=phase,
+            position=position,
+            bias=bias,
+            backend=backend,
+            policy=policy,
+        )
         self.full_tokens, self.chunked_tokens, self.chunk = full_tokens, chunked_tokens, chunk
 
     def stage(self, height: int, width: int) -> Stage:
@@ -116,10 +136,13 @@ class HierarchicalAttention(LocalWindowAttention):
         if torch.compiler.is_exporting():
             found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         else:
-            found = torch.cat([
-                self._attend(part, key, value, None)
-                for part in query.split(self._queries_at_once(query, key, value), 2)
-            ], 2)  # fmt: skip
+            found = torch.cat(
+                [
+                    self._attend(part, key, value, None)
+                    for part in query.split(self._queries_at_once(query, key, value), 2)
+                ],
+                2,
+            )
         found = self.out(found.transpose(1, 2).flatten(2))
         found = found.unflatten(1, (last - first, image.shape[3]))
         if torch.compiler.is_exporting():

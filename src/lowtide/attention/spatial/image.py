@@ -96,9 +96,14 @@ def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -
         if result is None:
             batch, _, width, channels = piece.shape
             result = torch.empty(
-                batch, channels, rows, width, dtype=piece.dtype, device=piece.device,
+                batch,
+                channels,
+                rows,
+                width,
+                dtype=piece.dtype,
+                device=piece.device,
                 memory_format=memory_format(like),
-            )  # fmt: skip
+            )
         channels_last(result)[:, first : first + piece.shape[1]] = piece
         del piece
     assert result is not None
@@ -112,9 +117,7 @@ def is_plain(image: Tensor) -> bool:
     return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
 
 
-def gather_products(
-    layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]
-) -> Tensor:
+def gather_products(layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
     """``layer`` of pieces (first row, (1, rows, width, channels)), as (1, channels, rows, width).
 
     Each product is made where the result holds it. Pieces may reach beyond the result; they are

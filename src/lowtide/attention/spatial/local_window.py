@@ -70,11 +70,21 @@ class LocalWindowAttention(KnownRows):
     """
 
     def __init__(
-        self, channels: int, *, heads: int | None = None, window: int = 32, shared: int = 8,
-        form: Form = "halo", boundary: Boundary = "mask", phase: tuple[int, int] = (0, 0),
-        position: PositionKind = "rope", bias: bool = True, backend: str | None = None,
-        policy: Policy | None = None, kernel: Kernel = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        *,
+        heads: int | None = None,
+        window: int = 32,
+        shared: int = 8,
+        form: Form = "halo",
+        boundary: Boundary = "mask",
+        phase: tuple[int, int] = (0, 0),
+        position: PositionKind = "rope",
+        bias: bool = True,
+        backend: str | None = None,
+        policy: Policy | None = None,
+        kernel: Kernel = "auto",
+    ) -> None:
         super().__init__()
         if kernel not in get_args(Kernel):
             raise UsageError(f"kernel {kernel!r} is not known", hint="auto, portable or triton")
@@ -204,10 +214,12 @@ class LocalWindowAttention(KnownRows):
         learning = [image, *self.parameters()] if torch.is_grad_enabled() else []
         shape = len(image), *image.shape[2:], self.heads, self.channels // self.heads
         return refusal(
-            shape, image.dtype, self.windows,
+            shape,
+            image.dtype,
+            self.windows,
             learned_bias=table is not None and table.requires_grad,
             needs_grad=any(tensor.requires_grad for tensor in learning),
-        )  # fmt: skip
+        )
 
     def _by_triton(self, image: Tensor) -> Tensor:
         """The whole image in one launch; query, key and value are held for all of it."""

@@ -16,9 +16,14 @@ ATTENTION_OPSET, PLAIN_OPSET = 23, 20
 
 
 def export_onnx(
-    module: nn.Module, path: Path | str, *, channels: int, opset: int = ATTENTION_OPSET,
-    height: tuple[int, int] | None = None, width: tuple[int, int] | None = None,
-) -> None:  # fmt: skip
+    module: nn.Module,
+    path: Path | str,
+    *,
+    channels: int,
+    opset: int = ATTENTION_OPSET,
+    height: tuple[int, int] | None = None,
+    width: tuple[int, int] | None = None,
+) -> None:
     """Write ``module`` to ``path``: from ``image`` (batch, ``channels``, height, width) to
     ``result``, all but the channels of any size.
 

@@ -21,9 +21,14 @@ _LARGEST_FOLDED = 1 << 26  # numbers
 
 
 def write_graph(
-    module: nn.Module, image: Tensor, path: Path | str, *, opset: int, shapes: dict[int, Any],
+    module: nn.Module,
+    image: Tensor,
+    path: Path | str,
+    *,
+    opset: int,
+    shapes: dict[int, Any],
     tell: Callable[[str], None] = lambda step: None,
-) -> None:  # fmt: skip
+) -> None:
     """Write ``module`` to ``path``: from ``image`` to ``result``, whose dimensions are free as
     ``shapes`` says (by `torch.export.Dim`). ``tell`` is told each step."""
     tell("tracing the model; a deep one takes minutes")
@@ -31,9 +36,17 @@ def write_graph(
     with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            module, (image,), None, dynamo=True, opset_version=opset, verbose=False,
-            input_names=[IMAGE], output_names=[RESULT], dynamic_shapes=(shapes,), optimize=False,
-        )  # fmt: skip
+            module,
+            (image,),
+            None,
+            dynamo=True,
+            opset_version=opset,
+            verbose=False,
+            input_names=[IMAGE],
+            output_names=[RESULT],
+            dynamic_shapes=(shapes,),
+            optimize=False,
+        )
         assert program is not None  # None is for the exporter that came before
         tell(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
         simplify(program.model)
@@ -54,9 +67,11 @@ def simplify(graph: onnx_ir.Model) -> None:
 
     common.InlinePass()(graph)
     fold_constants(
-        graph, onnx_shape_inference=True, input_size_limit=_LARGEST_FOLDED,
+        graph,
+        onnx_shape_inference=True,
+        input_size_limit=_LARGEST_FOLDED,
         output_size_limit=_LARGEST_FOLDED,
-    )  # fmt: skip
+    )
     Sequential(
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),

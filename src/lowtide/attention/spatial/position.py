@@ -104,9 +104,7 @@ class TableBias(Position):
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
         """The table's entries, spread out."""
         down, right = down + self._farthest, right + self._farthest
-        spread = self.table[
-            :, down[:, None, :, None, :, None], right[None, :, None, :, None, :]
-        ]  # fmt: skip
+        spread = self.table[:, down[:, None, :, None, :, None], right[None, :, None, :, None, :]]
         return _of_windows(spread).to(dtype)
 
     def whole_table(self) -> Tensor:

@@ -78,9 +78,10 @@ class LocalAttention:
     def _places(self, first: int, last: int) -> list[int]:
         """Rows of windows that compute any of these rows."""
         return [
-            place for place, one in enumerate(self._rows)
+            place
+            for place, one in enumerate(self._rows)
             if one.first_query < last and _last_query(one) > first
-        ]  # fmt: skip
+        ]
 
     def _span(self, row: Window) -> tuple[int, int]:
         """Rows of the image that a row of windows reads."""
@@ -199,7 +200,7 @@ class LocalAttention:
         return [
             torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
             for run in self._runs
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def _sources(self) -> list[tuple[Tensor, Tensor]]:
@@ -216,9 +217,8 @@ class LocalAttention:
         """Rows from ``first`` to ``last`` of rows of windows, faded into each other; in pieces
         that all come from the same of them, so that most need no fading."""
         spans = [
-            (self._rows[place].first_query, _last_query(self._rows[place]))
-            for place, _ in pending
-        ]  # fmt: skip
+            (self._rows[place].first_query, _last_query(self._rows[place])) for place, _ in pending
+        ]
         cuts = sorted({first, last, *(at for span in spans for at in span if first < at < last)})
         for low, high in pairwise(cuts):
             total: Tensor | None = None

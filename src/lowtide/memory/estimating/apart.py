@@ -30,9 +30,18 @@ _CHILD = (
 )
 _NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
 # Beyond `torch.Tag.core`: they copy whole numbers, or look at nothing of them but their shape.
-_COPY = frozenset({
-    "copy_", "stack", "roll", "fill_", "ones_like", "empty_like", "rand_like", "randn_like",
-})  # fmt: skip
+_COPY = frozenset(
+    {
+        "copy_",
+        "stack",
+        "roll",
+        "fill_",
+        "ones_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+    }
+)
 
 
 class NotMeasuredError(Exception):
@@ -84,11 +93,15 @@ class _Child:
         self.asked_by = os.getpid()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         settings = {
-            "path": list(sys.path), "threads": torch.get_num_threads(), "tuned": heap_is_tuned(),
-        }  # fmt: skip
+            "path": list(sys.path),
+            "threads": torch.get_num_threads(),
+            "tuned": heap_is_tuned(),
+        }
         self._send(settings)
 
     def ask(self, call: Call) -> int:

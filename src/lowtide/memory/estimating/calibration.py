@@ -94,9 +94,11 @@ def calibrate(
     for fixed in parts:
         shares = sorted((r.measured - fixed) / r.predicted - 1 for r in residuals)
         bound = Calibration(
-            share=round(max(shares[rank], 0.0) + 5e-4, 3), fixed_bytes=fixed,
-            count=len(residuals), coverage=coverage,
-        )  # fmt: skip
+            share=round(max(shares[rank], 0.0) + 5e-4, 3),
+            fixed_bytes=fixed,
+            count=len(residuals),
+            coverage=coverage,
+        )
         width = sum(bound.upper(r.predicted) / r.predicted for r in residuals) / len(residuals)
         if best is None or width < best[0]:
             best = width, bound
@@ -140,13 +142,12 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
         return RunBounds(usual=own)
     heap = heap_setting()
     shipped = None if heap is None else _shipped_run(kind, heap)
-    wider = own is not None and (
-        shipped is None or own.upper(*_TYPICAL) > shipped.upper(*_TYPICAL)
-    )
+    wider = own is not None and (shipped is None or own.upper(*_TYPICAL) > shipped.upper(*_TYPICAL))
     return RunBounds(
-        usual=own if wider else shipped, thrifty=_shipped_run(kind, "gives back"),
+        usual=own if wider else shipped,
+        thrifty=_shipped_run(kind, "gives back"),
         can_give_back=heap_is_tuned(),
-    )  # fmt: skip
+    )
 
 
 def _shipped_run(kind: RunKind, heap: HeapSetting) -> Calibration | None:
@@ -178,8 +179,13 @@ class ResidualStore:
         import torch
 
         parts = (
-            device, kind, torch.__version__, __version__, heap_is_tuned(), torch.get_num_threads()
-        )  # fmt: skip
+            device,
+            kind,
+            torch.__version__,
+            __version__,
+            heap_is_tuned(),
+            torch.get_num_threads(),
+        )
         name = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
         self._path = (folder or cache_folder()) / f"residuals-{name}.jsonl"
         self._keep = keep

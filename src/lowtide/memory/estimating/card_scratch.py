@@ -40,9 +40,12 @@ class CardScratch:
     """
 
     def __init__(
-        self, device: torch.device, store: OperatorStore | None = None, *,
+        self,
+        device: torch.device,
+        store: OperatorStore | None = None,
+        *,
         taken: Callable[[Callable[[], Tensor]], int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device = device
         self.store = store or OperatorStore(cache_folder(), device=str(device))
         self._taken = taken or self._by_the_allocator

@@ -76,10 +76,14 @@ class Estimate(BaseModel):
 
 
 def estimate(
-    model: nn.Module, step: Step, *, device: str | DeviceProfile = "cpu",
-    dtype: torch.dtype | None = None, operators: OperatorStore | None = None,
+    model: nn.Module,
+    step: Step,
+    *,
+    device: str | DeviceProfile = "cpu",
+    dtype: torch.dtype | None = None,
+    operators: OperatorStore | None = None,
     calibration: Calibration | None = None,
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """Peak memory of ``step`` on ``model`` on ``device``, without running it.
 
     ``model`` may be on the ``meta`` device; it is not changed. ``device`` is a profile or its
@@ -102,16 +106,26 @@ def estimate(
     except Exception as error:  # noqa: BLE001 - whatever stops a trace, a real run must decide
         priced = extrapolate(model, step, error, dtype)
     return Estimate(
-        device=profile.name, method="probed", live_bytes=priced.live_bytes,
-        ledger=priced.rows, phase=priced.phase, operator=priced.operator,
-        seconds=time.perf_counter() - started, notes=priced.notes,
-    )  # fmt: skip
+        device=profile.name,
+        method="probed",
+        live_bytes=priced.live_bytes,
+        ledger=priced.rows,
+        phase=priced.phase,
+        operator=priced.operator,
+        seconds=time.perf_counter() - started,
+        notes=priced.notes,
+    )
 
 
 def traced_estimate(
-    model: nn.Module, step: Traceable, profile: DeviceProfile, *, dtype: torch.dtype | None = None,
-    operators: OperatorStore | None = None, calibration: Calibration | None = None,
-) -> Estimate:  # fmt: skip
+    model: nn.Module,
+    step: Traceable,
+    profile: DeviceProfile,
+    *,
+    dtype: torch.dtype | None = None,
+    operators: OperatorStore | None = None,
+    calibration: Calibration | None = None,
+) -> Estimate:
     """Peak memory of ``step`` as `estimate` gives it, but never from a run on smaller inputs.
 
     For comparing steps with one another: a figure from another method would make differences
@@ -127,18 +141,27 @@ def traced_estimate(
     else:
         priced = price_on_cuda(trace, profile, bound)
     result = Estimate(
-        device=profile.name, method="traced", live_bytes=trace.peak_bytes, ledger=priced.rows,
-        phase=priced.phase, operator=priced.operator, seconds=time.perf_counter() - started,
-        notes=priced.notes, objects=priced.objects,
-    )  # fmt: skip
+        device=profile.name,
+        method="traced",
+        live_bytes=trace.peak_bytes,
+        ledger=priced.rows,
+        phase=priced.phase,
+        operator=priced.operator,
+        seconds=time.perf_counter() - started,
+        notes=priced.notes,
+        objects=priced.objects,
+    )
     result._trace = trace
     return result
 
 
 def trace_step(
-    model: nn.Module, step: Traceable, *, profile: DeviceProfile | None = None,
+    model: nn.Module,
+    step: Traceable,
+    *,
+    profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """The trace of ``step`` on fake CPU tensors, with ``profile``'s attention and autocast."""
     faker = Faker(dtype)
     twin, fake_step = faker.model(model), faker.step(step)

@@ -28,11 +28,15 @@ def traced_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
     kinds = trace.at_peak() if op is None else trace.during(op)
     return [
         LedgerRow(
-            name=TITLES[kind], place="device", value=kinds[kind], upper=kinds[kind],
+            name=TITLES[kind],
+            place="device",
+            value=kinds[kind],
+            upper=kinds[kind],
             origin="traced",
         )
-        for kind in KINDS if kinds[kind]
-    ]  # fmt: skip
+        for kind in KINDS
+        if kinds[kind]
+    ]
 
 
 def margin_row(rows: list[LedgerRow], upper: int) -> LedgerRow:

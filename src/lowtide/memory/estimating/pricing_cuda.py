@@ -18,13 +18,21 @@ from lowtide.memory.simulation.piece import Event, best_piece, replayed
 from lowtide.memory.tracing.strides import dense_strides
 from lowtide.memory.tracing.trace import Op, Trace
 
-_PRODUCTS = frozenset({
-    torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
-    torch.ops.aten.baddbmm.default, ONEDNN_LINEAR,
-}) - {None}  # fmt: skip
-_CONVOLUTIONS = frozenset({
-    torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
-})  # fmt: skip
+_PRODUCTS = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.baddbmm.default,
+        ONEDNN_LINEAR,
+    }
+) - {None}
+_CONVOLUTIONS = frozenset(
+    {
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.convolution_backward.default,
+    }
+)
 # Workspaces that stay with a thread once it has multiplied matrices: the step's own, and that of
 # autograd, which runs backward passes on CUDA in a thread of its own; and what a convolution takes.
 _BLAS = {False: -1, True: -3}
@@ -34,9 +42,13 @@ Scratch = Callable[[Call, int], int]
 
 
 def price_on_cuda(
-    trace: Trace, profile: DeviceProfile, calibration: Calibration,
-    scratch: Scratch | None = None, *, in_one: str | None = None,
-) -> Priced:  # fmt: skip
+    trace: Trace,
+    profile: DeviceProfile,
+    calibration: Calibration,
+    scratch: Scratch | None = None,
+    *,
+    in_one: str | None = None,
+) -> Priced:
     """What the process would hold on ``profile``'s device: reserved bytes and the context.
 
     Convolutions take what ``scratch`` says, or what the profile supposes. Before the phase
@@ -66,10 +78,14 @@ def price_on_cuda(
     origin: Origin = "prior" if scratch is None else "probed"
     rows.append(_row("scratch", max(beside, blas[0]), max(most, blas[1]), origin))
     known = sum(row.value for row in rows), sum(row.upper for row in rows)
-    rows.append(_row(
-        "allocator", max(0, expected.peak_reserved - known[0]),
-        max(0, upper.peak_reserved - known[1]), "simulated",
-    ))  # fmt: skip
+    rows.append(
+        _row(
+            "allocator",
+            max(0, expected.peak_reserved - known[0]),
+            max(0, upper.peak_reserved - known[1]),
+            "simulated",
+        )
+    )
     rows.append(_row("context", profile.context_bytes, profile.context_upper_bytes, "prior"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
@@ -78,9 +94,7 @@ def price_on_cuda(
 
 
 def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
-    return LedgerRow(
-        name=name, place="device", value=value, upper=max(value, upper), origin=origin
-    )
+    return LedgerRow(name=name, place="device", value=value, upper=max(value, upper), origin=origin)
 
 
 def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
@@ -118,9 +132,7 @@ def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iter
         yield event.storage, event.size
 
 
-def _products_first(
-    held: list[Event], events: list[Event]
-) -> tuple[list[Event], list[Event]]:
+def _products_first(held: list[Event], events: list[Event]) -> tuple[list[Event], list[Event]]:
     """What is held, with the workspaces that stay, and the rest of a run."""
     staying = set(_BLAS.values())
     first = [event for event in events if event[0] in staying]

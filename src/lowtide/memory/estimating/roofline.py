@@ -19,8 +19,10 @@ from lowtide.memory.tracing.work import multiply_adds_of
 _OF_FLOPS, _OF_BANDWIDTH = 0.5, 0.7
 _LAUNCH_SECONDS = 5e-6
 _NAMES: dict[torch.dtype, Precision] = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
-}  # fmt: skip
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 def roofline_seconds(trace: Trace, profile: DeviceProfile) -> float:

@@ -65,14 +65,17 @@ def count_objects(trace: Trace, op: int) -> Objects:
     """
     repeats = any(phase == "backward" for _, phase in trace.marks)
     found: dict[str, set[tuple[Any, ...]]] = {
-        "convolutions": set(), "backward_convolutions": set(), "low_convolutions": set(),
+        "convolutions": set(),
+        "backward_convolutions": set(),
+        "low_convolutions": set(),
         "products": set(),
-    }  # fmt: skip
+    }
     for made in trace.ops if repeats else trace.ops[: op + 1]:
         if made.call is None:
             continue
-        function, tensors = made.call[0], tuple(
-            arg for arg in made.call[1] if isinstance(arg, TensorFacts)
+        function, tensors = (
+            made.call[0],
+            tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts)),
         )
         if (kind := _kind(function, tensors)) is not None:
             found[kind].add((function, _asked(made.call, tensors)))

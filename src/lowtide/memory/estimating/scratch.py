@@ -36,9 +36,12 @@ _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
 _LEAST_ROWS = 128
 _SMALL, _TOUCHES = 1 << 20, 3
 _MOST = 1 << 32
-_SCALABLE = frozenset({
-    torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default,
-})  # fmt: skip
+_SCALABLE = frozenset(
+    {
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.convolution_backward.default,
+    }
+)
 
 
 class Peak(NamedTuple):
@@ -129,10 +132,11 @@ def peak_with_scratch(trace: Trace, inside: Callable[[Call, int], int]) -> Peak:
     candidates = sorted(
         (
             (op.before + bound(op.call, op.made), index, op)
-            for index, op in enumerate(trace.ops) if op.call
+            for index, op in enumerate(trace.ops)
+            if op.call
         ),
         key=lambda candidate: -candidate[0],
-    )  # fmt: skip
+    )
     for most, index, op in candidates:
         if most <= best.total:
             break

@@ -49,10 +49,13 @@ def extrapolate(
     rows = (
         LedgerRow(name="weights", place="device", value=held, upper=held, origin="known"),
         LedgerRow(
-            name="live activations and scratch", place="device", value=activations,
-            upper=int(activations * _UPPER), origin="probed",
+            name="live activations and scratch",
+            place="device",
+            value=activations,
+            upper=int(activations * _UPPER),
+            origin="probed",
         ),
-    )  # fmt: skip
+    )
     note = (
         f"could not be traced ({_first_line(reason)}); extrapolated from {len(points)} real runs"
         " on smaller inputs"

@@ -90,10 +90,15 @@ def _measured(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
     if heap_is_tuned() and not tuned:
         allocator += ", tuned by the run to keep what it frees"
     return {
-        "peak_bytes": usage.spike_bytes, "high_water_bytes": usage.high_water_bytes,
-        "held_bytes": meter.now_bytes, "seconds": wall, "cpu_seconds": cpu,
-        "allocator": allocator, "result": result, "exit_status": status,
-    }  # fmt: skip
+        "peak_bytes": usage.spike_bytes,
+        "high_water_bytes": usage.high_water_bytes,
+        "held_bytes": meter.now_bytes,
+        "seconds": wall,
+        "cpu_seconds": cpu,
+        "allocator": allocator,
+        "result": result,
+        "exit_status": status,
+    }
 
 
 def _status(leaving: SystemExit) -> int:

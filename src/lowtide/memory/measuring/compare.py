@@ -45,11 +45,10 @@ def _size(count: int | None) -> str:
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     return [
-        name.ljust(first) + "".join(
-            f"  {cell:>{width}}" for cell, width in zip(cells, others, strict=True)
-        )
+        name.ljust(first)
+        + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, others, strict=True))
         for name, *cells in lines
-    ]  # fmt: skip
+    ]
 
 
 def _verdict(value: int, upper: int, total: int) -> str:

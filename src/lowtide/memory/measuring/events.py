@@ -149,8 +149,9 @@ class _Session:
         if self._place != _here():
             raise UsageError(
                 "regions that are open at once must begin and end in one thread, and all inside"
-                " or all outside a backward pass", hint=_HINT,
-            )  # fmt: skip
+                " or all outside a backward pass",
+                hint=_HINT,
+            )
         self._running = False
         problem = "memory events were lost: another profiler was active in a measured region"
         try:
@@ -196,9 +197,14 @@ def _start() -> None:
     if _profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
         raise UsageError("another profiler is active", hint=_HINT)
     config = ProfilerConfig(
-        ProfilerState.KINETO, report_input_shapes=False, profile_memory=True, with_stack=False,
-        with_flops=False, with_modules=False, experimental_config=_ExperimentalConfig(),
-    )  # fmt: skip
+        ProfilerState.KINETO,
+        report_input_shapes=False,
+        profile_memory=True,
+        with_stack=False,
+        with_flops=False,
+        with_modules=False,
+        experimental_config=_ExperimentalConfig(),
+    )
     older = torch.UntypedStorage(1)
     # The profiler's library greets at every start and end.
     with quiet_stderr():

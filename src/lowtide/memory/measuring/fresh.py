@@ -61,16 +61,23 @@ class FreshUsage(BaseModel):
         upper = max(self.peak_bytes, self.high_water_bytes or 0)
         return (
             LedgerRow(
-                name="resident memory", place="device", value=self.peak_bytes, upper=upper,
+                name="resident memory",
+                place="device",
+                value=self.peak_bytes,
+                upper=upper,
                 origin="measured",
             ),
-        )  # fmt: skip
+        )
 
 
 def measure_fresh(
-    target: str | os.PathLike[str], *args: Any, env: Mapping[str, str | None] | None = None,
-    timeout: float | None = None, imports: Sequence[str] = (), warmups: int = 0,
-) -> FreshUsage:  # fmt: skip
+    target: str | os.PathLike[str],
+    *args: Any,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float | None = None,
+    imports: Sequence[str] = (),
+    warmups: int = 0,
+) -> FreshUsage:
     """Run ``target`` in a fresh process and measure what it adds to that process's memory.
 
     ``target`` is ``"package.module:function"``, called with ``args``, which like its result
@@ -91,9 +98,12 @@ def measure_fresh(
     """
     name = os.fspath(target)
     spec = {
-        "target": name, "args": _plain(name, args, warmups), "imports": list(imports),
-        "warmups": warmups, "path": [str(entry) for entry in sys.path],
-    }  # fmt: skip
+        "target": name,
+        "args": _plain(name, args, warmups),
+        "imports": list(imports),
+        "warmups": warmups,
+        "path": [str(entry) for entry in sys.path],
+    }
     with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
         run = _Run(Path(folder), name)
         status = run.wait(spec, _environment(env), timeout)
@@ -159,9 +169,11 @@ class _Run:
             report = json.loads(self._report.read_text(encoding="utf-8"))
         if "usage" in report:
             return FreshUsage(
-                target=self._target, stdout=_tail(self._stdout), stderr=_tail(self._stderr),
+                target=self._target,
+                stdout=_tail(self._stdout),
+                stderr=_tail(self._stderr),
                 **report["usage"],
-            )  # fmt: skip
+            )
         if report.get("kind") == "usage":
             raise UsageError(self._sentence(report["problem"]))
         if report.get("kind") == "memory":

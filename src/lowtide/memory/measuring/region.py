@@ -141,10 +141,14 @@ class Region:
         peak = max((phase.peak_bytes for phase in self._phases), default=0)
         marked = any(phase.name for phase in self._phases)
         self._usage = RegionUsage(
-            device=self.device, how=self.how, source=self._way.source, peak_bytes=peak,
-            held_bytes=self._way.held(), ledger=self._way.rows(peak),
+            device=self.device,
+            how=self.how,
+            source=self._way.source,
+            peak_bytes=peak,
+            held_bytes=self._way.held(),
+            ledger=self._way.rows(peak),
             phases=tuple(self._phases) if marked else (),
-        )  # fmt: skip
+        )
 
 
 class Measure:
@@ -185,8 +189,10 @@ class MeasuredFunction(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], meter: Measure) -> None:
         runs_later = (
-            inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction,
-        )  # fmt: skip
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
         if any(test(function) for test in runs_later):
             name = getattr(function, "__name__", "it")
             raise UsageError(

@@ -20,8 +20,9 @@ How = Literal["events", "storages", "resident", "allocator"]
 
 # The first one is taken where nothing is said.
 WAYS: dict[str, tuple[How, ...]] = {
-    "cpu": ("events", "storages", "resident"), "cuda": ("allocator",),
-}  # fmt: skip
+    "cpu": ("events", "storages", "resident"),
+    "cuda": ("allocator",),
+}
 
 
 class Way(Protocol):

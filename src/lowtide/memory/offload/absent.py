@@ -17,14 +17,35 @@ def _getter(name: str) -> Any:
 
 # What may be asked of a weight that is not there.
 _FORM = {
-    torch.Tensor.size, torch.Tensor.stride, torch.Tensor.dim, torch.Tensor.numel,
-    torch.Tensor.nelement, torch.Tensor.element_size, torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex, torch.Tensor.is_contiguous, torch.Tensor.__len__,
-    *map(_getter, (
-        "shape", "dtype", "layout", "ndim", "nbytes", "itemsize", "requires_grad", "is_leaf",
-        "grad", "grad_fn", "is_sparse", "is_quantized", "is_nested",
-    )),
-}  # fmt: skip
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.__len__,
+    *map(
+        _getter,
+        (
+            "shape",
+            "dtype",
+            "layout",
+            "ndim",
+            "nbytes",
+            "itemsize",
+            "requires_grad",
+            "is_leaf",
+            "grad",
+            "grad_fn",
+            "is_sparse",
+            "is_quantized",
+            "is_nested",
+        ),
+    ),
+}
 _DEVICE = _getter("device")
 _ON_DEVICE = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
 
@@ -38,9 +59,7 @@ class AbsentWeight(nn.Parameter):
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, device: torch.device) -> AbsentWeight:
         """A stand-in for ``tensor``, which says that it is on ``device``."""
-        form = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-        )
+        form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         absent = torch.Tensor._make_subclass(cls, form, False)
         absent.weight_name, absent.weight_device = name, device
         return absent

@@ -21,9 +21,13 @@ _LARGEST = 8
 _GROUPED = 4
 
 _CONTAINERS = (
-    nn.Sequential, nn.ModuleList, nn.ModuleDict,
-    nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
-)  # fmt: skip
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
 # These read the weights of the modules in them without calling those.
 _ATOMS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -106,8 +110,10 @@ def find_blocks(
     total = finder.streamable_bytes
     limit = total // _LARGEST if largest_bytes is None else largest_bytes
     blocks = _grouped(finder.split("", model, limit), limit // _GROUPED)
-    held = [Block(name=place.name, modules=(), tensors=(place.name,), nbytes=nbytes)
-            for place, nbytes in finder.held]  # fmt: skip
+    held = [
+        Block(name=place.name, modules=(), tensors=(place.name,), nbytes=nbytes)
+        for place, nbytes in finder.held
+    ]
     return [*held, *blocks]
 
 
@@ -182,11 +188,14 @@ def _grouped(blocks: Sequence[Block], limit: int) -> list[Block]:
     for block in blocks:
         if groups and groups[-1].nbytes + block.nbytes <= limit:
             last = groups.pop()
-            groups.append(Block(
-                name=f"{last.name.split(' … ')[0]} … {block.name}",
-                modules=last.modules + block.modules, tensors=last.tensors + block.tensors,
-                nbytes=last.nbytes + block.nbytes,
-            ))  # fmt: skip
+            groups.append(
+                Block(
+                    name=f"{last.name.split(' … ')[0]} … {block.name}",
+                    modules=last.modules + block.modules,
+                    tensors=last.tensors + block.tensors,
+                    nbytes=last.nbytes + block.nbytes,
+                )
+            )
         else:
             groups.append(block)
     return groups

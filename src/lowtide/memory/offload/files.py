@@ -21,12 +21,23 @@ from lowtide.core.units import MIB
 from lowtide.memory.offload.blocks import memory_order
 
 _TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
     "BOOL": torch.bool,
-}  # fmt: skip
+}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 # What is held at once of a tensor whose type or layout in the file is another than in the model.
 _CONVERTED = 4 * MIB
@@ -115,11 +126,13 @@ def _entries(path: Path, number: int) -> dict[str, _Entry]:
         raise ValueError(f"numbers of type {', '.join(sorted(unknown))}")
     return {
         name: _Entry(
-            number, _TYPES[entry["dtype"]], tuple(entry["shape"]),
+            number,
+            _TYPES[entry["dtype"]],
+            tuple(entry["shape"]),
             8 + length + entry["data_offsets"][0],
         )
         for name, entry in header.items()
-    }  # fmt: skip
+    }
 
 
 def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -138,8 +151,11 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> No
                 hint="keep it resident",
             )
         shape = [tensor.shape[axis] for axis in memory_order(tensor)]
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shape,
-                        "data_offsets": [end, end + tensor.nbytes]}  # fmt: skip
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": shape,
+            "data_offsets": [end, end + tensor.nbytes],
+        }
         end += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

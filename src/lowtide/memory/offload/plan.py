@@ -97,16 +97,22 @@ def plan_offload(
     @functools.cache
     def splits(layers: bool) -> list[list[Block]]:
         sizes = [total // share if share else 0 for share in _SHARES]
-        return [find_blocks(model, largest_bytes=size, split_layers=layers, resident=names)
-                for size in sizes]  # fmt: skip
+        return [
+            find_blocks(model, largest_bytes=size, split_layers=layers, resident=names)
+            for size in sizes
+        ]
 
     for in_flight in (2, 1):
         for layers in (False, True):
             fits = [fit for blocks in splits(layers) if (fit := _fit(blocks, room, in_flight))]
             if fits:
                 stay, stream = min(fits, key=_cost)
-                return OffloadPlan(resident=tuple(stay), streamed=tuple(stream),
-                                   in_flight=min(in_flight, len(stream)), **kept)  # fmt: skip
+                return OffloadPlan(
+                    resident=tuple(stay),
+                    streamed=tuple(stream),
+                    in_flight=min(in_flight, len(stream)),
+                    **kept,
+                )
     needs = [_need(blocks) for layers in (False, True) for blocks in splits(layers)]
     raise _too_small(min(needs), budget_bytes, activation_bytes)
 
@@ -138,8 +144,10 @@ def _fit(blocks: Sequence[Block], room: int, in_flight: int) -> _Fit | None:
                 spare -= block.nbytes
             else:
                 streamed.add(block.name)
-        fit = ([b for b in blocks if b.name not in streamed],
-               [b for b in blocks if b.name in streamed])  # fmt: skip
+        fit = (
+            [b for b in blocks if b.name not in streamed],
+            [b for b in blocks if b.name in streamed],
+        )
         best = fit if best is None else min(best, fit, key=_cost)
     return best
 

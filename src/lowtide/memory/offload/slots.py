@@ -32,8 +32,10 @@ class Layout:
         for place in self.places:
             self._offsets.append(self.nbytes)
             self.nbytes += aligned(place.tensor.nbytes)
-        self._forms = [(t.shape, t.stride(), t.dtype, t.nbytes)
-                       for t in (place.tensor for place in self.places)]  # fmt: skip
+        self._forms = [
+            (t.shape, t.stride(), t.dtype, t.nbytes)
+            for t in (place.tensor for place in self.places)
+        ]
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The block's tensors in ``buffer`` (uint8, at least ``nbytes``), with their strides."""

@@ -227,9 +227,7 @@ def _copy(layout: Layout, memory: torch.Tensor) -> None:
         view.copy_(place.tensor)
 
 
-def _refill(
-    layout: Layout, kept: FileSource | HostSource, devices: Sequence[torch.device]
-) -> None:
+def _refill(layout: Layout, kept: FileSource | HostSource, devices: Sequence[torch.device]) -> None:
     """Give the model's own tensors their values back."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
     kept.read(layout, memory)

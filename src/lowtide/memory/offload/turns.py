@@ -50,10 +50,14 @@ class BlockTurns:
         """Take the weights out of the modules and set the hooks."""
         modules = dict(self._model.named_modules())  # attributes may hide a module by its name
         for index, layout in enumerate(self._layouts):
-            self._absent.append([
-                AbsentWeight.of(place.name, view, self._lane.device)
-                for place, view in zip(layout.places, self._slots[0].tensors[index], strict=True)
-            ])  # fmt: skip
+            self._absent.append(
+                [
+                    AbsentWeight.of(place.name, view, self._lane.device)
+                    for place, view in zip(
+                        layout.places, self._slots[0].tensors[index], strict=True
+                    )
+                ]
+            )
             self._take_out(index)
             self._keep_in_place(layout)
             owners = {id(place.owner) for place in layout.places}
@@ -229,8 +233,11 @@ def _without_views(output: Any, buffer: torch.Tensor) -> Any:
     storage = buffer.untyped_storage()._cdata
 
     def inside(value: Any) -> bool:
-        return (isinstance(value, torch.Tensor) and value.layout == torch.strided
-                and value.untyped_storage()._cdata == storage)  # fmt: skip
+        return (
+            isinstance(value, torch.Tensor)
+            and value.layout == torch.strided
+            and value.untyped_storage()._cdata == storage
+        )
 
     if not any(inside(value) for value in tree_iter(output)):
         return None

@@ -52,12 +52,19 @@ def attention_path(
     return path_of(
         profile,
         AttentionCall(
-            dtype=dtype, head_dim=head_dim, value_head_dim=value_head_dim,
-            query_tokens=query_tokens, key_tokens=key_tokens, has_mask=has_mask,
-            mask_needs_grad=mask_needs_grad, needs_grad=needs_grad, is_causal=is_causal,
-            dropout=dropout, dims=dims,
+            dtype=dtype,
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            query_tokens=query_tokens,
+            key_tokens=key_tokens,
+            has_mask=has_mask,
+            mask_needs_grad=mask_needs_grad,
+            needs_grad=needs_grad,
+            is_causal=is_causal,
+            dropout=dropout,
+            dims=dims,
         ),
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -87,11 +94,13 @@ def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator
         yield log
 
 
-_ATTENTION = frozenset({
-    F.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention.default,
-})  # fmt: skip
+_ATTENTION = frozenset(
+    {
+        F.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    }
+)
 
 
 # Python functions that run attention inside. A mode does not see what is called while it handles
@@ -141,18 +150,29 @@ class _Replaced(TorchFunctionMode):
             if attn_mask is not None:
                 attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
             return self._attend(
-                query[None], key[None], value[None], attn_mask, dropout_p, is_causal, scale,
+                query[None],
+                key[None],
+                value[None],
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale,
                 enable_gqa,
-            ).squeeze(0)  # fmt: skip
+            ).squeeze(0)
         with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
             spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
             call = describe_call((query, key, value), attn_mask, spec)
             path = path_of(self._profile, call)
             self._log.paths[path] += 1
             return run_as(
-                path, call, (query, key, value), attn_mask, scale, enable_gqa,
+                path,
+                call,
+                (query, key, value),
+                attn_mask,
+                scale,
+                enable_gqa,
                 self._profile.multiprocessors if self._scratch else None,
-            )  # fmt: skip
+            )
 
 
 @contextmanager
@@ -173,8 +193,11 @@ def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """A copy of ``function`` that finds ``names`` in place of its module's."""
     copy = FunctionType(
-        function.__code__, {**function.__globals__, **names}, function.__name__,
-        function.__defaults__, function.__closure__,
-    )  # fmt: skip
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

@@ -71,13 +71,18 @@ def _flash(
         tensors = tuple(F.pad(tensor, (0, padding)) for tensor in tensors)
     shape = _shape(call)
     hold = _hold(
-        tensors[0], shape, multiprocessors,
+        tensors[0],
+        shape,
+        multiprocessors,
         lambda s: scratch.flash_forward_bytes(s, multiprocessors or 1),
-    )  # fmt: skip
+    )
     out = _aten._scaled_dot_product_flash_attention(
-        *tensors, call.dropout, call.is_causal, False,
+        *tensors,
+        call.dropout,
+        call.is_causal,
+        False,
         scale=1 / math.sqrt(call.head_dim) if scale is None else scale,
-    )[0]  # fmt: skip
+    )[0]
     del hold
     if multiprocessors is not None:
         # The backward pass copies a result that is not contiguous by tokens, and its gradient.

@@ -14,9 +14,14 @@ from lowtide.memory.profiles.catalog import load_profile, profile_names
 from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance
 
 _ARCHITECTURES = {
-    6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell",
+    6: "pascal",
+    7: "volta",
+    8: "ampere",
+    9: "hopper",
+    10: "blackwell",
+    11: "blackwell",
     12: "blackwell",
-}  # fmt: skip
+}
 # Windows reports up to 5 % more than Linux; cards of one name differ by a third or more.
 _SAME_SIZE = 0.08
 
@@ -90,8 +95,11 @@ def _scaled(donor: DeviceProfile, facts: DeviceFacts) -> DeviceProfile:
 
 
 _NEEDS: dict[Precision, tuple[int, int]] = {
-    "fp32": (0, 0), "fp16": (0, 0), "tf32": (8, 0), "bf16": (8, 0),
-}  # fmt: skip
+    "fp32": (0, 0),
+    "fp16": (0, 0),
+    "tf32": (8, 0),
+    "bf16": (8, 0),
+}
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
@@ -130,14 +138,16 @@ def _with_facts(
     provenance: dict[str, Provenance],
 ) -> DeviceProfile:
     driver = Provenance(kind="known", source="read from the driver")
-    return DeviceProfile.model_validate({
-        **dict(profile),
-        **changes,
-        "total_bytes": facts.total_bytes,
-        "multiprocessors": facts.multiprocessors,
-        "expandable_segments": profile.expandable_segments and sys.platform == "linux",
-        "provenance": {**provenance, "total_bytes": driver, "multiprocessors": driver},
-    })  # fmt: skip
+    return DeviceProfile.model_validate(
+        {
+            **dict(profile),
+            **changes,
+            "total_bytes": facts.total_bytes,
+            "multiprocessors": facts.multiprocessors,
+            "expandable_segments": profile.expandable_segments and sys.platform == "linux",
+            "provenance": {**provenance, "total_bytes": driver, "multiprocessors": driver},
+        }
+    )
 
 
 def _host() -> DeviceProfile:
@@ -145,17 +155,24 @@ def _host() -> DeviceProfile:
     cores = os.cpu_count() or 1
     here = Provenance(kind="known", source="read from the operating system")
     scaled = Provenance(kind="prior", source=f"{common.title}, by the number of cores")
-    return DeviceProfile.model_validate({
-        **dict(common),
-        "title": f"Host CPU with {cores} cores",
-        "aliases": (),
-        "multiprocessors": cores,
-        "total_bytes": total_host_bytes(),
-        "flops": {p: rate * cores // common.multiprocessors for p, rate in common.flops.items()},
-        "provenance": {
-            **common.provenance, "multiprocessors": here, "total_bytes": here, "flops": scaled,
-        },
-    })  # fmt: skip
+    return DeviceProfile.model_validate(
+        {
+            **dict(common),
+            "title": f"Host CPU with {cores} cores",
+            "aliases": (),
+            "multiprocessors": cores,
+            "total_bytes": total_host_bytes(),
+            "flops": {
+                p: rate * cores // common.multiprocessors for p, rate in common.flops.items()
+            },
+            "provenance": {
+                **common.provenance,
+                "multiprocessors": here,
+                "total_bytes": here,
+                "flops": scaled,
+            },
+        }
+    )
 
 
 def _read_cuda(device: str) -> DeviceFacts:

@@ -10,9 +10,16 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 # Every figure that a ledger or a time estimate may read; each must say where it comes from.
 FIGURES = (
-    "multiprocessors", "total_bytes", "context_bytes", "desktop_bytes", "workspaces.cublas",
-    "workspaces.conv", "bandwidth_bytes_per_s", "flops", "pcie_bytes_per_s",
-)  # fmt: skip
+    "multiprocessors",
+    "total_bytes",
+    "context_bytes",
+    "desktop_bytes",
+    "workspaces.cublas",
+    "workspaces.conv",
+    "bandwidth_bytes_per_s",
+    "flops",
+    "pcie_bytes_per_s",
+)
 
 
 class Provenance(BaseModel):

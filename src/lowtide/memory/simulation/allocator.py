@@ -65,10 +65,15 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, capacity: int | None = None, *, expandable_segments: bool = False,
-        max_split_size: int | None = None, max_non_split_rounding: int = 20 * MIB,
-        large_segment_size: int = 20 * MIB, roundup_power2_divisions: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        capacity: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        max_split_size: int | None = None,
+        max_non_split_rounding: int = 20 * MIB,
+        large_segment_size: int = 20 * MIB,
+        roundup_power2_divisions: int = 0,
+    ) -> None:
         if max_split_size is not None and max_split_size < large_segment_size:
             raise UsageError(f"max_split_size {max_split_size} is less than a large segment")
         if roundup_power2_divisions & (roundup_power2_divisions - 1):
@@ -161,8 +166,10 @@ class CachingAllocator:
         return SimulatedOutOfMemory(
             f"the simulated device is out of memory: {format_bytes(size)} requested,"
             f" {format_bytes(self.reserved)}{of} reserved{why}",
-            requested=size, reserved=self.reserved, capacity=self.capacity,
-        )  # fmt: skip
+            requested=size,
+            reserved=self.reserved,
+            capacity=self.capacity,
+        )
 
     def rounded(self, size: int) -> int:
         """The bytes that a request of ``size`` bytes takes of a block."""

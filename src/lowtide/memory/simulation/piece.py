@@ -42,8 +42,6 @@ def best_piece(held: Sequence[Event], events: Sequence[Event]) -> int:
     own = without.peak_allocated - sum(size for _, size in held)
     step = -(-len(events) * len(_SHARES) // _REPLAYED) or 1
     sizes = (share * own // 100 for share in _SHARES[step // 2 :: step])
-    reserved = {
-        size: replayed(held, events, size).peak_reserved for size in sizes if size > 0
-    }  # fmt: skip
+    reserved = {size: replayed(held, events, size).peak_reserved for size in sizes if size > 0}
     best = min(reserved, key=lambda size: reserved[size], default=0)
     return best if best and reserved[best] <= _WORTH * without.peak_reserved else 0

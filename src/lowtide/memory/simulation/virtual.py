@@ -43,9 +43,12 @@ class VirtualDevice:
     _entered: VirtualDevice | None = None
 
     def __init__(
-        self, capacity: int | None = None, *, fail_at: int | Collection[int] | None = None,
+        self,
+        capacity: int | None = None,
+        *,
+        fail_at: int | Collection[int] | None = None,
         expandable_segments: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         numbers = [fail_at] if isinstance(fail_at, int) else fail_at or ()
         self._fail_at = frozenset(numbers)
         self._fresh = partial(CachingAllocator, capacity, expandable_segments=expandable_segments)

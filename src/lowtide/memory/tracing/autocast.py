@@ -22,34 +22,97 @@ from lowtide.memory.profiles import DeviceProfile
 
 _LOW = (torch.bfloat16, torch.float16)
 # Python functions that end in one of these operators are in the list under their own names.
-_IN_FP32 = frozenset({
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
-    "reciprocal", "rsqrt", "sinh", "tan", "pow", "square", "softplus", "layer_norm",
-    "native_layer_norm", "group_norm", "norm", "normalize", "frobenius_norm", "nuclear_norm",
-    "vector_norm", "linalg_vector_norm", "linalg_norm", "matrix_norm", "linalg_matrix_norm",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
-    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
-    "multi_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy", "gaussian_nll_loss",
-    "dist", "pdist", "cdist", "renorm", "logsumexp", "interpolate", "upsample",
-    "upsample_nearest", "upsample_bilinear", "grid_sample",
-})  # fmt: skip
+_IN_FP32 = frozenset(
+    {
+        "acos",
+        "asin",
+        "cosh",
+        "erfinv",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log2",
+        "log1p",
+        "reciprocal",
+        "rsqrt",
+        "sinh",
+        "tan",
+        "pow",
+        "square",
+        "softplus",
+        "layer_norm",
+        "native_layer_norm",
+        "group_norm",
+        "norm",
+        "normalize",
+        "frobenius_norm",
+        "nuclear_norm",
+        "vector_norm",
+        "linalg_vector_norm",
+        "linalg_norm",
+        "matrix_norm",
+        "linalg_matrix_norm",
+        "cosine_similarity",
+        "poisson_nll_loss",
+        "cosine_embedding_loss",
+        "nll_loss",
+        "hinge_embedding_loss",
+        "kl_div",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "mse_loss",
+        "margin_ranking_loss",
+        "multilabel_margin_loss",
+        "soft_margin_loss",
+        "triplet_margin_loss",
+        "multi_margin_loss",
+        "binary_cross_entropy_with_logits",
+        "cross_entropy",
+        "gaussian_nll_loss",
+        "dist",
+        "pdist",
+        "cdist",
+        "renorm",
+        "logsumexp",
+        "interpolate",
+        "upsample",
+        "upsample_nearest",
+        "upsample_bilinear",
+        "grid_sample",
+    }
+)
 # Told to give fp32, which takes no copy of what they read.
-_GIVE_FP32 = frozenset({
-    "softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"
-})  # fmt: skip
+_GIVE_FP32 = frozenset({"softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"})
 # Lists of one device or one release only.
 _IN_FP32_IF_LISTED = {"rms_norm": "aten::rms_norm"}
 _OPERATORS = {
-    "__pow__": "pow", "__rpow__": "pow", "__ipow__": "pow", "__rtruediv__": "reciprocal",
+    "__pow__": "pow",
+    "__rpow__": "pow",
+    "__ipow__": "pow",
+    "__rtruediv__": "reciprocal",
     "__rdiv__": "reciprocal",
-}  # fmt: skip
+}
 # In fp32 on the CPU alone: on CUDA they run in the type of their input.
-_AS_THEY_COME = frozenset({
-    "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
-    "replication_pad3d", "avg_pool3d", "max_pool3d", "adaptive_avg_pool3d",
-    "adaptive_max_pool3d", "quantile", "nanquantile", "polar", "view_as_complex",
-})  # fmt: skip
+_AS_THEY_COME = frozenset(
+    {
+        "pad",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+        "avg_pool3d",
+        "max_pool3d",
+        "adaptive_avg_pool3d",
+        "adaptive_max_pool3d",
+        "quantile",
+        "nanquantile",
+        "polar",
+        "view_as_complex",
+    }
+)
 
 
 @contextmanager

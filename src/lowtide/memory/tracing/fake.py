@@ -62,8 +62,9 @@ class Faker:
     def step(self, step: S) -> S:
         """``step`` with fake inputs."""
         changed: dict[str, Any] = {
-            "inputs": self.tree(step.inputs), "keywords": self.tree(dict(step.keywords))
-        }  # fmt: skip
+            "inputs": self.tree(step.inputs),
+            "keywords": self.tree(dict(step.keywords)),
+        }
         if isinstance(step, TrainingStep):
             changed["validation"] = self.tree(step.validation)
         return dataclasses.replace(cast(Any, step), **changed)
@@ -100,9 +101,10 @@ def model_tensors(model: nn.Module) -> list[Tensor]:
         found[id(tensor)] = tensor
     for module in model.modules():
         plain = {
-            name: value for name, value in vars(module).items()
+            name: value
+            for name, value in vars(module).items()
             if name not in ("_parameters", "_buffers", "_modules")
-        }  # fmt: skip
+        }
         for value in tree_flatten(plain)[0]:
             if isinstance(value, Tensor):
                 found.setdefault(id(value), value)

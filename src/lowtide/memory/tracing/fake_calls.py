@@ -19,8 +19,17 @@ from lowtide.memory.tracing.repairs import repair
 from lowtide.memory.tracing.tracer import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout,
-          torch.memory_format)  # fmt: skip
+_PLAIN = (
+    int,
+    float,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 class _Fresh(NamedTuple):
@@ -182,9 +191,11 @@ def _add(parts: list[Hashable], value: Any) -> None:
 
 def _is_plain(tensor: FakeTensor) -> bool:
     return (
-        tensor.fake_device == _CPU and tensor.constant is None
-        and tensor.layout is torch.strided and not tensor.dtype.is_complex
-    )  # fmt: skip
+        tensor.fake_device == _CPU
+        and tensor.constant is None
+        and tensor.layout is torch.strided
+        and not tensor.dtype.is_complex
+    )
 
 
 def _storage(tensor: Tensor) -> int:

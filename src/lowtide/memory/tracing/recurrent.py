@@ -49,9 +49,12 @@ def _workspace_bytes(
 
 
 def _made(
-    steps: int, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, reverse: bool,
+    steps: int,
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    reverse: bool,
     settings: tuple[Any, ...],
-) -> int:  # fmt: skip
+) -> int:
     """Bytes of the workspace that a real layer makes for so many steps."""
     image, *rest = shapes
     # Past all modes: a real run among fake ones, of which no trace is to know.

@@ -15,16 +15,22 @@ from torch import Tensor
 from lowtide.memory.tracing.recurrent import RNN_LAYER, with_workspace
 from lowtide.memory.tracing.strides import pointwise_strides, view_strides
 
-_VIEWS = frozenset({
-    torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default,
-    torch.ops.aten._reshape_alias.default,
-})  # fmt: skip
+_VIEWS = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten._reshape_alias.default,
+    }
+)
 
 
-_NORMS = frozenset({
-    torch.ops.aten.native_group_norm.default, torch.ops.aten.native_layer_norm.default,
-    torch.ops.aten.native_batch_norm.default,
-})  # fmt: skip
+_NORMS = frozenset(
+    {
+        torch.ops.aten.native_group_norm.default,
+        torch.ops.aten.native_layer_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+    }
+)
 
 
 # Where the input and the weight are among the arguments.
@@ -73,10 +79,9 @@ def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     image, weight = (args[place] for place in _NORM_GRADIENTS[func])
     owners = image, image if weight is None else weight, image if weight is None else weight
     return tuple(
-        part.to(owner.dtype)
-        if hasattr(part, "fake_mode") and part.dtype != owner.dtype else part
+        part.to(owner.dtype) if hasattr(part, "fake_mode") and part.dtype != owner.dtype else part
         for part, owner in zip(result, owners, strict=True)
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -19,8 +19,12 @@ from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 
 Optimizer = Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"]
 OPTIMIZERS: tuple[Optimizer, ...] = (
-    "adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum",
-)  # fmt: skip
+    "adamw",
+    "adamw-foreach",
+    "adamw-fused",
+    "sgd",
+    "sgd-momentum",
+)
 
 
 class Observer(Protocol):
@@ -222,9 +226,11 @@ def prime(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """What an optimizer keeps from step to step."""
     return [
-        value for state in optimizer.state.values() for value in state.values()
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
         if isinstance(value, Tensor)
-    ]  # fmt: skip
+    ]
 
 
 def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:

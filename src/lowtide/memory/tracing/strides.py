@@ -56,8 +56,14 @@ def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | No
     if not numbers and all(tensor.shape == result.shape for tensor in tensors):
         if all(tensor.is_contiguous() for tensor in tensors):
             return dense_strides(result.shape, range(result.dim() - 1, -1, -1))
-        if all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
-               if tensor.dim() == 4) and result.dim() == 4:  # fmt: skip
+        if (
+            all(
+                tensor.is_contiguous(memory_format=torch.channels_last)
+                for tensor in tensors
+                if tensor.dim() == 4
+            )
+            and result.dim() == 4
+        ):
             return dense_strides(result.shape, (1, 3, 2, 0))
         if len({tensor.stride() for tensor in tensors}) == 1:
             first = tensors[0]

@@ -13,9 +13,12 @@ Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
 # As ledgers call them.
 TITLES: dict[Kind, str] = {
-    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state",
-    "inputs": "inputs", "activations": "live activations",
-}  # fmt: skip
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "inputs": "inputs",
+    "activations": "live activations",
+}
 
 
 class Event(NamedTuple):

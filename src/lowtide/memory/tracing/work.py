@@ -22,9 +22,10 @@ def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
     definitions, whatever the kernels do.
     """
     return sum(
-        op.times * multiply_adds_of(op.call) for number, op in enumerate(trace.ops)
+        op.times * multiply_adds_of(op.call)
+        for number, op in enumerate(trace.ops)
         if op.call is not None and (phases is None or trace.phase(number) in phases)
-    )  # fmt: skip
+    )
 
 
 def multiply_adds_of(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> int:
@@ -44,9 +45,13 @@ def _convolution(args: tuple[Any, ...]) -> int:
         # Each pixel of the input meets the kernel once.
         return image.shape[0] * math.prod(image.shape[2:]) * math.prod(kernel.shape)
     sides = zip(
-        image.shape[2:], kernel.shape[2:], _each(stride, image), _each(padding, image),
-        _each(dilation, image), strict=True,
-    )  # fmt: skip
+        image.shape[2:],
+        kernel.shape[2:],
+        _each(stride, image),
+        _each(padding, image),
+        _each(dilation, image),
+        strict=True,
+    )
     pixels = math.prod(
         (side + 2 * pad - gap * (width - 1) - 1) // step + 1
         for side, width, step, pad, gap in sides

@@ -34,13 +34,23 @@ class _Figures(NamedTuple):
 
 
 def climb(
-    model: nn.Module, step: TrainingStep, *, budget_bytes: int,
-    device: str | DeviceProfile = "cpu", make_step: MakeStep | None = None,
-    batch: int | None = None, size: tuple[int, int] | None = None, multiple: int = 16,
-    sizes: Sequence[tuple[int, int]] | None = None, dtype: torch.dtype | None = None,
-    strict: bool = True, full: bool = True, operators: OperatorStore | None = None,
-    calibration: Calibration | None = None, progress: Callable[[str], None] | None = None,
-) -> Ladder:  # fmt: skip
+    model: nn.Module,
+    step: TrainingStep,
+    *,
+    budget_bytes: int,
+    device: str | DeviceProfile = "cpu",
+    make_step: MakeStep | None = None,
+    batch: int | None = None,
+    size: tuple[int, int] | None = None,
+    multiple: int = 16,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    dtype: torch.dtype | None = None,
+    strict: bool = True,
+    full: bool = True,
+    operators: OperatorStore | None = None,
+    calibration: Calibration | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Ladder:
     """What must change for ``step`` to fit ``budget_bytes`` on ``device``, one rung at a time.
 
     Every figure is that of a traced step (`traced_estimate`), none a fixed share. Changes are
@@ -74,17 +84,30 @@ def climb(
         model, step, asked, profile, make_step, dtype, operators, calibration, budget_bytes
     )
     rungs = climber.climb(
-        list(changes(
-            asked, step, model, profile, low_precision=_is_low(model, dtype),
-            resizable=make_step is not None, multiple=multiple, sizes=sizes,
-        )),
-        full, tell,
-    )  # fmt: skip
+        list(
+            changes(
+                asked,
+                step,
+                model,
+                profile,
+                low_precision=_is_low(model, dtype),
+                resizable=make_step is not None,
+                multiple=multiple,
+                sizes=sizes,
+            )
+        ),
+        full,
+        tell,
+    )
     fitting = (at for at, rung in enumerate(rungs) if rung.fits and rung.status in STEPS)
     ladder = Ladder(
-        device=profile.name, budget_bytes=budget_bytes, asked=climber.first.estimate,
-        rungs=tuple(rungs), chosen=next(fitting, None), seconds=time.perf_counter() - started,
-    )  # fmt: skip
+        device=profile.name,
+        budget_bytes=budget_bytes,
+        asked=climber.first.estimate,
+        rungs=tuple(rungs),
+        chosen=next(fitting, None),
+        seconds=time.perf_counter() - started,
+    )
     if strict:
         ladder.require()
     return ladder
@@ -94,10 +117,17 @@ class _Climber:
     """Traces settings, each once, and walks the changes."""
 
     def __init__(
-        self, model: nn.Module, step: TrainingStep, asked: Settings, profile: DeviceProfile,
-        make_step: MakeStep | None, dtype: torch.dtype | None, operators: OperatorStore | None,
-        calibration: Calibration | None, budget_bytes: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        step: TrainingStep,
+        asked: Settings,
+        profile: DeviceProfile,
+        make_step: MakeStep | None,
+        dtype: torch.dtype | None,
+        operators: OperatorStore | None,
+        calibration: Calibration | None,
+        budget_bytes: int,
+    ) -> None:
         self._model, self._step, self._asked, self._profile = model, step, asked, profile
         self._make_step, self._dtype, self._operators = make_step, dtype, operators
         self._calibration, self._budget = calibration, budget_bytes
@@ -129,10 +159,15 @@ class _Climber:
             except Exception as error:  # noqa: BLE001 - whatever the model cannot do is told
                 change, figures, single = _refused(change, error), None, None
             if figures is None:
-                rungs.append(Rung(
-                    name=change.name, status="not applicable", settings=at,
-                    accuracy=change.accuracy, reason=change.refusal or "",
-                ))  # fmt: skip
+                rungs.append(
+                    Rung(
+                        name=change.name,
+                        status="not applicable",
+                        settings=at,
+                        accuracy=change.accuracy,
+                        reason=change.refusal or "",
+                    )
+                )
                 continue
             status = self._status(change, rungs, now, figures)
             rung = self._rung(change.name, status, settings, figures, now, change, single)
@@ -154,37 +189,54 @@ class _Climber:
         return self.first.estimate.predicted_bytes - figures.estimate.predicted_bytes
 
     def _rung(
-        self, name: str, status: Status, settings: Settings, figures: _Figures, before: _Figures,
-        change: Change | None = None, alone: int | None = None,
-    ) -> Rung:  # fmt: skip
+        self,
+        name: str,
+        status: Status,
+        settings: Settings,
+        figures: _Figures,
+        before: _Figures,
+        change: Change | None = None,
+        alone: int | None = None,
+    ) -> Rung:
         estimate, first = figures.estimate, self.first
         predicted = estimate.predicted_bytes
         return Rung(
-            name=name, status=status, settings=settings,
-            accuracy=change.accuracy if change else "exact", reason=change.note if change else "",
-            predicted_bytes=predicted, upper_bytes=estimate.upper_bytes,
+            name=name,
+            status=status,
+            settings=settings,
+            accuracy=change.accuracy if change else "exact",
+            reason=change.note if change else "",
+            predicted_bytes=predicted,
+            upper_bytes=estimate.upper_bytes,
             freed_bytes=before.estimate.predicted_bytes - predicted,
             freed_in_all_bytes=first.estimate.predicted_bytes - predicted,
-            freed_alone_bytes=alone, fits=estimate.upper_bytes <= self._budget,
+            freed_alone_bytes=alone,
+            fits=estimate.upper_bytes <= self._budget,
             host_bytes=self._average_bytes() if settings.ema == "host" else 0,
             work=figures.work / first.work if first.work else None,
-            phase=estimate.phase, operator=estimate.operator,
-        )  # fmt: skip
+            phase=estimate.phase,
+            operator=estimate.operator,
+        )
 
     def _average_bytes(self) -> int:
         """Bytes of an average of the weights: that of the trainable ones, in their type."""
         return sum(
             weight.numel() * (self._dtype or weight.dtype).itemsize
-            for weight in self._model.parameters() if weight.requires_grad
-        )  # fmt: skip
+            for weight in self._model.parameters()
+            if weight.requires_grad
+        )
 
     def _figures(self, settings: Settings) -> _Figures:
         if settings not in self._known:
             step = step_with(self._step, self._asked, settings, self._make_step)
             estimate = traced_estimate(
-                self._model, step, self._profile, dtype=self._dtype, operators=self._operators,
+                self._model,
+                step,
+                self._profile,
+                dtype=self._dtype,
+                operators=self._operators,
                 calibration=self._calibration,
-            )  # fmt: skip
+            )
             assert estimate.trace is not None
             work = multiply_adds(estimate.trace, ("forward", "backward"))
             passes = settings.accumulate / step.accumulate

@@ -79,8 +79,9 @@ class Ladder(BaseModel):
         raise BudgetError(
             f"nothing fits in {format_bytes(self.budget_bytes)} on {self.device}: the smallest"
             f" rung, {least.name}, needs up to {format_bytes(needs)}",
-            smallest=needs, hint=f"a budget of {format_bytes(needs * 1.01)}, or a smaller model",
-        )  # fmt: skip
+            smallest=needs,
+            hint=f"a budget of {format_bytes(needs * 1.01)}, or a smaller model",
+        )
 
     def __str__(self) -> str:
         """One line a rung, then which one is the first to fit.
@@ -97,10 +98,25 @@ class Ladder(BaseModel):
 
 
 _HEAD = (
-    "", "rung", "predicted", "at most", "frees", "in all", "alone", "fits", "work", "numbers", ""
-)  # fmt: skip
-_MARKS = {"asked": " ", "taken": "+", "not needed": " ", "frees nothing": "-",
-          "not applicable": "-"}  # fmt: skip
+    "",
+    "rung",
+    "predicted",
+    "at most",
+    "frees",
+    "in all",
+    "alone",
+    "fits",
+    "work",
+    "numbers",
+    "",
+)
+_MARKS = {
+    "asked": " ",
+    "taken": "+",
+    "not needed": " ",
+    "frees nothing": "-",
+    "not applicable": "-",
+}
 _LEFT = (0, 1, 7, 9, 10)
 
 
@@ -114,10 +130,16 @@ def _cells(rung: Rung, chosen: bool) -> tuple[str, ...]:
     )
     numbers = "change" if rung.accuracy == "changes numbers" else "same"
     return (
-        mark, rung.name, format_bytes(rung.predicted_bytes), format_bytes(rung.upper_bytes),
-        *freed, "yes" if rung.fits else "no", "" if rung.work is None else f"{rung.work:.2f}×",
-        "" if rung.status == "asked" else numbers, _remarks(rung),
-    )  # fmt: skip
+        mark,
+        rung.name,
+        format_bytes(rung.predicted_bytes),
+        format_bytes(rung.upper_bytes),
+        *freed,
+        "yes" if rung.fits else "no",
+        "" if rung.work is None else f"{rung.work:.2f}×",
+        "" if rung.status == "asked" else numbers,
+        _remarks(rung),
+    )
 
 
 def _remarks(rung: Rung) -> str:

@@ -22,13 +22,21 @@ SUFFIXES = (".png", ".svg")
 _POINTS = 4000
 # Okabe and Ito's palette, which color-blind readers can tell apart, darkest at the bottom.
 _COLORS: dict[str, str] = {
-    "context": "#bdbdbd", "weights": "#0072b2", "optimizer": "#56b4e9", "gradients": "#009e73",
-    "inputs": "#cc79a7", "activations": "#e69f00",
-}  # fmt: skip
+    "context": "#bdbdbd",
+    "weights": "#0072b2",
+    "optimizer": "#56b4e9",
+    "gradients": "#009e73",
+    "inputs": "#cc79a7",
+    "activations": "#e69f00",
+}
 _TITLES: dict[str, str] = {
-    "context": "CUDA context", "weights": "weights", "optimizer": "optimizer state",
-    "gradients": "gradients", "inputs": "inputs", "activations": "activations",
-}  # fmt: skip
+    "context": "CUDA context",
+    "weights": "weights",
+    "optimizer": "optimizer state",
+    "gradients": "gradients",
+    "inputs": "inputs",
+    "activations": "activations",
+}
 _BUDGET, _INK = "#d55e00", "#333333"
 # Shares of the picture's width: a letter of a name, and the least room for a name on end.
 _LETTER, _NARROWEST = 0.0105, 0.018
@@ -69,9 +77,12 @@ def curve_of(trace: Trace, points: int = _POINTS) -> Curve:
 
 
 def plot_memory(
-    what: Estimate | Trace, path: str | Path, *, budget_bytes: int | None = None,
+    what: Estimate | Trace,
+    path: str | Path,
+    *,
+    budget_bytes: int | None = None,
     title: str | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Draw the memory of a traced run, by operator and kind, to a ``.png`` or ``.svg`` file.
 
     Areas are bytes that tensors hold, exact. For an `Estimate` the context of the device is
@@ -142,9 +153,14 @@ def _areas(axes: Axes, curve: Curve, context: int) -> None:
     for name, sizes in sorted(bands, key=lambda band: list(_COLORS).index(band[0])):
         above = [low + size for low, size in zip(below, sizes, strict=True)]
         axes.fill_between(
-            curve.ops, below, above, step="post", color=_COLORS[name], linewidth=0,
+            curve.ops,
+            below,
+            above,
+            step="post",
+            color=_COLORS[name],
+            linewidth=0,
             label=_TITLES[name],
-        )  # fmt: skip
+        )
         below = above
 
 
@@ -165,9 +181,13 @@ def _reserved(axes: Axes, trace: Trace, context: int) -> None:
             ops.append(op)
             sizes.append(now)
     axes.step(
-        [*ops, len(trace.ops)], [*sizes, sizes[-1]], where="post", color=_INK, linewidth=1.2,
+        [*ops, len(trace.ops)],
+        [*sizes, sizes[-1]],
+        where="post",
+        color=_INK,
+        linewidth=1.2,
         label="reserved by the allocator",
-    )  # fmt: skip
+    )
 
 
 def _lines(estimate: Estimate | None, budget: int | None) -> list[tuple[str, int, dict[str, Any]]]:
@@ -196,10 +216,18 @@ def _phases(axes: Axes, trace: Trace) -> None:
         if share >= _NARROWEST:
             turned = share < _LETTER * (len(name) + 2)
             axes.text(
-                (start + end) / 2, 0.985, name, transform=axes.get_xaxis_transform(),
-                ha="center", va="top", fontsize=9, color=_INK, rotation=90 if turned else 0,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=5,
-            )  # fmt: skip
+                (start + end) / 2,
+                0.985,
+                name,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=9,
+                color=_INK,
+                rotation=90 if turned else 0,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+                zorder=5,
+            )
 
 
 def _peak(axes: Axes, trace: Trace, curve: Curve, context: int) -> None:
@@ -208,9 +236,14 @@ def _peak(axes: Axes, trace: Trace, curve: Curve, context: int) -> None:
     op = curve.ops[totals.index(size)]
     name = trace.ops[op].name.partition(".")[0] if op < len(trace.ops) else "end"
     axes.plot(
-        [op], [(size + context) / MIB], "o", color=_INK, markersize=5, linestyle="none",
+        [op],
+        [(size + context) / MIB],
+        "o",
+        color=_INK,
+        markersize=5,
+        linestyle="none",
         label=f"most tensors {format_bytes(size)},\nat {name}",
-    )  # fmt: skip
+    )
 
 
 def _frame(axes: Axes, title: str) -> None:
@@ -225,6 +258,10 @@ def _frame(axes: Axes, title: str) -> None:
     areas = [at for at, name in enumerate(names) if name in _TITLES.values()]
     order = [*reversed(areas), *(at for at in range(len(names)) if at not in areas)]
     axes.legend(
-        [handles[at] for at in order], [names[at] for at in order], frameon=False, fontsize=9,
-        loc="center left", bbox_to_anchor=(1.0, 0.5),
-    )  # fmt: skip
+        [handles[at] for at in order],
+        [names[at] for at in order],
+        frameon=False,
+        fontsize=9,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )

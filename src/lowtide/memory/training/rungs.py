@@ -54,12 +54,18 @@ class Settings(BaseModel):
         if size is None and shapes and len(shapes[0]) == 4:
             size = shapes[0][2], shapes[0][3]
         names = {dtype: name for name, dtype in DTYPES.items()}
-        return cls.model_validate(dict(
-            batch=batch, size=size, accumulate=step.accumulate, optimizer=step.optimizer,
-            autocast=names.get(step.autocast) if step.autocast else None,
-            checkpointing=step.checkpointing, ema="device" if step.ema else "no",
-            validation=_images(step.validation) if step.validation else None,
-        ))  # fmt: skip
+        return cls.model_validate(
+            dict(
+                batch=batch,
+                size=size,
+                accumulate=step.accumulate,
+                optimizer=step.optimizer,
+                autocast=names.get(step.autocast) if step.autocast else None,
+                checkpointing=step.checkpointing,
+                ema="device" if step.ema else "no",
+                validation=_images(step.validation) if step.validation else None,
+            )
+        )
 
     def __str__(self) -> str:
         size = f" of {size_text(self.size)}" if self.size else ""
@@ -105,24 +111,32 @@ def step_with(
     if (settings.batch, settings.size) != (asked.batch, asked.size):
         assert make_step is not None and settings.batch is not None and settings.size is not None
         made = make_step(settings.batch, settings.size)
-        step = dataclasses.replace(
-            step, inputs=made.inputs, keywords=made.keywords, loss=made.loss
-        )
+        step = dataclasses.replace(step, inputs=made.inputs, keywords=made.keywords, loss=made.loss)
     validation = step.validation
     if validation is not None and settings.validation != asked.validation:
         validation = tuple(_first_images(value, settings.validation or 1) for value in validation)
     return dataclasses.replace(
-        step, optimizer=settings.optimizer, checkpointing=settings.checkpointing,
+        step,
+        optimizer=settings.optimizer,
+        checkpointing=settings.checkpointing,
         autocast=DTYPES[settings.autocast] if settings.autocast else None,
-        accumulate=min(settings.accumulate, 2), ema=settings.ema == "device",
+        accumulate=min(settings.accumulate, 2),
+        ema=settings.ema == "device",
         validation=validation,
-    )  # fmt: skip
+    )
 
 
 def changes(
-    asked: Settings, step: TrainingStep, model: nn.Module, profile: DeviceProfile, *,
-    low_precision: bool, resizable: bool, multiple: int, sizes: Sequence[tuple[int, int]] | None,
-) -> Iterator[Change]:  # fmt: skip
+    asked: Settings,
+    step: TrainingStep,
+    model: nn.Module,
+    profile: DeviceProfile,
+    *,
+    low_precision: bool,
+    resizable: bool,
+    multiple: int,
+    sizes: Sequence[tuple[int, int]] | None,
+) -> Iterator[Change]:
     """All rungs in the order in which they are tried: exact ones before the others, but for
     autocast, which also saves time, and smaller batches before smaller images."""
     yield _fused(asked)
@@ -175,9 +189,12 @@ def _autocast(asked: Settings, profile: DeviceProfile, low_precision: bool) -> C
         refusal = f"{profile.title} has no low precision"
     note = "needs a loss scale" if name == "fp16" else ""
     return Change(
-        f"{name or 'low precision'} autocast", {"autocast": name}, "changes numbers", note=note,
+        f"{name or 'low precision'} autocast",
+        {"autocast": name},
+        "changes numbers",
+        note=note,
         refusal=refusal,
-    )  # fmt: skip
+    )
 
 
 def _checkpointing(asked: Settings, normalizes: bool) -> Iterator[Change]:
@@ -206,9 +223,12 @@ def _batches(asked: Settings, resizable: bool, normalizes: bool) -> Iterator[Cha
         batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
         count = total // batch
         yield Change(
-            f"batch {batch}, accumulate {count}", {"batch": batch, "accumulate": count}, accuracy,
-            between=not first and batch > 1, note=note,
-        )  # fmt: skip
+            f"batch {batch}, accumulate {count}",
+            {"batch": batch, "accumulate": count},
+            accuracy,
+            between=not first and batch > 1,
+            note=note,
+        )
 
 
 _NO_FACTORY = "make_step is not given, so that there are no other inputs"
@@ -225,9 +245,11 @@ def _sizes(
         yield Change("smaller images", {}, refusal=f"{size_text(asked.size)} is the smallest size")
     for size in smaller:
         yield Change(
-            f"images of {size_text(size)}", {"size": tuple(size)}, "changes numbers",
+            f"images of {size_text(size)}",
+            {"size": tuple(size)},
+            "changes numbers",
             note="less of each image is seen",
-        )  # fmt: skip
+        )
 
 
 def _smaller_sizes(size: tuple[int, int], multiple: int) -> list[tuple[int, int]]:

@@ -25,9 +25,11 @@ from lowtide.memory.training.building import Inputs, build, make_inputs
 GB = 10**9
 
 _FLASH, _EFFICIENT, _CUDNN, _MATH = (
-    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
-)  # fmt: skip
+)
 # The kernels left on for each name. The forced one is tried first; the rest take what it refuses.
 _KERNELS: dict[str, list[SDPBackend]] = {
     "default": [_FLASH, _EFFICIENT, _CUDNN, _MATH],
@@ -41,12 +43,18 @@ BACKENDS = tuple(_KERNELS)
 
 
 def estimate_vram_usage(
-    batch_size: int = 4, backend: str = "default", gradient_checkpointing: bool = False,
+    batch_size: int = 4,
+    backend: str = "default",
+    gradient_checkpointing: bool = False,
     model: nn.Module | Callable[[], nn.Module] | None = None,
-    image_size: tuple[int, int] = (224, 224), device: str | DeviceProfile = "rtx3060-12gb",
-    dtype: torch.dtype = torch.bfloat16, *, inputs: Inputs | None = None,
-    optimizer: Optimizer = "adamw-foreach", loss: Callable[[Any], Tensor] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    image_size: tuple[int, int] = (224, 224),
+    device: str | DeviceProfile = "rtx3060-12gb",
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    inputs: Inputs | None = None,
+    optimizer: Optimizer = "adamw-foreach",
+    loss: Callable[[Any], Tensor] | None = None,
+) -> dict[str, Any]:
     """What training ``model`` would hold on ``device``, with one backend of attention.
 
     ``model`` is a module or a function that builds one; a function is called with the ``meta``
@@ -79,9 +87,11 @@ def estimate_vram_usage(
         )
     module = build(model)
     step = TrainingStep(
-        make_inputs(module, batch_size, image_size, inputs), optimizer=optimizer, loss=loss,
+        make_inputs(module, batch_size, image_size, inputs),
+        optimizer=optimizer,
+        loss=loss,
         autocast=None if dtype == torch.float32 else dtype,
-    )  # fmt: skip
+    )
     plain, taken = _trace(module, step, profile, "default", "none")
     chosen, found = plain, taken
     if backend != "default" or gradient_checkpointing:
@@ -184,8 +194,10 @@ def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -
             hint="backend='default' takes what PyTorch would",
         )
     others = ", ".join(sorted(name for name in found.kernels if name != backend))
-    return [*notes, f"{backend} refuses {total - taken} of {total} calls, which take {others}:"
-            f" {reason}"]  # fmt: skip
+    return [
+        *notes,
+        f"{backend} refuses {total - taken} of {total} calls, which take {others}: {reason}",
+    ]
 
 
 def _trace(

@@ -10,11 +10,18 @@ import torch
 _MOST_SIDES, _MOST_ARGUMENTS, _MOST_COPIED = 64, 16, 500_000
 _LARGEST_SIDE, _LARGEST_KEY = 1 << 48, 1 << 31
 _STORAGES = {
-    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
-    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool, "UntypedStorage": torch.uint8,
-}  # fmt: skip
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "UntypedStorage": torch.uint8,
+}
 # Objects of these say nothing of a model's weights: they are passed over.
 _HARMLESS = {
     "_codecs": "encode",
@@ -50,9 +57,10 @@ _TENSORS = {
 }
 # What modules are called in the pickles of other versions of Python and NumPy.
 _RENAMED = {
-    "__builtin__": "builtins", "numpy._core.multiarray": "numpy.core.multiarray",
+    "__builtin__": "builtins",
+    "numpy._core.multiarray": "numpy.core.multiarray",
     "numpy._core.numeric": "numpy.core.numeric",
-}  # fmt: skip
+}
 
 
 class DamagedError(ValueError):

@@ -19,17 +19,32 @@ from lowtide.models.files import DOWNLOAD_AGAIN
 
 # What tables lie in, as spandrel looks for them; the averaged weights before the others.
 _WRAPPERS = (
-    "model_state_dict", "state_dict", "params_ema", "params-ema", "params", "model", "net",
-    "net_g", "netG", "generator",
-)  # fmt: skip
+    "model_state_dict",
+    "state_dict",
+    "params_ema",
+    "params-ema",
+    "params",
+    "model",
+    "net",
+    "net_g",
+    "netG",
+    "generator",
+)
 _DEEPEST = 8
 # Tensors may share what is stored, or repeat it, to so many times the size of the file.
 _TIMES, _ANYHOW = 4, 1 << 20
 # All that damaged archives were seen to raise in zipfile.
 _DAMAGE = (
-    DamagedError, zipfile.BadZipFile, EOFError, LookupError, ValueError, TypeError,
-    NotImplementedError, OverflowError, struct.error,
-)  # fmt: skip
+    DamagedError,
+    zipfile.BadZipFile,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    OverflowError,
+    struct.error,
+)
 
 
 def state_dict(path: Path) -> dict[str, Any]:

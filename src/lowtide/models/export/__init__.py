@@ -15,7 +15,18 @@ from lowtide.models.export.onnx_file import OPSETS, ExportPrecision, label, writ
 from lowtide.models.onnx_runtime import require_packages
 
 __all__ = [
-    "LARGEST_DIFFERENCE", "OPSETS", "CannotRunError", "ExportPrecision", "OnnxRunner", "SizeCheck",
-    "checked_sizes", "compare", "compare_in_8_bits", "label", "processor_seconds", "quantize",
-    "require_packages", "write_onnx",
-]  # fmt: skip
+    "LARGEST_DIFFERENCE",
+    "OPSETS",
+    "CannotRunError",
+    "ExportPrecision",
+    "OnnxRunner",
+    "SizeCheck",
+    "checked_sizes",
+    "compare",
+    "compare_in_8_bits",
+    "label",
+    "processor_seconds",
+    "quantize",
+    "require_packages",
+    "write_onnx",
+]

@@ -37,10 +37,16 @@ def quantize(path: Path | str, pictures: Sequence[Tensor]) -> int:
         raise ModelError(f"{path} has no layers that could be in 8 bits", hint="--precision fp16")
     with errors_only("root"):  # advises to simplify the graph, which the export did
         quantize_static(
-            str(path), str(path), _reader(pictures), quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(_LAYERS), nodes_to_quantize=layers, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        )  # fmt: skip
+            str(path),
+            str(path),
+            _reader(pictures),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(_LAYERS),
+            nodes_to_quantize=layers,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
     return len(layers)
 
 

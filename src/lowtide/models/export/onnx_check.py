@@ -94,9 +94,7 @@ def checked_sizes(rule: SizeRule) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(size for size in sizes if size != traced))
 
 
-def compare(
-    run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
-) -> SizeCheck:  # fmt: skip
+def compare(run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]) -> SizeCheck:
     """Compare the file with ``model`` in fp32 on an image of ``size`` (height, width).
 
     ``network`` is what was exported: that of the model, or its copy in a lower precision, whose
@@ -135,9 +133,13 @@ def compare_in_8_bits(run: OnnxRunner, model: Model, picture: Tensor) -> SizeChe
     found = _result(run, picture, expected)
     height, width = picture.shape[2:]
     return SizeCheck(
-        height, width, max_error(found.numpy(), expected.numpy()), None,
-        psnr_db=psnr(found.numpy(), expected.numpy()), least_db=LEAST_DB,
-    )  # fmt: skip
+        height,
+        width,
+        max_error(found.numpy(), expected.numpy()),
+        None,
+        psnr_db=psnr(found.numpy(), expected.numpy()),
+        least_db=LEAST_DB,
+    )
 
 
 def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
@@ -154,7 +156,7 @@ def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
 
 def processor_seconds(
     run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Of one image of ``size`` (height, width) by ONNX Runtime and by PyTorch at the same
     precision: medians of alternating pairs, after `compare` has warmed both up."""
     image = random_image(model, size)

@@ -55,9 +55,13 @@ def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
 
 
 def write_onnx(
-    model: Model, path: Path | str, *, precision: ExportPrecision = "fp32",
-    opset: int = ATTENTION_OPSET, progress: Callable[[str], None] | None = None,
-) -> nn.Module:  # fmt: skip
+    model: Model,
+    path: Path | str,
+    *,
+    precision: ExportPrecision = "fp32",
+    opset: int = ATTENTION_OPSET,
+    progress: Callable[[str], None] | None = None,
+) -> nn.Module:
     """Write ``model``, which is on the CPU, to ``path``: from ``image`` (1, C, H, W) in 0..1 to
     ``result`` (1, C', H * scale, W * scale), unclamped, both fp32.
 
@@ -81,9 +85,13 @@ def write_onnx(
     free = torch.export.Dim.DYNAMIC
     try:
         write_graph(
-            _OneGraph(network), image, path, opset=opset, shapes={2: free, 3: free},
+            _OneGraph(network),
+            image,
+            path,
+            opset=opset,
+            shapes={2: free, 3: free},
             tell=progress or (lambda step: None),
-        )  # fmt: skip
+        )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(
             f"{model.descriptor.name} ({model.descriptor.architecture}) cannot be exported:"
@@ -94,7 +102,7 @@ def write_onnx(
 
 def label(
     path: Path | str, model: Model, *, precision: ExportPrecision | Literal["int8"], checked: bool
-) -> None:  # fmt: skip
+) -> None:
     """Write into the file what it is: its metadata of keys ``lowtide.*``, all of them text.
 
     ``lowtide.size`` is the rule for sizes as JSON, ``lowtide.sha256`` that of the weights' file;
@@ -104,10 +112,13 @@ def label(
 
     facts = model.descriptor
     entries = {
-        "architecture": facts.architecture, "scale": str(facts.scale), "sha256": facts.sha256,
-        "size": json.dumps(asdict(facts.size)), "precision": precision,
+        "architecture": facts.architecture,
+        "scale": str(facts.scale),
+        "sha256": facts.sha256,
+        "size": json.dumps(asdict(facts.size)),
+        "precision": precision,
         "checked": "yes" if checked else "no",
-    }  # fmt: skip
+    }
     if facts.license:
         entries["license"] = facts.license
     graph = onnx.load(path)

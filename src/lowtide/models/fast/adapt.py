@@ -29,9 +29,7 @@ _ROWS = 8
 _DROPPED = re.compile(r"DropPath\(.*?\)")
 _HOME = "spandrel.architectures."
 # Models whose ``upsample`` of convolutions and pixel shuffles is followed by ``conv_last`` alone.
-_TAILED = {
-    f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", "ATD", "GRL")
-}  # fmt: skip
+_TAILED = {f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", "ATD", "GRL")}
 
 
 def adapt(network: nn.Module) -> Counter[str]:
@@ -166,9 +164,12 @@ def _rectangles(plain: Any) -> dict[str, Any]:
     places = down * across
     size = 2 * down, 3 * across
     return {
-        "qkv": _random(3, 1, size[0] * size[1], plain.dim), "H": size[0], "W": size[1],
-        "rpi": torch.arange(places**2).view(places, places) % 7, "rpe_biases": _random(7, 2),
-    }  # fmt: skip
+        "qkv": _random(3, 1, size[0] * size[1], plain.dim),
+        "H": size[0],
+        "W": size[1],
+        "rpi": torch.arange(places**2).view(places, places) % 7,
+        "rpe_biases": _random(7, 2),
+    }
 
 
 def _embed(plain: Any) -> dict[str, Any]:
@@ -201,12 +202,13 @@ _KINDS: dict[str, tuple[type[FastPart], Callable[[Any], dict[str, Any]]]] = {
     "SwinIR SwinTransformerBlock": (FastBlock, _block),
     "DRCT SwinTransformerBlock": (FastBlock, _block),
     "DRCT RDG": (FastDense, _dense),
-    "HAT WindowAttention": (FastWindows, _hat), "HAT OCAB": (FastOverlap, _overlap),
+    "HAT WindowAttention": (FastWindows, _hat),
+    "HAT OCAB": (FastOverlap, _overlap),
     "CRAFT Attention_regular": (FastRectangles, _rectangles),
     **{f"{family} Mlp": (FastMlp, _mlp) for family in ("SwinIR", "DRCT", "HAT", "CRAFT")},
     **{f"{family} PatchEmbed": (FastEmbed, _embed) for family in _EMBEDS},
     **{f"{family} PatchUnEmbed": (FastUnembed, _unembed) for family in _EMBEDS},
-}  # fmt: skip
+}
 
 
 def _knows_few_forms(part: nn.Module) -> bool:

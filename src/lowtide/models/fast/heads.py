@@ -53,6 +53,4 @@ def _channels_more(attention: Any, like: Tensor) -> int:
 def _wider(attention: Any, more: int) -> tuple[Layer, Layer]:
     """Weights and bias of both layers with these channels."""
     qkv, proj = attention.qkv, attention.proj
-    return wide_heads(
-        (qkv.weight, qkv.bias), (proj.weight, proj.bias), attention.num_heads, more
-    )
+    return wide_heads((qkv.weight, qkv.bias), (proj.weight, proj.bias), attention.num_heads, more)

@@ -55,7 +55,7 @@ class ShiftMask:
                 self.added(edges, like) if any(edges) else None,
             )
             for edges, places in self.places.items()
-        ]  # fmt: skip
+        ]
 
     def added(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
         """The mask of windows at these edges, (1, 1, places, places)."""

@@ -14,9 +14,15 @@ class FastRectangles(FastPart):
     """``Attention_regular(qkv, H, W, mask, rpi, rpe_biases)`` of spandrel's CRAFT."""
 
     def forward(
-        self, qkv: Tensor, H: int, W: int, mask: Tensor | None = None,  # noqa: N803
-        *, rpi: Tensor, rpe_biases: Tensor,
-    ) -> Tensor:  # fmt: skip
+        self,
+        qkv: Tensor,
+        H: int,  # noqa: N803
+        W: int,  # noqa: N803
+        mask: Tensor | None = None,
+        *,
+        rpi: Tensor,
+        rpe_biases: Tensor,
+    ) -> Tensor:
         """(query, key and value, images, pixels, channels) to (images, H, W, channels)."""
         if torch.compiler.is_exporting() or mask is not None:
             return self.plain(qkv, H, W, mask=mask, rpi=rpi, rpe_biases=rpe_biases)

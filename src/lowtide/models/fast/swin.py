@@ -49,9 +49,13 @@ class FastWindows(FastPart):
         return gathered_bias(plain.relative_position_bias_table, index, len(index))
 
     def attend(
-        self, x: Tensor, heads: Heads, bias: Tensor, patterns: Sequence[Pattern],
+        self,
+        x: Tensor,
+        heads: Heads,
+        bias: Tensor,
+        patterns: Sequence[Pattern],
         plus: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The result for each window, with this bias, ``plus`` what is there already."""
         query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
         found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
@@ -88,9 +92,13 @@ class FastBlock(FastPart):
         return result
 
     def parts(
-        self, pixels: Tensor, x_size: tuple[int, int], *, overwritten: bool = False,
+        self,
+        pixels: Tensor,
+        x_size: tuple[int, int],
+        *,
+        overwritten: bool = False,
         end: End | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Part by part which of the ``pixels`` (pixels, channels) it is of, what they are, and
         what the block makes of them, or its attention and ``end``."""
         plain = self.plain
@@ -100,9 +108,14 @@ class FastBlock(FastPart):
         return self._parts(pixels, order.there, bias, order.patterns(bias), end, overwritten)
 
     def _parts(
-        self, pixels: Tensor, there: Tensor, bias: Tensor, patterns: Sequence[Pattern],
-        end: End, overwritten: bool,
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+        self,
+        pixels: Tensor,
+        there: Tensor,
+        bias: Tensor,
+        patterns: Sequence[Pattern],
+        end: End,
+        overwritten: bool,
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The same in the order ``there``; pixels may be ``overwritten`` in between."""
         plain = self.plain
         places = plain.window_size**2
@@ -179,9 +192,13 @@ class FastOverlap(FastPart):
         query, key, value = heads.split(plain.norm1(x).unflatten(1, x_size)).unbind(3)
         bias = gathered_bias(plain.relative_position_bias_table, rpi, side * side)
         found = attend_windows(
-            windows_of(query, side, side), windows_of(key, side, seen),
-            windows_of(value, side, seen), bias, (), plain.scale,
-        )  # fmt: skip
+            windows_of(query, side, side),
+            windows_of(key, side, seen),
+            windows_of(value, side, seen),
+            bias,
+            (),
+            plain.scale,
+        )
         x = heads.join(image_of(found, height, width, (side, side)), x)
         return added(plain.mlp, plain.norm2(x), x)
 

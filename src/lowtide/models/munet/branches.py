@@ -99,9 +99,10 @@ class Fusion(nn.Module):
     def __init__(self, branches: int, features: int, slope: float) -> None:
         super().__init__()
         self.weigh = nn.Sequential(
-            conv(branches * features, features, 1, bias=True), nn.LeakyReLU(slope),
+            conv(branches * features, features, 1, bias=True),
+            nn.LeakyReLU(slope),
             conv(features, branches, 1, bias=True),
-        )  # fmt: skip
+        )
 
     def forward(self, found: list[Tensor]) -> Tensor:
         """Maps (B, features, H, W) to one of them."""

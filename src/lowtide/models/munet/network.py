@@ -48,14 +48,14 @@ class Middle(nn.Module):
     def __init__(self, channels: int, config: MUNetConfig) -> None:
         super().__init__()
         self.convs = nn.Sequential(
-            conv(channels, channels, 3), nn.LeakyReLU(config.slope),
-            conv(channels, channels, 3), nn.LeakyReLU(config.slope),
-        )  # fmt: skip
+            conv(channels, channels, 3),
+            nn.LeakyReLU(config.slope),
+            conv(channels, channels, 3),
+            nn.LeakyReLU(config.slope),
+        )
         self.attention = None
         if config.attention:
-            attention = LocalWindowAttention(
-                channels, window=config.window, shared=config.shared
-            )
+            attention = LocalWindowAttention(channels, window=config.window, shared=config.shared)
             for layer in (attention.qkv, attention.out):
                 spectral_norm(layer)
             self.attention = attention
@@ -81,9 +81,7 @@ class MUNet(nn.Module):
         features, slope = config.features, config.slope
         sizes = [features, *(features * width for width in config.widths)]
         self.conv_in = nn.Sequential(conv(3, features, 3, bias=True), nn.LeakyReLU(slope))
-        self.down = nn.ModuleList(
-            Down(given, made, slope) for given, made in pairwise(sizes)
-        )
+        self.down = nn.ModuleList(Down(given, made, slope) for given, made in pairwise(sizes))
         self.middle = Middle(sizes[-1], config)
         self.up = nn.ModuleList(
             Up(given, beside, beside, slope)

@@ -119,9 +119,11 @@ class ChannelAttention(nn.Module):
         few = channels // _SQUEEZE
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Sequential(
-            nn.Linear(channels, few, bias=False), nn.GELU(),
-            nn.Linear(few, channels, bias=False), nn.Sigmoid(),
-        )  # fmt: skip
+            nn.Linear(channels, few, bias=False),
+            nn.GELU(),
+            nn.Linear(few, channels, bias=False),
+            nn.Sigmoid(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""

@@ -28,9 +28,10 @@ class MagicBase(nn.Module):
         self.sharp: Tensor
         self.places: Tensor
         self.register_buffer(
-            "sharp", torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(),
+            "sharp",
+            torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(),
             persistent=False,
-        )  # fmt: skip
+        )
         places = torch.einsum("iy,jx->ijyx", phases, phases).flatten(0, 1)[:, None]
         self.register_buffer("places", places.repeat(channels, 1, 1, 1), persistent=False)
 
@@ -51,7 +52,5 @@ class MagicBase(nn.Module):
             sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
             # Not as a lerp, which would have both of one type, and under autocast they are not.
             x = x + self.alpha * (sharp - x)
-        places = F.conv2d(
-            x, self.places, padding=self.places.shape[-1] // 2, groups=self.channels
-        )
+        places = F.conv2d(x, self.places, padding=self.places.shape[-1] // 2, groups=self.channels)
         return F.pixel_shuffle(places, self.scale)

@@ -32,13 +32,20 @@ class TierConfig:
         """The tier as its author trains it."""
         features, groups, blocks, alpha = _SHAPES[tier]
         return cls(
-            tier, scale, features=features, groups=groups, blocks=blocks, alpha=alpha,
+            tier,
+            scale,
+            features=features,
+            groups=groups,
+            blocks=blocks,
+            alpha=alpha,
             attention=tier in ("photo", "pro"),
-        )  # fmt: skip
+        )
 
 
 # Features, groups, blocks of each, alpha: the public repository Phhofm/ParagonSR2.
 _SHAPES: dict[Tier, tuple[int, int, int, float]] = {
-    "realtime": (16, 1, 3, 0.3), "stream": (32, 2, 3, 0.0), "photo": (64, 4, 4, 0.4),
+    "realtime": (16, 1, 3, 0.3),
+    "stream": (32, 2, 3, 0.0),
+    "photo": (64, 4, 4, 0.4),
     "pro": (64, 6, 6, 0.4),
-}  # fmt: skip
+}

@@ -21,9 +21,11 @@ _ALWAYS = ("conv_in", "conv_mid", "up.0", "conv_out")
 _BLOCK = "body.0.blocks.0."
 # A tensor of the first block that no later tier has.
 _SIGNS: dict[Tier, str] = {
-    "stream": "dw1.weight", "pro": "token_ca.token_dict", "photo": "norm.scale",
+    "stream": "dw1.weight",
+    "pro": "token_ca.token_dict",
+    "photo": "norm.scale",
     "realtime": "scale.gamma",
-}  # fmt: skip
+}
 # The fixed path is in the files too, some of which are in half precision.
 _BASE = {"base.sharp.kernel": SHARP, "base.blur.kernel": BLUR}
 _NEAR = 1e-3
@@ -32,9 +34,10 @@ _NEAR = 1e-3
 def fits(state: Mapping[str, Tensor]) -> bool:
     """Whether these are the tensors of a tier."""
     return (
-        "detail_gain" in state and all(f"{name}.weight" in state for name in _ALWAYS)
+        "detail_gain" in state
+        and all(f"{name}.weight" in state for name in _ALWAYS)
         and any(_BLOCK + sign in state for sign in _SIGNS.values())
-    )  # fmt: skip
+    )
 
 
 def load(
@@ -60,13 +63,23 @@ def load(
     # In `pro` and with windows that go round the image, every pixel may depend on all others.
     everywhere = config.tier == "pro" or config.attention
     return network, ModelDescriptor(
-        name=name, architecture=FAMILY, purpose="SR" if config.scale > 1 else "Restoration",
-        scale=config.scale, in_channels=config.channels, out_channels=config.channels,
-        size=SizeRule(), supports_half=True, supports_bfloat16=True,
+        name=name,
+        architecture=FAMILY,
+        purpose="SR" if config.scale > 1 else "Restoration",
+        scale=config.scale,
+        in_channels=config.channels,
+        out_channels=config.channels,
+        size=SizeRule(),
+        supports_half=True,
+        supports_bfloat16=True,
         tiling="discouraged" if everywhere else "supported",
         tags=(config.tier, f"{config.features}nf", f"{config.groups}x{config.blocks}"),
-        parameters=0, weight_bytes=0, sha256=digest, license=None, path=str(path),
-    )  # fmt: skip
+        parameters=0,
+        weight_bytes=0,
+        sha256=digest,
+        license=None,
+        path=str(path),
+    )
 
 
 def config_of(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
@@ -81,9 +94,13 @@ def config_of(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
     groups, blocks = (1 + max(place[axis] for place in places) for axis in (0, 1))
     attention = any(".qkv." in key for key in state)
     return replace(
-        TierConfig.of(tier, scale), channels=channels, features=features, groups=groups,
-        blocks=blocks, attention=attention,
-    )  # fmt: skip
+        TierConfig.of(tier, scale),
+        channels=channels,
+        features=features,
+        groups=groups,
+        blocks=blocks,
+        attention=attention,
+    )
 
 
 def _check_base(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -35,12 +35,17 @@ class ParagonTier(nn.Module):
         width, scale = config.features, config.scale
         self.base = MagicBase(config.channels, scale, config.alpha)
         self.conv_in = nn.Conv2d(config.channels, width, 3, padding=1)
-        self.body = nn.Sequential(*(
-            _Group([
-                _block(config, group * config.blocks + place) for place in range(config.blocks)
-            ])
-            for group in range(config.groups)
-        ))  # fmt: skip
+        self.body = nn.Sequential(
+            *(
+                _Group(
+                    [
+                        _block(config, group * config.blocks + place)
+                        for place in range(config.blocks)
+                    ]
+                )
+                for group in range(config.groups)
+            )
+        )
         self.conv_mid = nn.Conv2d(width, width, 3, padding=1)
         self.up = nn.Sequential(
             nn.Conv2d(width, width * scale**2, 3, padding=1), nn.PixelShuffle(scale)

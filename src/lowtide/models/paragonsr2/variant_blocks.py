@@ -72,9 +72,12 @@ class Attending(nn.Module):
         self.norm = RMSNorm(hidden)
         self.narrow, self.widen = nn.Conv2d(hidden, width, 1), nn.Conv2d(width, hidden, 1)
         self.attention = kind(
-            width, heads=width // _HEAD, window=config.window, shared=config.shared,
+            width,
+            heads=width // _HEAD,
+            window=config.window,
+            shared=config.shared,
             form=config.form,
-        )  # fmt: skip
+        )
         self.share = Scaled(hidden, first_share(config.depth))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -97,9 +97,10 @@ class VariantConfig:
         """The variant, its size as the field writes it, and its attention."""
         size = f"{self.features}nf", f"{self.groups}x{self.blocks}"
         told = {
-            "none": "no attention", "window": f"{self.form} windows",
+            "none": "no attention",
+            "window": f"{self.form} windows",
             "hierarchical": "hierarchical attention",
-        }  # fmt: skip
+        }
         return *dict.fromkeys((self.name, *size)), told[self.attention]
 
     @property

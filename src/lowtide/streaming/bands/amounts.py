@@ -28,9 +28,10 @@ def bytes_of_band(program: Program, band: Band) -> int:
     )
     reduced = sum(
         count(spans) * row_bytes(one)
-        for index, spans in band.targets.items() if isinstance(step := steps[index], Reduction)
+        for index, spans in band.targets.items()
+        if isinstance(step := steps[index], Reduction)
         for one in step.inputs
-    )  # fmt: skip
+    )
     return made + reduced
 
 

@@ -30,22 +30,94 @@ _SIDES = (16, 64, 128)
 # Values that are tried of other operators, among those that are there and among all the least and
 # all the most.
 _TRIED = (
-    (None, ("none", "least", "most", "any")), ("least", ("most", "any")), ("most", ("least", "any"))
-)  # fmt: skip
+    (None, ("none", "least", "most", "any")),
+    ("least", ("most", "any")),
+    ("most", ("least", "any")),
+)
 _HINT = "give it one image at a time, or run the module itself"
 # Operators that carry NaN on to whatever depends on it, of floating point numbers.
-_CARRYING = frozenset({
-    "adaptive_avg_pool2d", "add", "addmm", "alias", "avg_pool2d", "baddbmm", "batch_norm", "bmm",
-    "cat", "chunk", "clone", "contiguous", "conv1d", "conv2d", "conv3d", "conv_transpose2d",
-    "convolution", "detach", "div", "dropout", "einsum", "elu", "exp", "expand", "flatten", "flip",
-    "gelu", "group_norm", "im2col", "instance_norm", "layer_norm", "leaky_relu", "linear", "matmul",
-    "mean", "mish", "mm", "mul", "narrow", "neg", "pad", "permute", "pixel_shuffle",
-    "pixel_unshuffle", "prelu", "relu", "repeat", "reshape", "rms_norm", "roll", "rsqrt",
-    "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice", "softmax", "softplus",
-    "sqrt", "squeeze", "stack", "std", "sub", "sum", "t", "tanh", "to", "transpose", "unfold",
-    "unsqueeze", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d", "var", "view",
-    "_softmax", "_to_copy", "_unsafe_view",
-})  # fmt: skip
+_CARRYING = frozenset(
+    {
+        "adaptive_avg_pool2d",
+        "add",
+        "addmm",
+        "alias",
+        "avg_pool2d",
+        "baddbmm",
+        "batch_norm",
+        "bmm",
+        "cat",
+        "chunk",
+        "clone",
+        "contiguous",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose2d",
+        "convolution",
+        "detach",
+        "div",
+        "dropout",
+        "einsum",
+        "elu",
+        "exp",
+        "expand",
+        "flatten",
+        "flip",
+        "gelu",
+        "group_norm",
+        "im2col",
+        "instance_norm",
+        "layer_norm",
+        "leaky_relu",
+        "linear",
+        "matmul",
+        "mean",
+        "mish",
+        "mm",
+        "mul",
+        "narrow",
+        "neg",
+        "pad",
+        "permute",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "prelu",
+        "relu",
+        "repeat",
+        "reshape",
+        "rms_norm",
+        "roll",
+        "rsqrt",
+        "scaled_dot_product_attention",
+        "select",
+        "sigmoid",
+        "silu",
+        "slice",
+        "softmax",
+        "softplus",
+        "sqrt",
+        "squeeze",
+        "stack",
+        "std",
+        "sub",
+        "sum",
+        "t",
+        "tanh",
+        "to",
+        "transpose",
+        "unfold",
+        "unsqueeze",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "upsample_nearest2d",
+        "var",
+        "view",
+        "_softmax",
+        "_to_copy",
+        "_unsafe_view",
+    }
+)
 
 
 def require_apart(module: nn.Module, images: Tensor, folder: Path | None) -> Pack:
@@ -115,8 +187,9 @@ class _Followed:
         self._graph = graph
         self._sets = [
             [place >> digit & 1 == side for place in range(batch)]
-            for digit in range((batch - 1).bit_length()) for side in (0, 1)
-        ]  # fmt: skip
+            for digit in range((batch - 1).bit_length())
+            for side in (0, 1)
+        ]
         self._values = dict(graph.tensors)
         # By set and result the numbers that its images can change.
         self._touched: list[dict[int, Tensor]] = [{} for _ in self._sets]

@@ -36,9 +36,16 @@ def prove(name: str, module: nn.Module, like: Tensor) -> Block:
     halo = trial.halo(times, apart)
     for grain in (grain for grain in _GRAINS if grain % apart == 0):
         block = Block(
-            name, module, trial.channels, times, apart, halo, grain, trial.work_bytes,
+            name,
+            module,
+            trial.channels,
+            times,
+            apart,
+            halo,
+            grain,
+            trial.work_bytes,
             Autocast.now(like.device.type),
-        )  # fmt: skip
+        )
         if trial.holds(block):
             return block
     raise ModelError(f"{name} gives other rows in bands than as a whole")

@@ -42,7 +42,8 @@ class Blocks:
         work: dict[str, dict[tuple[int, int, int], int]] = {}
         self._found: dict[nn.Module, AnyBlock] = {
             inner: KnownBlock(name, inner, autocast, work.setdefault(_kind(inner), {}))
-            for inner, name in self._names.items() if isinstance(inner, KnownRows)
+            for inner, name in self._names.items()
+            if isinstance(inner, KnownRows)
         }
         self._entered: list[tuple[nn.Module, Tensor | None]] = []
 

@@ -79,9 +79,12 @@ class Carrier(Protocol):
         ...
 
     def back(
-        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        self,
+        room: Room,
+        places: Sequence[tuple[int, int]],
+        run: Tensor,
         after: Coming | None = None,
-    ) -> Coming:  # fmt: skip
+    ) -> Coming:
         """Begin to copy bytes (from, to before) of a page, one after another, to ``run``, uint8 on
         the device: as soon as those are over that came there before, or, without ``after``, when
         all is done that was issued so far."""
@@ -125,9 +128,12 @@ class HostCarrier:
         return Done(run)
 
     def back(
-        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        self,
+        room: Room,
+        places: Sequence[tuple[int, int]],
+        run: Tensor,
         after: Coming | None = None,
-    ) -> Coming:  # fmt: skip
+    ) -> Coming:
         """A copy."""
         torch.cat([room.memory[first:last] for first, last in places], out=run)
         return Done(run)
@@ -202,9 +208,12 @@ class CudaCarrier:
         return _OnItsWay(run, room.written, computing)
 
     def back(
-        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        self,
+        room: Room,
+        places: Sequence[tuple[int, int]],
+        run: Tensor,
         after: Coming | None = None,
-    ) -> Coming:  # fmt: skip
+    ) -> Coming:
         """On the stream from the host."""
         computing = torch.cuda.current_stream(self.device)
         free = computing.record_event() if after is None else after.done

@@ -88,9 +88,14 @@ def certify(module: nn.Module, image: Tensor, program: Program, folder: Path | N
 
 
 def _remembered(
-    module: nn.Module, image: Tensor, height: int, width: int, wanted: str, folder: Path | None,
+    module: nn.Module,
+    image: Tensor,
+    height: int,
+    width: int,
+    wanted: str,
+    folder: Path | None,
     allowed: float,
-) -> Certificate:  # fmt: skip
+) -> Certificate:
     key = module_key(module, image, height, width, wanted)
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _known(path)
@@ -106,9 +111,10 @@ def operators(program: Program) -> str:
     """A digest of what a program does, whatever the size."""
     names = (
         f"{type(step).__name__} {short(program.graph.nodes[index].target)}"
-        if index < len(program.graph.nodes) else type(step).__name__
+        if index < len(program.graph.nodes)
+        else type(step).__name__
         for index, step in program.steps.items()
-    )  # fmt: skip
+    )
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
@@ -210,18 +216,24 @@ def _known(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compared again and replaced
 
 
-def module_key(
-    module: nn.Module, image: Tensor, height: int, width: int, wanted: str = ""
-) -> str:
+def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str = "") -> str:
     """Tells apart what is found out about modules, by weights, sizes and versions."""
     digest = hashlib.sha256()
     # The operators too: what a module does need not show in its name and its weights.
     facts = (
-        type(module).__qualname__, repr(module), str(image.dtype), image.device.type,
-        str(order_of(image)), (*image.shape[:2], height, width), str(torch.__version__),
-        code_digest(), wanted, Autocast.now(image.device.type), torch.get_default_dtype(),
+        type(module).__qualname__,
+        repr(module),
+        str(image.dtype),
+        image.device.type,
+        str(order_of(image)),
+        (*image.shape[:2], height, width),
+        str(torch.__version__),
+        code_digest(),
+        wanted,
+        Autocast.now(image.device.type),
+        torch.get_default_dtype(),
         *_settings(module),
-    )  # fmt: skip
+    )
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())

@@ -25,9 +25,13 @@ _LAST_ROUND = 2
 
 
 def choose(
-    program: Program, limit_bytes: int | None, tell: Callable[[Layout], int],
-    pages: Sequence[Placement] = ("memory", "disk"), *, mixed: bool = False,
-) -> Layout:  # fmt: skip
+    program: Program,
+    limit_bytes: int | None,
+    tell: Callable[[Layout], int],
+    pages: Sequence[Placement] = ("memory", "disk"),
+    *,
+    mixed: bool = False,
+) -> Layout:
     """The layout that costs least within ``limit_bytes`` for rows (None: no limit), its pages in
     one of these places; if ``mixed`` as many of them in memory as fit.
 
@@ -81,10 +85,14 @@ def _expected(draft: Layout, failed: Sequence[tuple[Layout, int]], doubt: float)
     if len(twins) >= _SEVERAL:
         return (1 - doubt * _APART_OF_SEVERAL) * min(twins)
     height = math.log(max(draft.bands))
-    other, took = min(failed, key=lambda one: (
-        abs(math.log(max(one[0].bands)) - height), one[0].pages != draft.pages,
-        abs(one[0].bytes - draft.bytes),
-    ))  # fmt: skip
+    other, took = min(
+        failed,
+        key=lambda one: (
+            abs(math.log(max(one[0].bands)) - height),
+            one[0].pages != draft.pages,
+            abs(one[0].bytes - draft.bytes),
+        ),
+    )
     times, lower = took / other.bytes, max(other.bands) / max(draft.bands)
     apart = _APART if other.pages == draft.pages else _APART_ELSEWHERE
     return (1 - doubt * apart) * (1 + (times - 1) * min(1.0, lower**2) if times > 1 else times)
@@ -94,9 +102,10 @@ def _same(one: Layout, other: Layout) -> bool:
     """Whether two have bands as high, pages in one place, and about as many bytes."""
     apart = abs(one.bytes - other.bytes)
     return (
-        max(one.bands) == max(other.bands) and one.pages == other.pages
+        max(one.bands) == max(other.bands)
+        and one.pages == other.pages
         and apart <= _SAME_BYTES * other.bytes
-    )  # fmt: skip
+    )
 
 
 def _untold(failed: Sequence[tuple[Layout, int]], drafts: Sequence[Layout]) -> Layout | None:

@@ -27,9 +27,10 @@ class Cutter:
         """Steps before which a cut makes sense."""
         steps = list(self._bytes)
         return [
-            step for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
+            step
+            for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
             if self._bytes[before] >= self._bytes[step] < self._bytes[after]
-        ]  # fmt: skip
+        ]
 
     def cuts(self, parts: int) -> tuple[int, ...]:
         """Cuts into about ``parts`` parts of equal work, each where least is kept."""
@@ -45,6 +46,4 @@ class Cutter:
         return tuple(sorted(cuts))
 
     def _best(self, places: Sequence[int], middle: float) -> int:
-        return min(places, key=lambda place: (
-            self._bytes[place], abs(self._work[place] - middle)
-        ))  # fmt: skip
+        return min(places, key=lambda place: (self._bytes[place], abs(self._work[place] - middle)))

@@ -20,9 +20,13 @@ class DiskPage:
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, dim: int, device: torch.device,
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        dim: int,
+        device: torch.device,
         space: ScratchSpace,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device, self._form = device, Rowwise(shape, dtype, dim)
         self._places: dict[int, int] = {}  # by number within the map, which block of the file
         self._open(space)

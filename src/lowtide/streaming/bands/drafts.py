@@ -86,9 +86,11 @@ class Drafter:
         self.pace = pace_of(program)
 
     def drafts(
-        self, caps: Sequence[int] = (), pages: Sequence[Placement] = ("memory", "disk"),
+        self,
+        caps: Sequence[int] = (),
+        pages: Sequence[Placement] = ("memory", "disk"),
         shares: Sequence[float] = (),
-    ) -> Iterator[Layout]:  # fmt: skip
+    ) -> Iterator[Layout]:
         """Ways that differ in cuts, in the height of bands (which stay below ``caps``, or those of
         the device), and in where ``pages`` are kept: all of them, or all but what fits in such
         ``shares`` of what all take."""
@@ -112,13 +114,25 @@ class Drafter:
             cuts = cutter.cuts(parts)
             segments = segment(self._program, cuts, again)
             kept = cuts, *(tuple(part.pages) for part in segments)
-            found.setdefault(kept, _Way(self._program, cuts, again, segments, [
-                Glances(
-                    self._program, part, f"{cuts} {again} {place}", self._store,
-                    alone=len(segments) == 1,
-                )
-                for place, part in enumerate(segments)
-            ]))  # fmt: skip
+            found.setdefault(
+                kept,
+                _Way(
+                    self._program,
+                    cuts,
+                    again,
+                    segments,
+                    [
+                        Glances(
+                            self._program,
+                            part,
+                            f"{cuts} {again} {place}",
+                            self._store,
+                            alone=len(segments) == 1,
+                        )
+                        for place, part in enumerate(segments)
+                    ],
+                ),
+            )
         return list(found.values())
 
 
@@ -160,12 +174,20 @@ class _Way:
         seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
         written = sum(life.size for life in self._lives.values())
         return Layout(
-            self.cuts, self.again, self.segments, bands, "memory",
-            self._most(bands, self._occupied), calls=sum(calls for _, calls, _ in seen),
+            self.cuts,
+            self.again,
+            self.segments,
+            bands,
+            "memory",
+            self._most(bands, self._occupied),
+            calls=sum(calls for _, calls, _ in seen),
             copied_bytes=self._again_bytes + sum(copied for _, _, copied in seen),
-            written_bytes=written, pages_bytes=self._occupied.most, away_bytes=0, file_bytes=0,
+            written_bytes=written,
+            pages_bytes=self._occupied.most,
+            away_bytes=0,
+            file_bytes=0,
             pace=pace_of(self.program),
-        )  # fmt: skip
+        )
 
     def parts(self, shares: Sequence[float]) -> list[_Part]:
         """Pages that stay in memory where others are elsewhere: none, and what fits in each of
@@ -176,10 +198,15 @@ class _Way:
         for one in dict.fromkeys(kept):
             away = [life for index, life in self._lives.items() if index not in one]
             elsewhere = Occupied(count, away)
-            found.append(_Part(
-                one, Occupied(count, (self._lives[index] for index in one)),
-                sum(life.size for life in away), elsewhere.most, elsewhere.most_in_files,
-            ))  # fmt: skip
+            found.append(
+                _Part(
+                    one,
+                    Occupied(count, (self._lives[index] for index in one)),
+                    sum(life.size for life in away),
+                    elsewhere.most,
+                    elsewhere.most_in_files,
+                )
+            )
         return found
 
     def placed(
@@ -193,11 +220,14 @@ class _Way:
                 continue
             for part in parts:
                 yield replace(
-                    layout, pages=place, held=part.held,
+                    layout,
+                    pages=place,
+                    held=part.held,
                     bytes=self._most(layout.bands, part.occupied),
-                    written_bytes=part.written_bytes, away_bytes=part.away_bytes,
+                    written_bytes=part.written_bytes,
+                    away_bytes=part.away_bytes,
                     file_bytes=part.file_bytes if place == "disk" else 0,
-                )  # fmt: skip
+                )
 
     def _most(self, bands: tuple[int, ...], pages: Occupied) -> int:
         """What bands and pages in memory occupy at once."""

@@ -8,9 +8,12 @@ from lowtide.streaming.bands.rules.rule import short
 
 # The place of the weights, and the dimension of these that belongs to the result.
 _WEIGHTED = {
-    "conv2d": (1, 0), "conv2d_of_doubled": (1, 0), "convolution": (1, 0), "linear": (1, 0),
+    "conv2d": (1, 0),
+    "conv2d_of_doubled": (1, 0),
+    "convolution": (1, 0),
+    "linear": (1, 0),
     "addmm": (2, 1),
-}  # fmt: skip
+}
 _UNKNOWN = 1 << 30
 
 

@@ -57,9 +57,13 @@ class Told:
 
 
 def tell(
-    program: Program, layout: Layout, *, held: bool, profile: DeviceProfile | None = None,
+    program: Program,
+    layout: Layout,
+    *,
+    held: bool,
+    profile: DeviceProfile | None = None,
     in_one: bool = True,
-) -> Told:  # fmt: skip
+) -> Told:
     """What one image's run takes beside weights and input: on this machine's CPU, or on a card
     with that ``profile``.
 
@@ -135,13 +139,19 @@ def foretell(program: Program, layout: Layout, *, held: bool) -> Trace:
     (given,) = program.graph.inputs
     like = program.graph.nodes[given].like
     sweep = Sweep(
-        twin, layout.segments, layout.bands,
+        twin,
+        layout.segments,
+        layout.bands,
         page_maker(
-            twin, layout.pages, torch.device("cpu"), held=layout.held, on_disk=_Unwritten,
+            twin,
+            layout.pages,
+            torch.device("cpu"),
+            held=layout.held,
+            on_disk=_Unwritten,
             carrier=_Uncarried(),
         ),
         _Equal(twin, Constants(program)),
-    )  # fmt: skip
+    )
     with faker.running():
         tracer.label(weights, "weights")
         source: Page = _Coming(like.shape, like.dtype)
@@ -255,8 +265,11 @@ class _Uncarried(HostCarrier):
         return Done(run)
 
     def back(
-        self, room: Room, places: Sequence[tuple[int, int]], run: Tensor,
+        self,
+        room: Room,
+        places: Sequence[tuple[int, int]],
+        run: Tensor,
         after: Coming | None = None,
-    ) -> Coming:  # fmt: skip
+    ) -> Coming:
         """The memory on the device is there already."""
         return Done(run)

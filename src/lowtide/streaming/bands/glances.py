@@ -24,9 +24,7 @@ class Glances:
         self._name, self._store = name, store
         self._known: dict[int, tuple[int, int, int]] = {}
         self._units = units(program, part)
-        self._most = max(
-            (rows.size // rows.grain for rows in rows_of(program, part)), default=1
-        )
+        self._most = max((rows.size // rows.grain for rows in rows_of(program, part)), default=1)
 
     def at(self, number: int) -> tuple[int, int, int]:
         """(bytes, calls, bytes put together) in so many bands."""

@@ -72,7 +72,6 @@ class Occupied:
         """While any segment runs."""
         return max(map(max, self._before, self._after), default=0)
 
-
     @property
     def most_in_files(self) -> int:
         """The same where none goes before the segment that reads it last is over."""

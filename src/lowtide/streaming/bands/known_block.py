@@ -59,8 +59,9 @@ class KnownBlock:
         if isinstance(rows, FakeTensor):
             # Its weights are real: what it takes is known from elsewhere.
             result = rows.new_empty((*rows.shape[:2], span[1] - span[0], rows.shape[3]))
-            work = rows.new_empty(self.work_bytes(rows.shape[1], height, rows.shape[3]),
-                                  dtype=torch.uint8)  # fmt: skip
+            work = rows.new_empty(
+                self.work_bytes(rows.shape[1], height, rows.shape[3]), dtype=torch.uint8
+            )
             del work
             return result
         # No other thread may trace it meanwhile.

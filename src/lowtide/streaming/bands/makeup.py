@@ -19,9 +19,17 @@ from torch import Tensor, nn
 # Attributes that every module has: tables of its tensors, parts and hooks.
 EVERY_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = (
-    int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device,
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
     torch.memory_format,
-)  # fmt: skip
+)
 _PLAIN_KINDS = frozenset(_PLAIN)
 # Of attributes that are longer only their length counts, and whether they are the same object.
 _LONG = 1000
@@ -56,10 +64,8 @@ class Makeup:
             return False
         return all(
             own == theirs or _without(where, own, but) == _without(where, theirs, but)
-            for (where, own), theirs in zip(
-                self._facts.items(), other._facts.values(), strict=True
-            )
-        )  # fmt: skip
+            for (where, own), theirs in zip(self._facts.items(), other._facts.values(), strict=True)
+        )
 
     def _of(self, module: nn.Module) -> dict[str, Any]:
         self._held.append(module)

@@ -31,18 +31,35 @@ class Pace:
 
 
 # Bands that stay in the caches are fast.
-CPU = Pace(
-    7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4, _caps(16, 32, 64, 128, 256, 512)
-)  # fmt: skip
+CPU = Pace(7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4, _caps(16, 32, 64, 128, 256, 512))
 # A card has nothing to do until it is told the next operator, and the higher bands are, the fewer
 # there are of these; its memory is hardly used by anything else.
 CARD = Pace(
-    1.2e-4, 200 * GIB, {"disk": GIB, "host": 12 * GIB}, 2e-6,
+    1.2e-4,
+    200 * GIB,
+    {"disk": GIB, "host": 12 * GIB},
+    2e-6,
     _caps(
-        32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
         16384,
     ),
-)  # fmt: skip
+)
 
 
 def pace_of(program: Program) -> Pace:

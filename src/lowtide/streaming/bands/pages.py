@@ -101,7 +101,7 @@ class MemoryPage:
         first, last = span
         if len(self._pieces) != 1 or self._pieces[0][0][1] != first:
             return None
-        ((low, _), rows), = self._pieces
+        (((low, _), rows),) = self._pieces
         order, shape = memory_order(rows), list(rows.shape)
         shape[self._dim] = last - low
         laid = rows.new_empty([shape[one] for one in order])

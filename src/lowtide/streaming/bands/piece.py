@@ -52,10 +52,12 @@ def _free_blocks(device: torch.device) -> list[int]:
     """Bytes of each block that is kept for nobody in particular; looking takes milliseconds."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return [
-        block["size"] for segment in torch.cuda.memory_snapshot()
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
         if segment["device"] == index and segment["segment_pool_id"] == (0, 0)
-        for block in segment["blocks"] if block["state"] == "inactive"
-    ]  # fmt: skip
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
 
 
 def _kept(device: torch.device) -> int:

@@ -28,10 +28,15 @@ def placements(device: torch.device, wanted: Wanted) -> tuple[Placement, ...]:
 
 
 def page_maker(
-    program: Program, pages: Placement, device: torch.device, space: ScratchSpace | None = None,
-    *, held: Set[int] = frozenset(), on_disk: type[DiskPage] = DiskPage,
+    program: Program,
+    pages: Placement,
+    device: torch.device,
+    space: ScratchSpace | None = None,
+    *,
+    held: Set[int] = frozenset(),
+    on_disk: type[DiskPage] = DiskPage,
     carrier: Carrier | None = None,
-) -> MakePage:  # fmt: skip
+) -> MakePage:
     """Makes the pages of a run on ``device``: there, on its host (moved by ``carrier``), or
     ``on_disk`` in a ``space``; those that are ``held`` there in any case."""
     in_memory = memory_pages(program, device)

@@ -89,8 +89,9 @@ class Prepared:
         """Modules that are run as they are, with the rows around a band that they look at."""
         found = [
             f"{node.target.name} ({node.target.halo} rows around a band)"
-            for node in self.program.graph.nodes if isinstance(node.target, Block)
-        ]  # fmt: skip
+            for node in self.program.graph.nodes
+            if isinstance(node.target, Block)
+        ]
         return f"; without a graph, by trial: {', '.join(found)}" if found else ""
 
 
@@ -159,14 +160,18 @@ def _laid_out(program: Program, image: Tensor, wishes: Wishes) -> tuple[Layout, 
 
     try:
         layout = choose(
-            program, room.within(allowed), bytes_of,
-            placements(image.device, wishes.pages), mixed=wishes.pages == "auto",
-        )  # fmt: skip
+            program,
+            room.within(allowed),
+            bytes_of,
+            placements(image.device, wishes.pages),
+            mixed=wishes.pages == "auto",
+        )
     except BudgetError as error:
         least = room.least(error.smallest or 0)
         raise BudgetError(
             f"no bands of this model fit in {format_bytes(allowed)}: with its result they take"
             f" {format_bytes(least)}",
-            smallest=least, hint=f"a budget of {-(-least // MIB)}MiB",
-        ) from error  # fmt: skip
+            smallest=least,
+            hint=f"a budget of {-(-least // MIB)}MiB",
+        ) from error
     return layout, told[layout.key].piece

@@ -32,9 +32,18 @@ class Whole:
 
 _HINT = "run it whole"
 Step = RowOp | Reduction | Whole
-_PRODUCTS = frozenset({
-    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention",
-})  # fmt: skip
+_PRODUCTS = frozenset(
+    {
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "scaled_dot_product_attention",
+    }
+)
 
 
 @dataclass
@@ -103,9 +112,12 @@ def track(graph: Graph) -> Program:
     graph = merged(graph)
     program = Program(graph, output=graph.output)
     tracked = Tracked(
-        graph, program.rows, program.fixed, frozenset(plain_sums(graph)),
+        graph,
+        program.rows,
+        program.fixed,
+        frozenset(plain_sums(graph)),
         frozenset(idle_copies(graph)),
-    )  # fmt: skip
+    )
     for node in graph.nodes:
         if node.kind == "input":
             program.rows[node.index] = Rows(2, node.like.shape[2])

@@ -48,9 +48,7 @@ class Programs:
     always with the same reason, for a network that cannot be captured.
     """
 
-    def __init__(
-        self, network: Network, on_capture: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, network: Network, on_capture: Callable[[], None] | None = None) -> None:
         self.network, self.on_capture = network, on_capture
         self._known: OrderedDict[tuple[int, int], _Known] = OrderedDict()
 
@@ -127,9 +125,11 @@ class Programs:
         finally:
             trim_heap(collect=True)  # half of what a capture takes is not kept
         rows, like = program.rows[program.output], program.graph.nodes[program.output].like
-        wanted = 1, self.network.out_channels, *(
-            side * self.network.scale for side in (height, width)
-        )  # fmt: skip
+        wanted = (
+            1,
+            self.network.out_channels,
+            *(side * self.network.scale for side in (height, width)),
+        )
         if rows.dim != 2 or like.shape != wanted:
             shape = "×".join(map(str, like.shape))
             return _Known(refusal=f"its result for one image is {shape}, not {wanted}")
@@ -147,9 +147,13 @@ class Programs:
         network = self.network
         with FakeTensorMode(allow_non_fake_inputs=True):
             return torch.empty(
-                1, network.in_channels, height, width, device=network.device,
+                1,
+                network.in_channels,
+                height,
+                width,
+                device=network.device,
                 memory_format=network.memory_format,
-            )  # fmt: skip
+            )
 
 
 @functools.cache

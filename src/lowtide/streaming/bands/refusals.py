@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from torch import fx
 
 # PyTorch's, of which some are in libraries that only captures load.
-_BY_VALUES = frozenset({
-    "DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode",
-})  # fmt: skip
+_BY_VALUES = frozenset(
+    {
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "GuardOnDataDependentSymNode",
+    }
+)
 _WHOLE = "run it whole"
 
 

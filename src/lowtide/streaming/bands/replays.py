@@ -31,9 +31,7 @@ class Replays:
         self._key: object = None
         self._kept: Recording | None = None
 
-    def __call__(
-        self, run: Callable[[Tensor], Tensor], image: Tensor, of: object = None
-    ) -> Tensor:
+    def __call__(self, run: Callable[[Tensor], Tensor], image: Tensor, of: object = None) -> Tensor:
         """As ``run``, which is ``of`` something that a recording lasts as long as. Raises
         `ModelError` where the run cannot be recorded, or differs so."""
         key = (image.shape, image.stride(), image.dtype, image.device, tf32_is_allowed(), of)

@@ -16,14 +16,56 @@ from lowtide.streaming.bands.spans import Spans
 # Operators whose results have memory of their own, whatever their arguments. All others may give
 # their input back, or a part of it: nothing is presumed of them.
 _OWN = {
-    "conv2d", "conv2d_of_doubled", "conv_transpose2d", "linear", "addmm", "baddbmm", "matmul",
-    "bmm", "mm", "scaled_dot_product_attention", "softmax", "_softmax", "layer_norm", "group_norm",
-    "instance_norm", "batch_norm", "add", "sub", "mul", "div", "relu", "leaky_relu", "gelu",
-    "silu", "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid", "elu", "mish", "clamp",
-    "clamp_min", "clamp_max", "exp", "neg", "abs", "square", "sqrt", "rsqrt", "reciprocal",
-    "prelu", "softplus", "log_sigmoid", "where", "avg_pool2d", "max_pool2d",
-    "upsample_bilinear2d", "upsample_bicubic2d",
-}  # fmt: skip
+    "conv2d",
+    "conv2d_of_doubled",
+    "conv_transpose2d",
+    "linear",
+    "addmm",
+    "baddbmm",
+    "matmul",
+    "bmm",
+    "mm",
+    "scaled_dot_product_attention",
+    "softmax",
+    "_softmax",
+    "layer_norm",
+    "group_norm",
+    "instance_norm",
+    "batch_norm",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "relu",
+    "leaky_relu",
+    "gelu",
+    "silu",
+    "sigmoid",
+    "tanh",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "elu",
+    "mish",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "exp",
+    "neg",
+    "abs",
+    "square",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "prelu",
+    "softplus",
+    "log_sigmoid",
+    "where",
+    "avg_pool2d",
+    "max_pool2d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+}
 
 
 def families(graph: Graph, steps: Mapping[int, object]) -> dict[int, int]:
@@ -47,9 +89,12 @@ class Reuse:
     """Which inputs the steps of one segment may overwrite, band by band."""
 
     def __init__(
-        self, steps: Mapping[int, object], order: Iterable[int], family: Mapping[int, int],
+        self,
+        steps: Mapping[int, object],
+        order: Iterable[int],
+        family: Mapping[int, int],
         apart: Iterable[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``order`` are the segment's steps; what shares memory with ``apart`` is left alone."""
         self._order = {index: at for at, index in enumerate(order)}
         self._family = family
@@ -63,10 +108,13 @@ class Reuse:
             if isinstance(step, RowOp) and step.over:
                 own = [family.get(one, one) for one in step.inputs]
                 choices = [
-                    one for one, first in zip(step.inputs, own, strict=True)
-                    if one in step.over and one in self._order and first not in kept
+                    one
+                    for one, first in zip(step.inputs, own, strict=True)
+                    if one in step.over
+                    and one in self._order
+                    and first not in kept
                     and own.count(first) == 1
-                ]  # fmt: skip
+                ]
                 if choices:
                     self._choices[index] = choices
 

@@ -52,9 +52,10 @@ class Samples:
             (self._tail, self._height),
         ]
         self._pieces = [
-            (first, rows) for first, rows in self._pieces
+            (first, rows)
+            for first, rows in self._pieces
             if any(low < first + len(rows) and first < high for low, high in wanted)
-        ]  # fmt: skip
+        ]
 
     @property
     def held_bytes(self) -> int:

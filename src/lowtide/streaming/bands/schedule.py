@@ -111,9 +111,17 @@ class _Planner:
         self._twice = twice
         self._own = set(segment.steps)
         self._units = units(program, segment)
-        self._reuse = Reuse(program.steps, segment.steps, program.families, (
-            *segment.pages, *segment.reads, *program.graph.inputs, program.output,
-        ))  # fmt: skip
+        self._reuse = Reuse(
+            program.steps,
+            segment.steps,
+            program.families,
+            (
+                *segment.pages,
+                *segment.reads,
+                *program.graph.inputs,
+                program.output,
+            ),
+        )
         self._made: dict[int, Spans] = {}
         self._held: dict[int, Spans] = {}
 
@@ -168,7 +176,8 @@ class _Planner:
             there[index] = union([*there.get(index, []), *spans])
         after = self._last.after
         band.holds = self._held = {
-            index: held for index, spans in there.items()
+            index: held
+            for index, spans in there.items()
             if index not in self._twice and (held := after(number, index, spans))
         }
         band.uses = self._last_uses(band)
@@ -179,9 +188,10 @@ class _Planner:
 
     def _targets(self) -> list[int]:
         reductions = [
-            index for index in self._segment.steps
+            index
+            for index in self._segment.steps
             if isinstance(self._program.steps[index], Reduction)
-        ]  # fmt: skip
+        ]
         output = [self._program.output] if self._program.output in self._own else []
         return [*reductions, *(one for one in self._segment.pages if one not in output), *output]
 

@@ -45,9 +45,7 @@ def without(spans: Spans, gone: Spans) -> Spans:
 
 def common(left: Spans, right: Spans) -> Spans:
     """Rows that are in both."""
-    return [
-        (max(a, c), min(b, d)) for a, b in left for c, d in right if max(a, c) < min(b, d)
-    ]  # fmt: skip
+    return [(max(a, c), min(b, d)) for a, b in left for c, d in right if max(a, c) < min(b, d)]
 
 
 def outward(spans: Iterable[Span], grain: int, size: int) -> Spans:

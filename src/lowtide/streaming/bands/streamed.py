@@ -67,10 +67,15 @@ class Streamed(nn.Module):
     _passing = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
 
     def __init__(
-        self, module: nn.Module, *, budget: str | int | Budget = "auto",
-        pages: Wanted = "auto", scratch: Path | None = None,
-        recorded: bool = False, certified: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        module: nn.Module,
+        *,
+        budget: str | int | Budget = "auto",
+        pages: Wanted = "auto",
+        scratch: Path | None = None,
+        recorded: bool = False,
+        certified: bool = True,
+    ) -> None:
         super().__init__()
         if pages not in get_args(Placement) and pages != "auto":
             raise UsageError(
@@ -127,9 +132,14 @@ class Streamed(nn.Module):
         changes what the module computes, and anew when the module has changed."""
         # What convolutions take for themselves depends on TF32 too.
         key = (
-            *image.shape[1:], image.dtype, image.device, order_of(image), tf32_is_allowed(),
-            Autocast.now(image.device.type), torch.get_default_dtype(),
-        )  # fmt: skip
+            *image.shape[1:],
+            image.dtype,
+            image.device,
+            order_of(image),
+            tf32_is_allowed(),
+            Autocast.now(image.device.type),
+            torch.get_default_dtype(),
+        )
         with self._lock:
             makeup = Makeup(self.module, addresses=self._wishes.recorded)
             for other in [one for one, known in self._known.items() if not known.is_of(makeup)]:
@@ -202,9 +212,13 @@ def _rows(known: Prepared, image: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def stream(
-    module: nn.Module, *, budget: str | int | Budget = "auto",
-    pages: Wanted = "auto", scratch: Path | None = None, recorded: bool = False,
-) -> Streamed:  # fmt: skip
+    module: nn.Module,
+    *,
+    budget: str | int | Budget = "auto",
+    pages: Wanted = "auto",
+    scratch: Path | None = None,
+    recorded: bool = False,
+) -> Streamed:
     """``module`` with the same call, in the memory of ``budget``: see `Streamed`.
 
         small = lowtide.stream(model.eval(), budget="1GiB")

@@ -36,9 +36,15 @@ class Sweep:
     """
 
     def __init__(
-        self, program: Program, segments: list[Segment], bands: Sequence[int],
-        make_page: MakePage, constants: Constants | None = None, *, piece: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        segments: list[Segment],
+        bands: Sequence[int],
+        make_page: MakePage,
+        constants: Constants | None = None,
+        *,
+        piece: int = 0,
+    ) -> None:
         self._program, self._segments, self._make_page = program, segments, make_page
         self._bands, self.piece = bands, piece
         self._going = last_reads(segments)
@@ -63,9 +69,11 @@ class Sweep:
         return self._constants
 
     def run(
-        self, source: Page, on_band: Callable[[float], None] | None = None,
+        self,
+        source: Page,
+        on_band: Callable[[float], None] | None = None,
         before_step: Callable[[int], object] | None = None,
-    ) -> Generator[tuple[int, Tensor], None, None]:  # fmt: skip
+    ) -> Generator[tuple[int, Tensor], None, None]:
         """(first row, rows) of the result, in order. Pages go when it ends, however it does.
 
         ``on_band`` is told after each band which share of the work it was, ``before_step``
@@ -98,9 +106,10 @@ class Sweep:
             yield from self._segment(segment, plan, self._going.get(place, set()))
             self._constants.forget()
             self._wholes = {
-                index: value for index, value in self._wholes.items()
+                index: value
+                for index, value in self._wholes.items()
                 if index not in self._program.rows
-            }  # fmt: skip
+            }
 
     def _plan(self, place: int, segment: Segment, bands: int) -> Iterator[Band]:
         if place not in self._planned:
@@ -176,9 +185,7 @@ class Sweep:
             while ready:
                 yield ready.popleft()
 
-    def _make(
-        self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]
-    ) -> None:
+    def _make(self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]) -> None:
         """Compute rows of one span, beside those that are taken together with them."""
         step = self._program.steps[index]
         assert isinstance(step, RowOp)
@@ -236,14 +243,13 @@ class Sweep:
             rows = self._program.rows.get(index)
             self._wholes[index] = (
                 self._program.graph.nodes[index].call(self._whole)
-                if rows is None else self._pages[index].read([(0, rows.size)])
+                if rows is None
+                else self._pages[index].read([(0, rows.size)])
             )
         return self._wholes[index]
 
 
-def _next_in_inference(
-    going: Iterator[tuple[int, Tensor]], kind: str
-) -> list[tuple[int, Tensor]]:
+def _next_in_inference(going: Iterator[tuple[int, Tensor]], kind: str) -> list[tuple[int, Tensor]]:
     # What autocast changed is in the program already.
     with torch.inference_mode(), no_autocast(kind):
         return list(islice(going, 1))

@@ -59,9 +59,10 @@ def _is_light(program: Program, index: int, step: RowOp) -> bool:
         return False
     given = sum(map(program.row_bytes, step.inputs))
     return (
-        step.overlap > 0 or short(program.graph.nodes[index].target) in TAKE_PARTS
+        step.overlap > 0
+        or short(program.graph.nodes[index].target) in TAKE_PARTS
         or (step.framed and _WIDER * given <= program.row_bytes(index))
-    )  # fmt: skip
+    )
 
 
 def _rows_twice(

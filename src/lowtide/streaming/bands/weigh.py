@@ -40,9 +40,10 @@ class _Scale:
         # What some operator wants as a whole.
         self._now = sum(
             self._program.bytes_of(one)
-            for index in (*part.steps, *part.before) for one in self._program.wholes(index)
+            for index in (*part.steps, *part.before)
+            for one in self._program.wholes(index)
             if one in self._program.rows
-        )  # fmt: skip
+        )
         for band in bands:
             self._band(part, band, kept)
 

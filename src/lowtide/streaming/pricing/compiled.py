@@ -18,7 +18,10 @@ def compiled(plan: Plan, facts: SpeedFacts | None, images: int) -> Plan:
     known = facts or _UNKNOWN
     value = known.host_bytes or _USUAL_BYTES
     told = "measured" if known.host_bytes else "prior"
-    return plan.model_copy(update={
-        "compiled": True, "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
-        "ledger": (*plan.ledger, row("compiler", "host", value, value * _UPPER, told)),
-    })  # fmt: skip
+    return plan.model_copy(
+        update={
+            "compiled": True,
+            "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
+            "ledger": (*plan.ledger, row("compiler", "host", value, value * _UPPER, told)),
+        }
+    )

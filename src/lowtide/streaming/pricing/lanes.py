@@ -24,10 +24,15 @@ def in_lanes(plan: Plan, devices: int) -> Plan:
     repeated = _ON_THE_CPU if plan.device == "cpu" else _BESIDE_CARDS
     rows = tuple(
         row.model_copy(update={"value": row.value * lanes, "upper": row.upper * lanes})
-        if row.name in repeated else row
+        if row.name in repeated
+        else row
         for row in plan.ledger
-    )  # fmt: skip
+    )
     share = -(-groups // lanes) / groups
-    return plan.model_copy(update={
-        "lanes": lanes, "ledger": rows, "seconds": plan.seconds * share,
-    })  # fmt: skip
+    return plan.model_copy(
+        update={
+            "lanes": lanes,
+            "ledger": rows,
+            "seconds": plan.seconds * share,
+        }
+    )

@@ -68,12 +68,16 @@ def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
     """``plan`` in a heap that holds what lives and no more, which takes longer."""
     rows = [
         row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
-        for row in plan.ledger if bounds.usual is None or row.name != "margin"
-    ]  # fmt: skip
-    return plan.model_copy(update={
-        "heap": "gives back", "seconds": plan.seconds * _GIVING_BACK_COSTS,
-        "ledger": calibrated(tuple(rows), bounds.thrifty),
-    })  # fmt: skip
+        for row in plan.ledger
+        if bounds.usual is None or row.name != "margin"
+    ]
+    return plan.model_copy(
+        update={
+            "heap": "gives back",
+            "seconds": plan.seconds * _GIVING_BACK_COSTS,
+            "ledger": calibrated(tuple(rows), bounds.thrifty),
+        }
+    )
 
 
 def _run_bytes(costs: ModelCosts, pixels: int) -> float:
@@ -123,9 +127,14 @@ def activations(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
 
 
 def ledger(
-    costs: ModelCosts, picture: Picture, running: Iterable[LedgerRow], *, staged_bytes: int,
-    row_bytes: tuple[int, int], scratch_bytes: int = 0,
-) -> Iterator[LedgerRow]:  # fmt: skip
+    costs: ModelCosts,
+    picture: Picture,
+    running: Iterable[LedgerRow],
+    *,
+    staged_bytes: int,
+    row_bytes: tuple[int, int],
+    scratch_bytes: int = 0,
+) -> Iterator[LedgerRow]:
     """All that a run takes: ``running`` is the network's part, ``row_bytes`` the rows of the
     files (read, made) that are held, ``staged_bytes`` what is on its way to another device and
     back at once, ``scratch_bytes`` disk beyond that of the formats."""

@@ -17,7 +17,10 @@ def recorded(plan: Plan, images: int) -> Plan:
     """``plan`` recorded, which ``images`` of one size wait for once."""
     taken = sum(one.value for one in plan.ledger if one.name in (LIVE_ROW, "allocator"))
     passes = plan.tiles / plan.batch
-    return plan.model_copy(update={
-        "recorded": True, "seconds": plan.seconds * (1 + _RUNS / passes / images),
-        "ledger": (*plan.ledger, row("CUDA graph", "device", taken, taken * _UPPER, "prior")),
-    })  # fmt: skip
+    return plan.model_copy(
+        update={
+            "recorded": True,
+            "seconds": plan.seconds * (1 + _RUNS / passes / images),
+            "ledger": (*plan.ledger, row("CUDA graph", "device", taken, taken * _UPPER, "prior")),
+        }
+    )

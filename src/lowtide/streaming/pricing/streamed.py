@@ -104,19 +104,22 @@ class BandPricing:
         """Leave out small bands where larger ones are as fast in an easy part of the budget:
         with small ones whatever grows with the image would show."""
         easy = [
-            plan for plan in plans
+            plan
+            for plan in plans
             if plan.upper_bytes <= (self.picture.easy_bytes or 0)
-            and plan.banded is not None and plan.banded.pages == "memory"
+            and plan.banded is not None
+            and plan.banded.pages == "memory"
             and plan.heap != "gives back"
-        ]  # fmt: skip
+        ]
         if not easy:
             return plans
         largest = max(plan.upper_bytes for plan in easy)
         fastest = min(plan.seconds for plan in easy if plan.upper_bytes == largest)
         return [
-            plan for plan in plans
+            plan
+            for plan in plans
             if plan.upper_bytes >= largest or plan.seconds * AS_FAST < fastest
-        ]  # fmt: skip
+        ]
 
     def told(self, plan: Plan) -> Plan:
         """``plan``, one of `candidates`, with what it takes exactly."""
@@ -133,24 +136,43 @@ class BandPricing:
         costs, shape, info = self.costs, self.shape, self.picture.info
         height, width = self._size
         return Plan(
-            strategy="streamed", accuracy="exact", device=costs.device,
-            precision=costs.precision, channels_last=costs.channels_last,
-            width=info.width, height=info.height,
-            padded_width=self.picture.padded[1], padded_height=height,
-            scale=shape.scale, align=shape.align, minimum=shape.minimum, square=shape.square,
-            tile_width=width, tile_height=height, overlap=self._overlap if self.panel else 0,
-            blend=0, batch=1, tiles=self._panels,
-            images_per_tile=self._images, run_pixels=height * width * self._images,
-            seam_share=0.0, seconds=self._seconds(layout), recovery=("smaller plan",),
+            strategy="streamed",
+            accuracy="exact",
+            device=costs.device,
+            precision=costs.precision,
+            channels_last=costs.channels_last,
+            width=info.width,
+            height=info.height,
+            padded_width=self.picture.padded[1],
+            padded_height=height,
+            scale=shape.scale,
+            align=shape.align,
+            minimum=shape.minimum,
+            square=shape.square,
+            tile_width=width,
+            tile_height=height,
+            overlap=self._overlap if self.panel else 0,
+            blend=0,
+            batch=1,
+            tiles=self._panels,
+            images_per_tile=self._images,
+            run_pixels=height * width * self._images,
+            seam_share=0.0,
+            seconds=self._seconds(layout),
+            recovery=("smaller plan",),
             ledger=calibrated(tuple(self._ledger(layout, running)), self.picture.streamed.usual),
             banded=BandPlan(
-                cuts=layout.cuts, again=layout.again, bands=layout.bands, pages=layout.pages,
-                held=tuple(sorted(layout.held)), pages_bytes=int(layout.pages_bytes * self._share),
+                cuts=layout.cuts,
+                again=layout.again,
+                bands=layout.bands,
+                pages=layout.pages,
+                held=tuple(sorted(layout.held)),
+                pages_bytes=int(layout.pages_bytes * self._share),
                 away_bytes=int(layout.away_bytes * self._share),
                 piece_bytes=int(piece * self._share) // self._images,
                 operators=self.programs.operators(height, width),
             ),
-        )  # fmt: skip
+        )
 
     def _moving(self, running: Sequence[LedgerRow]) -> tuple[int, int]:
         """What is taken before and after the panels, usually and at most, beyond what bands take
@@ -171,9 +193,7 @@ class BandPricing:
     def _share(self) -> float:
         """All images of a tile, and for a device elsewhere, the graph being that of fp32 on the
         CPU, its smaller numbers."""
-        item, own = (
-            DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network)
-        )
+        item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
         return self._images * item / own
 
     @property
@@ -209,7 +229,8 @@ class BandPricing:
         graph = _BESIDE_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [
             row(one.name, one.place, one.value * self._share, one.upper * self._share, one.origin)
-            for one in running if one.name != "context"  # told of every device's runs alike
+            for one in running
+            if one.name != "context"  # told of every device's runs alike
         ]
         if self.costs.device == "cpu":
             reusable = [one.value for one in rows if one.name == "allocator"]
@@ -234,6 +255,10 @@ class BandPricing:
             locked = layout.away_bytes * self._share
             rows.append(row("pages", "host", locked, locked, "known"))
         return ledger(
-            self.costs, picture, rows, staged_bytes=4 * row_bytes * band,
-            row_bytes=(held, made), scratch_bytes=int(on_disk) + self._joined_bytes,
-        )  # fmt: skip
+            self.costs,
+            picture,
+            rows,
+            staged_bytes=4 * row_bytes * band,
+            row_bytes=(held, made),
+            scratch_bytes=int(on_disk) + self._joined_bytes,
+        )

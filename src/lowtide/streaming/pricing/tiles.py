@@ -75,8 +75,9 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
     """
     rows = {
         index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
-        for index, plan in enumerate(plans) if plan.tiles > 1
-    }  # fmt: skip
+        for index, plan in enumerate(plans)
+        if plan.tiles > 1
+    }
     if limit is None or not rows:
         return plans
     allowed = max(limit, min(rows.values()))
@@ -144,9 +145,15 @@ def _clip(side: int, length: int, shape: Shape) -> int:
 
 
 def _plan(
-    costs: ModelCosts, shape: Shape, picture: Picture, strategy: str,
-    tile: tuple[int, int], batch: int, overlap: int, blend: int,
-) -> Plan:  # fmt: skip
+    costs: ModelCosts,
+    shape: Shape,
+    picture: Picture,
+    strategy: str,
+    tile: tuple[int, int],
+    batch: int,
+    overlap: int,
+    blend: int,
+) -> Plan:
     axes = [
         split_axis(length, side, overlap, align=shape.align, blend=blend)
         for length, side in zip(picture.padded, tile, strict=True)
@@ -228,10 +235,10 @@ def _ledger(
     out_row = info.width * scale * (4 * info.bands if blended else sample)
     row_in = columns.length * sample
     return ledger(
-        costs, picture, activations(costs, pixels),
+        costs,
+        picture,
+        activations(costs, pixels),
         # A batch in floats on its way there, and its result on its way back.
         staged_bytes=4 * pixels * (info.bands + info.bands * scale**2),
-        row_bytes=(
-            row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)
-        ),
-    )  # fmt: skip
+        row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
+    )

@@ -76,10 +76,19 @@ class Batches:
     """
 
     def __init__(
-        self, data: PatchData, *, patch: int, batch: int, seed: int, workers: int = 0,
-        use_hflip: bool = True, use_rot: bool = True, color: bool = False,
-        skip_broken: bool = False, share: tuple[int, int] = (0, 1),
-    ) -> None:  # fmt: skip
+        self,
+        data: PatchData,
+        *,
+        patch: int,
+        batch: int,
+        seed: int,
+        workers: int = 0,
+        use_hflip: bool = True,
+        use_rot: bool = True,
+        color: bool = False,
+        skip_broken: bool = False,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
         for name, value, lowest in (
             ("patch", patch, 1),
             ("batch", batch, 1),

@@ -64,9 +64,12 @@ class StageConfig:
 def _second_stage() -> StageConfig:
     """The paper's second round, which is the weaker one."""
     return StageConfig(
-        BlurConfig(share=0.8, sigma=(0.2, 1.5)), (0.3, 0.4, 0.3), (0.3, 1.2),
-        gaussian=(1.0, 25.0), poisson=(0.05, 2.5),
-    )  # fmt: skip
+        BlurConfig(share=0.8, sigma=(0.2, 1.5)),
+        (0.3, 0.4, 0.3),
+        (0.3, 1.2),
+        gaussian=(1.0, 25.0),
+        poisson=(0.05, 2.5),
+    )
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ def written_again(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts])
     """Files of the same size that were written since, as copies are too; empty where none were."""
     both = before.keys() & now.keys()
     paths = {
-        path for path in both
-        if before[path][0] == now[path][0] and before[path][1] != now[path][1]
-    }  # fmt: skip
+        path for path in both if before[path][0] == now[path][0] and before[path][1] != now[path][1]
+    }
     return _told(paths, "written again") if paths else ""
 
 

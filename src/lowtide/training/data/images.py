@@ -122,9 +122,7 @@ def find_images(folders: Sequence[Path]) -> list[Found]:
     for number, folder in enumerate(folders):
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
-        found += [
-            Found(path, name.with_suffix(""), number) for path, name in images_below(folder)
-        ]
+        found += [Found(path, name.with_suffix(""), number) for path, name in images_below(folder)]
     return found
 
 

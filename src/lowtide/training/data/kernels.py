@@ -20,10 +20,13 @@ Shape = Literal["gaussian", "generalized", "plateau"]
 Range = tuple[float, float]
 # Shares of the shapes among kernels that are no sinc: a round and a stretched one of each.
 _SHARES: dict[tuple[Shape, bool], float] = {
-    ("gaussian", False): 0.45, ("gaussian", True): 0.25,
-    ("generalized", False): 0.12, ("generalized", True): 0.03,
-    ("plateau", False): 0.12, ("plateau", True): 0.03,
-}  # fmt: skip
+    ("gaussian", False): 0.45,
+    ("gaussian", True): 0.25,
+    ("generalized", False): 0.12,
+    ("generalized", True): 0.03,
+    ("plateau", False): 0.12,
+    ("plateau", True): 0.03,
+}
 # Kernels are of odd sizes from 7 to 21; a small one has no room for slow ringing.
 _SIZES = np.arange(7, 22, 2)
 _SMALL, _CUTOFF_SMALL, _CUTOFF = 13, math.pi / 3, math.pi / 5

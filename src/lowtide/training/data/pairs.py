@@ -38,9 +38,14 @@ class PairedFolders:
     """
 
     def __init__(
-        self, gt: Sequence[Path], lq: Sequence[Path], scale: int, filename_tmpl: str = "{}",
-        *, cache: ImageCache | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        gt: Sequence[Path],
+        lq: Sequence[Path],
+        scale: int,
+        filename_tmpl: str = "{}",
+        *,
+        cache: ImageCache | None = None,
+    ) -> None:
         if len(gt) != len(lq):
             raise UsageError(
                 f"{len(gt)} folders of GT and {len(lq)} of LQ cannot be paired",

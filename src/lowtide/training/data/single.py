@@ -37,9 +37,13 @@ class HighResolutionFolders:
     """
 
     def __init__(
-        self, gt: Sequence[Path], scale: int, degradation: Degradation,
-        *, cache: ImageCache | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        gt: Sequence[Path],
+        scale: int,
+        degradation: Degradation,
+        *,
+        cache: ImageCache | None = None,
+    ) -> None:
         self.scale = scale
         self._degradation = degradation
         self._cache = cache or ImageCache()

@@ -100,9 +100,10 @@ def _checked(layers: Mapping[str, float]) -> dict[str, float]:
     """Layers with their weights as floats; UsageError for none, an unknown one, a weight not
     above 0."""
     known = [
-        f"conv{stage}_{place}" for stage, convs in enumerate(_STAGES, 1)
+        f"conv{stage}_{place}"
+        for stage, convs in enumerate(_STAGES, 1)
         for place in range(1, convs + 1)
-    ]  # fmt: skip
+    ]
     if not layers:
         raise UsageError("the perceptual loss needs at least one layer", hint=hint_for("", known))
     for name in layers:

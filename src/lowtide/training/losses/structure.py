@@ -67,9 +67,7 @@ def scale_weights(height: int, width: int) -> tuple[float, ...]:
     Raises UsageError where a side is smaller than the window.
     """
     shorter = min(height, width)
-    weights = tuple(
-        weight for scale, weight in enumerate(_WEIGHTS) if shorter >> scale >= _TAPS
-    )  # fmt: skip
+    weights = tuple(weight for scale, weight in enumerate(_WEIGHTS) if shorter >> scale >= _TAPS)
     if not weights:
         raise UsageError(
             f"MS-SSIM needs sides of {_TAPS} pixels at least, not a picture of {width}x{height}",

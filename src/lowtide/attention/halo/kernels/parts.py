@@ -50,9 +50,23 @@ def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
 
 @triton.jit
 def own_window(
-    height, width, heads, phase_y, phase_x, windows_y, windows_x, top, bottom, left, right,
-    STEP: tl.constexpr, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr,
-    TILES: tl.constexpr, INSIDE: tl.constexpr,
+    height,
+    width,
+    heads,
+    phase_y,
+    phase_x,
+    windows_y,
+    windows_x,
+    top,
+    bottom,
+    left,
+    right,
+    STEP: tl.constexpr,
+    MARGIN: tl.constexpr,
+    SIZE: tl.constexpr,
+    BOUNDARY: tl.constexpr,
+    TILES: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """A program's batch, head and tile, and where its window's queries and keys begin.
 
@@ -79,7 +93,13 @@ def query_tile(tile, start_y, start_x, height, width, STEP: tl.constexpr, QUERIE
 
 @triton.jit
 def key_tile(
-    tile, first_y, first_x, height, width, SIZE: tl.constexpr, KEYS: tl.constexpr,
+    tile,
+    first_y,
+    first_x,
+    height,
+    width,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
     BOUNDARY: tl.constexpr,
 ):
     """Positions of a tile of a window's keys, their pixels, which are seen, which are read."""
@@ -96,7 +116,11 @@ def key_tile(
 
 @triton.jit
 def tiles_inside(
-    first_y, height, SIZE: tl.constexpr, KEYS: tl.constexpr, BOUNDARY: tl.constexpr,
+    first_y,
+    height,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    BOUNDARY: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
     """The first tile of a window's keys with a row that may be seen, and the one after the last."""
@@ -144,9 +168,26 @@ def load_block(
 
 @triton.jit
 def load_keys(
-    step, k, v, batch, head, first_y, first_x, height, width, k_row, k_column, v_row, v_column,
-    SIZE: tl.constexpr, KEYS: tl.constexpr, BOUNDARY: tl.constexpr, HEAD: tl.constexpr,
-    WIDE: tl.constexpr, TILED: tl.constexpr, INSIDE: tl.constexpr,
+    step,
+    k,
+    v,
+    batch,
+    head,
+    first_y,
+    first_x,
+    height,
+    width,
+    k_row,
+    k_column,
+    v_row,
+    v_column,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    BOUNDARY: tl.constexpr,
+    HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILED: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """A tile of a window's keys and their values, their positions, and which are seen."""
     # Tiles of whole rows of the window: where the next one lies is one addition.

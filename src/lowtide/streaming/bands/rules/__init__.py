@@ -18,9 +18,17 @@ from lowtide.streaming.bands.rules import (
 from lowtide.streaming.bands.rules.rule import Found, Rule, Tracked
 
 RULES: dict[str, Rule] = {
-    **pointwise.RULES, **shapes.RULES, **moves.RULES, **resampling.RULES, **stencils.RULES,
-    **doubled.RULES, **pools.RULES, **contractions.RULES, **norms.RULES, **reductions.RULES,
+    **pointwise.RULES,
+    **shapes.RULES,
+    **moves.RULES,
+    **resampling.RULES,
+    **stencils.RULES,
+    **doubled.RULES,
+    **pools.RULES,
+    **contractions.RULES,
+    **norms.RULES,
+    **reductions.RULES,
     **opaque.RULES,
-}  # fmt: skip
+}
 
 __all__ = ["RULES", "Found", "Rule", "Tracked"]

@@ -139,9 +139,15 @@ def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
         return None
     batch, heads, queries, width = query.shape
     call = AttentionCall(
-        query.dtype, width, queries, key.shape[2], value.shape[3], batch=batch, heads=heads,
+        query.dtype,
+        width,
+        queries,
+        key.shape[2],
+        value.shape[3],
+        batch=batch,
+        heads=heads,
         key_heads=key.shape[1],
-    )  # fmt: skip
+    )
     backend = get(resolved(call, LocalDevice(), None, None).backend)
     if not isinstance(backend, OneDnn):
         return None
@@ -160,6 +166,11 @@ def _by_onednn(node: Node, tracked: Tracked, step: RowOp) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "linear": linear, "matmul": product, "bmm": product, "mm": product, "addmm": added,
-    "baddbmm": added, "scaled_dot_product_attention": attended,
-}  # fmt: skip
+    "linear": linear,
+    "matmul": product,
+    "bmm": product,
+    "mm": product,
+    "addmm": added,
+    "baddbmm": added,
+    "scaled_dot_product_attention": attended,
+}

@@ -16,8 +16,15 @@ from lowtide.streaming.bands.graph import Graph, Node
 from lowtide.streaming.bands.rules.rule import short
 
 _VIEWS = {
-    "view", "_unsafe_view", "permute", "transpose", "unsqueeze", "squeeze", "select", "slice",
-}  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "select",
+    "slice",
+}
 
 
 def idle_copies(graph: Graph) -> set[int]:

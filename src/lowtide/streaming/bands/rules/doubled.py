@@ -32,10 +32,12 @@ def merged(graph: Graph) -> Graph:
     """The graph with one operator for each such pair; itself where there is none."""
     users = graph.users()
     pairs = {
-        node.index: before for node in graph.nodes
+        node.index: before
+        for node in graph.nodes
         if (before := _enlarged_by(graph, node)) is not None
-        and len(users[before.index]) == 1 and before.index != graph.output
-    }  # fmt: skip
+        and len(users[before.index]) == 1
+        and before.index != graph.output
+    }
     if not pairs:
         return graph
     gone = {before.index for before in pairs.values()}
@@ -60,10 +62,13 @@ def merged(graph: Graph) -> Graph:
         made = Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs, node.part)
         nodes.append(made)
     return Graph(
-        nodes, [places[one] for one in graph.inputs], places[graph.output],
+        nodes,
+        [places[one] for one in graph.inputs],
+        places[graph.output],
         {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
-        graph.pack, graph.written,
-    )  # fmt: skip
+        graph.pack,
+        graph.written,
+    )
 
 
 def _enlarged_by(graph: Graph, node: Node) -> Node | None:
@@ -77,7 +82,7 @@ def _enlarged_by(graph: Graph, node: Node) -> Node | None:
         and pair(argument(node, 5, "dilation"), 1) == (1, 1)
         and argument(node, 6, "groups", 1) == 1
         and graph.nodes[weight.node].like.shape[2:] == (3, 3)
-    )  # fmt: skip
+    )
     before = graph.nodes[image.node]
     if not plain or before.kind != "call" or node.like.dtype not in _TYPES:
         return None
@@ -165,9 +170,15 @@ def doubled_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     if wholes is None:
         return None
     return RowOp(
-        Rows(2, node.like.shape[2], 2), (node.args[0].node,), wholes, needed, run,
-        scratch=REORDERED, scratch_bytes=weight.bytes, framed=True,
-    )  # fmt: skip
+        Rows(2, node.like.shape[2], 2),
+        (node.args[0].node,),
+        wholes,
+        needed,
+        run,
+        scratch=REORDERED,
+        scratch_bytes=weight.bytes,
+        framed=True,
+    )
 
 
 RULES: dict[str, Rule] = {"conv2d_of_doubled": doubled_convolution}

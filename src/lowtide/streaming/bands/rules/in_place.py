@@ -18,9 +18,21 @@ from lowtide.streaming.bands.spans import Span
 # Operators with a kernel that writes where it is told; those of others make a copy more, and
 # oneDNN's GELU takes every place for one that lies in order.
 WRITE_ANYWHERE = {
-    "add", "sub", "mul", "div", "silu", "leaky_relu", "sigmoid", "tanh", "hardtanh", "elu",
-    "hardswish", "clamp", "clamp_min", "mish",
-}  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "silu",
+    "leaky_relu",
+    "sigmoid",
+    "tanh",
+    "hardtanh",
+    "elu",
+    "hardswish",
+    "clamp",
+    "clamp_min",
+    "mish",
+}
 
 
 def over_inputs(
@@ -57,9 +69,7 @@ def into_given(node: Node, inputs: Sequence[int]) -> Into | None:
     bind, kwargs = binder(node.args), node.kwargs
     wholes = [one for one in node.refs if one not in inputs]
 
-    def into(
-        span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor], out: Tensor
-    ) -> object:
+    def into(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor], out: Tensor) -> object:
         values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
         return writing(*bind(values), **kwargs, out=out)
 
@@ -87,9 +97,7 @@ def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in target._schema.arguments]
 
 
-def _over(
-    node: Node, target: Any, inputs: Sequence[int], place: int, run: Run, plain: bool
-) -> Run:
+def _over(node: Node, target: Any, inputs: Sequence[int], place: int, run: Run, plain: bool) -> Run:
     args = node.args if place == 0 else (node.args[1], node.args[0])
     bind, kwargs = binder(args), node.kwargs
     wholes = [one for one in node.refs if one not in inputs]

@@ -23,9 +23,19 @@ from lowtide.streaming.bands.spans import Span
 
 # Through which a result is looked at: the same memory, or a copy in the same order.
 _VIEWS = {
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "permute", "transpose", "t",
-    "unsqueeze", "squeeze", "slice", "contiguous",
-}  # fmt: skip
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "contiguous",
+}
 _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten", "contiguous"}
 _EITHER = {"add", "mul"}
 # From (images, height, width, channels).
@@ -38,18 +48,18 @@ def is_symmetric(node: Node) -> bool:
     """Whether the two operands may be swapped."""
     plain = len(node.args) == 2 and not node.kwargs
     return (
-        short(node.target) in _EITHER and plain
-        and all(isinstance(arg, Ref) for arg in node.args)
-    )  # fmt: skip
+        short(node.target) in _EITHER and plain and all(isinstance(arg, Ref) for arg in node.args)
+    )
 
 
 def plain_sums(graph: Graph) -> set[int]:
     """Sums that a norm over their last dimension reads: they are tokens."""
     users = graph.users()
     return {
-        node.index for node in graph.nodes
+        node.index
+        for node in graph.nodes
         if node.kind == "call" and is_symmetric(node) and _is_normed(node, users)
-    }  # fmt: skip
+    }
 
 
 def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:

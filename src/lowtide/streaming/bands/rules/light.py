@@ -23,17 +23,23 @@ TAKE_PARTS = {"prelu", "pixel_shuffle"}
 
 
 def as_light(
-    step: RowOp, node: Node, tracked: Tracked, kernel: Kernel,
+    step: RowOp,
+    node: Node,
+    tracked: Tracked,
+    kernel: Kernel,
     run: Callable[[Tensor, Sequence[Tensor], int], Tensor],
-) -> RowOp:  # fmt: skip
+) -> RowOp:
     """``step`` without frames on a card, where it is light; ``run`` convolves rows with so many
     zeros above and below."""
     readers, overlap = tracked.readers.get(node.index, []), kernel.reach - 1
     if (
-        tracked.graph.on_cpu or kernel.stride != 1 or overlap == 0 or not readers
+        tracked.graph.on_cpu
+        or kernel.stride != 1
+        or overlap == 0
+        or not readers
         or tracked.users[node.args[0].node] != 1
         or not all(short(one.target) in TAKE_PARTS for one in readers)
-    ):  # fmt: skip
+    ):
         return step
     size = tracked.rows[node.args[0].node].size
 

@@ -46,9 +46,12 @@ class Stretch:
 
 
 def gathered(
-    rows: Rows, inputs: tuple[int, ...], stretches: list[Stretch], fill: float = 0.0,
+    rows: Rows,
+    inputs: tuple[int, ...],
+    stretches: list[Stretch],
+    fill: float = 0.0,
     across: Any = None,
-) -> RowOp:  # fmt: skip
+) -> RowOp:
     """Rows put together from stretches; ``across`` does to the result what concerns the other
     dimensions. Any row can be had alone, whatever the grain of the inputs."""
 
@@ -87,10 +90,13 @@ def rolled(node: Node, tracked: Tracked) -> RowOp | None:
     if rows is None or not dims:
         return None
     shifts = argument(node, 1, "shifts")
-    pairs = list(zip(
-        shifts if isinstance(shifts, (list, tuple)) else [shifts],
-        dims_of(dims, len(node.like.shape)), strict=True,
-    ))  # fmt: skip
+    pairs = list(
+        zip(
+            shifts if isinstance(shifts, (list, tuple)) else [shifts],
+            dims_of(dims, len(node.like.shape)),
+            strict=True,
+        )
+    )
     down = sum(shift for shift, dim in pairs if dim == rows.dim) % rows.size
     others = [(shift, dim) for shift, dim in pairs if dim != rows.dim and shift]
 
@@ -199,9 +205,12 @@ def padded(node: Node, tracked: Tracked) -> RowOp | None:
 
     found = Rows(rows.dim, rows.size + above + below)
     return gathered(
-        found, (node.args[0].node,), _FRAMES[mode](rows.size, above, below), fill,
+        found,
+        (node.args[0].node,),
+        _FRAMES[mode](rows.size, above, below),
+        fill,
         across if any(others) else None,
-    )  # fmt: skip
+    )
 
 
 def _constant(size: int, above: int, below: int) -> list[Stretch]:
@@ -209,16 +218,18 @@ def _constant(size: int, above: int, below: int) -> list[Stretch]:
     skip, end = max(0, -above), size + min(0, below)
     first = max(0, above)
     return [
-        Stretch(0, first, -1), Stretch(first, first + end - skip, 0, skip),
+        Stretch(0, first, -1),
+        Stretch(first, first + end - skip, 0, skip),
         Stretch(first + end - skip, size + above + below, -1),
-    ]  # fmt: skip
+    ]
 
 
 def _reflected(size: int, above: int, below: int) -> list[Stretch]:
     return [
-        Stretch(0, above, 0, above, -1), Stretch(above, above + size, 0),
+        Stretch(0, above, 0, above, -1),
+        Stretch(above, above + size, 0),
         Stretch(above + size, above + size + below, 0, size - 2, -1),
-    ]  # fmt: skip
+    ]
 
 
 def _repeated(size: int, above: int, below: int) -> list[Stretch]:
@@ -231,21 +242,34 @@ def _repeated(size: int, above: int, below: int) -> list[Stretch]:
 
 def _wrapped(size: int, above: int, below: int) -> list[Stretch]:
     return [
-        Stretch(0, above, 0, size - above), Stretch(above, above + size, 0),
+        Stretch(0, above, 0, size - above),
+        Stretch(above, above + size, 0),
         Stretch(above + size, above + size + below, 0, 0),
-    ]  # fmt: skip
+    ]
 
 
 _FRAMES = {
-    "constant": _constant, "reflect": _reflected, "replicate": _repeated, "circular": _wrapped,
-}  # fmt: skip
+    "constant": _constant,
+    "reflect": _reflected,
+    "replicate": _repeated,
+    "circular": _wrapped,
+}
 _MODES = {
-    "constant_pad_nd": "constant", "reflection_pad2d": "reflect", "replication_pad2d": "replicate",
-}  # fmt: skip
+    "constant_pad_nd": "constant",
+    "reflection_pad2d": "reflect",
+    "replication_pad2d": "replicate",
+}
 
 
 RULES: dict[str, Rule] = {
-    "roll": rolled, "flip": flipped, "slice": sliced, "cat": joined, "concat": joined,
-    "stack": stacked, "pad": padded, "constant_pad_nd": padded, "reflection_pad2d": padded,
+    "roll": rolled,
+    "flip": flipped,
+    "slice": sliced,
+    "cat": joined,
+    "concat": joined,
+    "stack": stacked,
+    "pad": padded,
+    "constant_pad_nd": padded,
+    "reflection_pad2d": padded,
     "replication_pad2d": padded,
-}  # fmt: skip
+}

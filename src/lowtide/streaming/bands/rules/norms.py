@@ -178,9 +178,14 @@ class Affine:
 
     @classmethod
     def of(
-        cls, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None,
-        eps: float, exact: torch.dtype,
-    ) -> Affine:  # fmt: skip
+        cls,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        exact: torch.dtype,
+    ) -> Affine:
         """Of the statistics of each channel, in double precision."""
         scale = (variance + eps).rsqrt()
         scale = scale if weight is None else scale * weight

@@ -31,14 +31,22 @@ def whole_module(node: Node, tracked: Tracked) -> RowOp | None:
     inputs = (node.args[0].node,)
     if isinstance(block, KnownBlock):
         return RowOp(
-            Rows(2, rows.size, block.grain(rows.size, width)), inputs, (), needed, run,
+            Rows(2, rows.size, block.grain(rows.size, width)),
+            inputs,
+            (),
+            needed,
+            run,
             scratch_bytes=block.work_bytes(*given.shape[1:]),
-        )  # fmt: skip
+        )
     beside = block.work_bytes * given.count - node.like.bytes
     return RowOp(
-        Rows(2, node.like.shape[2]), inputs, (), needed, run,
+        Rows(2, node.like.shape[2]),
+        inputs,
+        (),
+        needed,
+        run,
         scratch=max(0.0, beside / (given.bytes + node.like.bytes)),
-    )  # fmt: skip
+    )
 
 
 RULES: dict[str, Rule] = {"block": whole_module}

@@ -27,10 +27,28 @@ from lowtide.streaming.bands.spans import Span
 
 # Not tagged as pointwise by PyTorch, or so only for some of their arguments.
 ALSO = {
-    "alias", "clone", "contiguous", "copy", "detach", "dropout", "empty_like", "feature_dropout",
-    "fill", "full_like", "hardswish", "hardsigmoid", "leaky_relu", "lift_fresh_copy", "nan_to_num",
-    "ones_like", "relu6", "to", "zeros_like", "_to_copy", "selu",
-}  # fmt: skip
+    "alias",
+    "clone",
+    "contiguous",
+    "copy",
+    "detach",
+    "dropout",
+    "empty_like",
+    "feature_dropout",
+    "fill",
+    "full_like",
+    "hardswish",
+    "hardsigmoid",
+    "leaky_relu",
+    "lift_fresh_copy",
+    "nan_to_num",
+    "ones_like",
+    "relu6",
+    "to",
+    "zeros_like",
+    "_to_copy",
+    "selu",
+}
 _VIEWS = {"alias", "detach", "contiguous"}
 
 
@@ -126,8 +144,14 @@ def put_slice(node: Node, tracked: Tracked) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "prelu": by_channel, "batch_norm": by_channel, "_native_batch_norm_legit_no_training[0]":
-    by_channel, "softmax": along_others, "_softmax": along_others, "log_softmax": along_others,
-    "cumsum": along_others, "layer_norm": over_last, "rms_norm": over_last,
+    "prelu": by_channel,
+    "batch_norm": by_channel,
+    "_native_batch_norm_legit_no_training[0]": by_channel,
+    "softmax": along_others,
+    "_softmax": along_others,
+    "log_softmax": along_others,
+    "cumsum": along_others,
+    "layer_norm": over_last,
+    "rms_norm": over_last,
     "slice_scatter": put_slice,
-}  # fmt: skip
+}

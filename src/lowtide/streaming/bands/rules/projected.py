@@ -62,10 +62,16 @@ def projected_attention(node: Node, tracked: Tracked) -> RowOp | None:
         return part + part // 3 * 2  # what is attended to, and what comes of it
 
     return RowOp(
-        rows, (windows,), wholes, same(1), _run(found, over=False),
-        patterned=found.attention.patterned, scratch_of=scratch, scratch_bytes=2 * size,
+        rows,
+        (windows,),
+        wholes,
+        same(1),
+        _run(found, over=False),
+        patterned=found.attention.patterned,
+        scratch_of=scratch,
+        scratch_bytes=2 * size,
         over={windows: _run(found, over=True)},
-    )  # fmt: skip
+    )
 
 
 def _layers(last: Node, tracked: Tracked) -> _Layers | None:

@@ -149,8 +149,7 @@ def averaged(node: Node, tracked: Tracked) -> Found:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduced
-    ),
-    "adaptive_avg_pool2d": averaged, "adaptive_max_pool2d": averaged,
-}  # fmt: skip
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduced),
+    "adaptive_avg_pool2d": averaged,
+    "adaptive_max_pool2d": averaged,
+}

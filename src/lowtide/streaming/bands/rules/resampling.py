@@ -108,7 +108,10 @@ def resampled(node: Node, tracked: Tracked) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "pixel_shuffle": shuffled, "pixel_unshuffle": unshuffled, "repeat_interleave": enlarged,
-    "upsample_nearest2d": enlarged, "upsample_bilinear2d": resampled,
+    "pixel_shuffle": shuffled,
+    "pixel_unshuffle": unshuffled,
+    "repeat_interleave": enlarged,
+    "upsample_nearest2d": enlarged,
+    "upsample_bilinear2d": resampled,
     "upsample_bicubic2d": resampled,
-}  # fmt: skip
+}

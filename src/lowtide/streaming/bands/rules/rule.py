@@ -96,12 +96,16 @@ def alongside(rows: Rows, rank: int, shape: Sequence[int]) -> int | None:
 
 
 def mapped(
-    node: Node, tracked: Tracked, rows: Rows, *,
+    node: Node,
+    tracked: Tracked,
+    rows: Rows,
+    *,
     needed: Callable[[Span], Needs] | None = None,
     change: Callable[[Span, Any, Any], tuple[Any, Any]] | None = None,
-    cheap: bool = False, view: bool = False,
+    cheap: bool = False,
+    view: bool = False,
     slices: dict[int, int] | None = None,
-) -> RowOp:  # fmt: skip
+) -> RowOp:
     """The node's own operator with bands where it has tensors with rows.
 
     ``change`` may put other arguments for a span. ``slices`` names nodes without rows of which
@@ -123,9 +127,7 @@ def mapped(
         args, kwargs = put((args, kwargs), values.__getitem__)
         return target(*args, **kwargs)
 
-    return RowOp(
-        rows, inputs, wholes, needed or same(len(inputs)), run, cheap, view, slices or {}
-    )
+    return RowOp(rows, inputs, wholes, needed or same(len(inputs)), run, cheap, view, slices or {})
 
 
 def replaced(args: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:

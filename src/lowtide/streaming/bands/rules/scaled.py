@@ -41,9 +41,12 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def summed(
-    node: Node, rows: Rows, inputs: tuple[int, int], left: View = _as_it_is,
+    node: Node,
+    rows: Rows,
+    inputs: tuple[int, int],
+    left: View = _as_it_is,
     right: View = _as_it_is,
-) -> Reduction:  # fmt: skip
+) -> Reduction:
     """The products of bands added up in double precision."""
 
     def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:

@@ -30,9 +30,7 @@ def reordered(order: Callable[[Node, int], list[int]]) -> Rule:
         if rows is None:
             return None
         dim = order(node, len(node.like.shape)).index(rows.dim)
-        return mapped(
-            node, tracked, Rows(dim, rows.size, rows.grain), cheap=True, view=True
-        )
+        return mapped(node, tracked, Rows(dim, rows.size, rows.grain), cheap=True, view=True)
 
     return rule
 
@@ -51,9 +49,7 @@ def _permuted(node: Node, rank: int) -> list[int]:
 def _moved(node: Node, rank: int) -> list[int]:
     source, target = (dims_of(dims, rank) for dims in node.args[1:3])
     rest = iter([dim for dim in range(rank) if dim not in source])
-    return [
-        source[target.index(place)] if place in target else next(rest) for place in range(rank)
-    ]  # fmt: skip
+    return [source[target.index(place)] if place in target else next(rest) for place in range(rank)]
 
 
 def unsqueezed(node: Node, tracked: Tracked) -> RowOp | None:
@@ -73,9 +69,11 @@ def dropped(node: Node, tracked: Tracked) -> RowOp | None:
         return None
     shape = tracked.like(node.args[0]).shape
     given = dims_of(argument(node, 1, "dim"), len(shape))
-    gone = given if len(node.like.shape) == len(shape) - 1 and len(given) == 1 else [
-        dim for dim in given if shape[dim] == 1
-    ]  # fmt: skip
+    gone = (
+        given
+        if len(node.like.shape) == len(shape) - 1 and len(given) == 1
+        else [dim for dim in given if shape[dim] == 1]
+    )
     if rows.dim in gone:
         return None
     dim = rows.dim - sum(one < rows.dim for one in gone)
@@ -145,16 +143,31 @@ def _resized(node: Node, rows: Rows, span: Span) -> list[int]:
 def _reshape(node: Node, tracked: Tracked) -> RowOp | None:
     """Whatever takes no shape becomes a reshape."""
     plain = Node(
-        node.index, node.name, node.kind, node.like, torch.ops.aten.reshape.default,
+        node.index,
+        node.name,
+        node.kind,
+        node.like,
+        torch.ops.aten.reshape.default,
         (node.args[0], list(node.like.shape)),
-    )  # fmt: skip
+    )
     return viewed(plain, tracked)
 
 
 RULES: dict[str, Rule] = {
-    "permute": reordered(_permuted), "transpose": reordered(_transposed),
-    "t": reordered(_transposed), "mT": reordered(_transposed), "movedim": reordered(_moved),
-    "unsqueeze": unsqueezed, "squeeze": dropped, "select": dropped, "expand": expanded,
-    "view": viewed, "reshape": viewed, "_unsafe_view": viewed, "flatten": _reshape,
-    "unflatten": _reshape, "view_as": _reshape, "reshape_as": _reshape,
-}  # fmt: skip
+    "permute": reordered(_permuted),
+    "transpose": reordered(_transposed),
+    "t": reordered(_transposed),
+    "mT": reordered(_transposed),
+    "movedim": reordered(_moved),
+    "unsqueeze": unsqueezed,
+    "squeeze": dropped,
+    "select": dropped,
+    "expand": expanded,
+    "view": viewed,
+    "reshape": viewed,
+    "_unsafe_view": viewed,
+    "flatten": _reshape,
+    "unflatten": _reshape,
+    "view_as": _reshape,
+    "reshape_as": _reshape,
+}

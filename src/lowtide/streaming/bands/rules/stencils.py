@@ -39,9 +39,17 @@ def beside_image(node: Node, tracked: Tracked) -> tuple[int, ...] | None:
 
 
 def stencil(
-    node: Node, tracked: Tracked, kernel: Kernel, fill: float, run: Any,
-    *, dim: int = 2, cheap: bool = False, scratch: float = 0.0, scratch_bytes: int = 0,
-) -> RowOp | None:  # fmt: skip
+    node: Node,
+    tracked: Tracked,
+    kernel: Kernel,
+    fill: float,
+    run: Any,
+    *,
+    dim: int = 2,
+    cheap: bool = False,
+    scratch: float = 0.0,
+    scratch_bytes: int = 0,
+) -> RowOp | None:
     """A band with the rows that its kernel sees, filled up where the image really ends.
 
     ``run`` computes it of those, with as much padding of rows as it is told: none for a band.
@@ -69,9 +77,16 @@ def stencil(
     if wholes is None:
         return None
     return RowOp(
-        found, (node.args[0].node,), wholes, needed, band, cheap,
-        scratch=scratch, scratch_bytes=scratch_bytes, framed=kernel.pad > 0,
-    )  # fmt: skip
+        found,
+        (node.args[0].node,),
+        wholes,
+        needed,
+        band,
+        cheap,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        framed=kernel.pad > 0,
+    )
 
 
 def framed(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tensor:
@@ -131,10 +146,14 @@ def convolved(node: Node, tracked: Tracked) -> RowOp | None:
     kernel = Kernel(reach, stride[0], pad[0])
     channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
     step = stencil(
-        node, tracked, kernel, 0.0, run,
+        node,
+        tracked,
+        kernel,
+        0.0,
+        run,
         scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
         scratch_bytes=tracked.like(weight).bytes,
-    )  # fmt: skip
+    )
     return None if step is None else as_light(step, node, tracked, kernel, run)
 
 
@@ -172,9 +191,11 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     stride, pad, more = (
         pair(argument(node, place, name), default)
         for place, name, default in (
-            (3, "stride", 1), (4, "padding", 0), (5, "output_padding", 0),
+            (3, "stride", 1),
+            (4, "padding", 0),
+            (5, "output_padding", 0),
         )
-    )  # fmt: skip
+    )
     groups = argument(node, 6, "groups", 1)
     dilation = pair(argument(node, 7, "dilation"), 1)
     size = tracked.like(node.args[1]).shape[2]
@@ -193,9 +214,15 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         # All that these rows reach; row 0 of it is the place of the first one's first row.
         full = torch.conv_transpose2d(
-            pieces[0], whole[0], whole[1] if biased else None, stride, (0, pad[1]),
-            (0, more[1]), groups, dilation,
-        )  # fmt: skip
+            pieces[0],
+            whole[0],
+            whole[1] if biased else None,
+            stride,
+            (0, pad[1]),
+            (0, more[1]),
+            groups,
+            dilation,
+        )
         start = span[0] + pad[0] - sources(span)[0] * stride[0]
         short_of = start + span[1] - span[0] - full.shape[2]
         if short_of > 0:  # rows that no row reaches, of output_padding
@@ -211,5 +238,7 @@ def transposed_convolution(node: Node, tracked: Tracked) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "conv2d": convolved, "im2col": unfolded, "conv_transpose2d": transposed_convolution,
-}  # fmt: skip
+    "conv2d": convolved,
+    "im2col": unfolded,
+    "conv_transpose2d": transposed_convolution,
+}

@@ -70,7 +70,7 @@ def is_on_cpu(layer: Node, tracked: Tracked) -> bool:
     own = [tracked.graph.tensors.get(one) for one in weights_of(layer)]
     return not layer.kwargs and all(
         one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
-    )  # fmt: skip
+    )
 
 
 def _operator(node: Node, tracked: Tracked, layers: _Layers, plus: Ref | None) -> RowOp | None:
@@ -90,18 +90,23 @@ def _operator(node: Node, tracked: Tracked, layers: _Layers, plus: Ref | None) -
             return None
         grain = math.lcm(grain, beside.grain)
     over = {
-        one.node: _over(place, len(layers.first)) for place, one in enumerate(given)
+        one.node: _over(place, len(layers.first))
+        for place, one in enumerate(given)
         if tracked.like(one) == node.like
-    }  # fmt: skip
+    }
     first, second = (
         tracked.graph.nodes[one[0]].like.shape for one in (layers.first, layers.second)
     )
     tokens = node.like.count // second[0] // rows.size
     return RowOp(
-        Rows(rows.dim, rows.size, grain), inputs, wholes, same(len(inputs)),
-        _over(None, len(layers.first)), over=over,
+        Rows(rows.dim, rows.size, grain),
+        inputs,
+        wholes,
+        same(len(inputs)),
+        _over(None, len(layers.first)),
+        over=over,
         scratch_of=lambda count: mlp_scratch(count * tokens, first, second),
-    )  # fmt: skip
+    )
 
 
 def _over(place: int | None, first: int) -> Run:

@@ -64,9 +64,7 @@ def attention(node: Node, tracked: Tracked) -> RowOp | None:
         query, key, value = pieces
         return attend_windows(query, key, value, bias, patterns, found.scale)
 
-    return RowOp(
-        found.rows, found.inputs, found.wholes, same(3), run, patterned=found.patterned
-    )
+    return RowOp(found.rows, found.inputs, found.wholes, same(3), run, patterned=found.patterned)
 
 
 def window_attention(node: Node, tracked: Tracked) -> WindowAttention | None:

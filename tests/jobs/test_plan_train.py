@@ -217,8 +217,8 @@ def test_shapes_in_words() -> None:
     [
         ({"batch": 0}, "--batch 0"),
         ({"accumulate": 0}, "--accumulate 0"),
-        ({"optimizer": "lion"}, "--optimizer 'lion'"),
-        ({"bach": 3}, "--bach 3"),
+        ({"optimizer": "lion"}, "--optimizer lion is none of 'adamw', .*'sgd-momentum', 'auto'$"),
+        ({"bach": 3}, "no setting 'bach'"),
         ({"inputs": ("3,h,w",), "channels": 3}, "contradict each other"),
         ({"validation_size": (8, 8)}, "--validation-size without --validation-batch"),
     ],

@@ -56,7 +56,10 @@ def checked(kind: type[M], values: dict[str, Any]) -> M:
     shown = f"{given:g}" if isinstance(given, float) else given
     # Of "auto" or one of several, each has its own complaint.
     both = [one.get("ctx", {}).get("expected") for one in (problem, *more)]
-    details = {**problem.get("ctx", {}), "expected": ", ".join(filter(None, both))}
+    details = {
+        **problem.get("ctx", {}),
+        "expected": ", ".join(filter(None, both)).replace(" or ", ", "),
+    }
     trouble = words.format(**details) if words else problem["msg"].lower()
     usual = field.examples[0] if field.examples else field.default
     raise UsageError(

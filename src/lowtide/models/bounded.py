@@ -5,66 +5,89 @@ A name or a side in a hostile file can ask for a network of any width and depth.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 # All families that spandrel builds make at most 2.6 times the bytes that they are filled with
-# (weights in half precision half as much again), masks and tables of windows included, by at most
-# 9 operators for each tensor.
+# (weights in half precision half as much again), masks and tables of windows included.
 _TIMES, _ANYHOW = 10, 256 << 20
-_OPERATORS_EACH, _OPERATORS = 100, 5000
+_CALLS_EACH, _CALLS = 1000, 100_000
 _RANGES = ("arange", "linspace", "eye", "tril_indices", "triu_indices")
+_FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "normal", "repeat")
+_VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
 
 
 class TooLargeError(RuntimeError):
     """A network wants far more than the tensors that it is to be filled with."""
 
 
-class Bounded(TorchDispatchMode):
+class Bounded(TorchFunctionMode):
     """While it is entered, raises `TooLargeError` before a tensor is made that comes, with those
-    made so far, to far more bytes than ``tensors``, and after far more operators than those need.
+    made so far, to far more bytes than ``tensors``, and after far more calls of PyTorch than those
+    need.
+
+    A mode of functions, not of operators: such a one loads PyTorch's compiler, which takes more
+    memory than most models.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
         sizes = [tensor.nbytes for tensor in tensors]
         self._bytes = _TIMES * sum(sizes) + _ANYHOW
-        self._operators = _OPERATORS_EACH * len(sizes) + _OPERATORS
+        self._calls = _CALLS_EACH * len(sizes) + _CALLS
+        self._storages: set[int] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self._operators -= 1
-        makes = not func.is_view and not func._schema.is_mutable
-        if self._operators < 0 or (makes and _elements(func, args) > self._bytes):
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        self._calls -= 1
+        if self._calls < 0 or _elements(name, [*args, *kwargs.values()]) > self._bytes:
             raise TooLargeError("they ask for a network that is far larger than they are")
-        made = func(*args, **(kwargs or {}))
-        if makes:
-            results = made if isinstance(made, (tuple, list)) else (made,)
-            self._bytes -= sum(one.nbytes for one in results if isinstance(one, Tensor))
+        made = func(*args, **kwargs)
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, Tensor):
+                self._count(one)
         return made
 
+    def _count(self, made: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in self._storages:
+                self._storages.add(storage.data_ptr())
+                self._bytes -= storage.nbytes()
 
-def _elements(func: Any, args: tuple[Any, ...]) -> float:
-    """What an operator will make at least, by the sizes, numbers and tensors that it is given."""
-    name = func.overloadpacket.__name__
-    numbers = [abs(one) for one in args if isinstance(one, (int, float))]
+
+def _elements(name: str, given: list[Any]) -> float:
+    """How many elements a function will make at least, by what it is given."""
+    numbers = [abs(one) for one in given if type(one) in (int, float)]
     if name in _RANGES:
-        return max(numbers, default=0)
-    sizes = [math.prod(one) for one in args if _is_size(one)]
-    tensors = [one for one in args if isinstance(one, Tensor)]
+        return max(numbers, default=0) ** (2 if name == "eye" else 1)
+    tensors = [one for one in _flat(given) if isinstance(one, Tensor)]
+    sizes = [] if name in _VIEWS else [math.prod(one) for one in given if _is_size(one)]
+    if name in _FACTORIES and not sizes:
+        sizes = [math.prod(numbers)]
     if name == "repeat":
         return tensors[0].numel() * sizes[0]
-    try:
-        sizes.append(math.prod(torch.broadcast_shapes(*(one.shape for one in tensors))))
-    except RuntimeError:
-        sizes.append(0)  # not one element for another, so that nothing grows by broadcasting
-    return max(sizes)
+    # Where shapes do not go together, nothing grows by broadcasting.
+    with contextlib.suppress(ValueError):
+        sizes.append(math.prod(np.broadcast_shapes(*(tuple(one.shape) for one in tensors))))
+    return max(sizes, default=0)
+
+
+def _flat(given: Iterable[Any]) -> Iterator[Any]:
+    for one in given:
+        if isinstance(one, (tuple, list)):
+            yield from one
+        else:
+            yield one
 
 
 def _is_size(given: Any) -> bool:

@@ -24,12 +24,12 @@ from common import ResultFile
 from torch import Tensor, nn
 
 from lowtide.models.munet.network import BRANCHES, MUNet
-from lowtide.training.config import TrainConfig, parse_config
-from lowtide.training.data import Batches, HighResolutionFolders, bicubic
-from lowtide.training.log import read_log
-from lowtide.training.loop import Trainer
+from lowtide.training.data import Batches, HighResolutionFolders, bicubic_downscale
 from lowtide.training.losses.gan import generator_loss
-from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.train_config import TrainConfig, parse_config
+from lowtide.training.train_log import read_log
+from lowtide.training.trainer import Trainer
 
 # Kinds of the adversarial loss, and the penalty that the last one is published with.
 KINDS: dict[str, dict[str, Any]] = {"vanilla": {}, "hinge": {}, "r3gan": {"r1_weight": 1.0}}
@@ -83,7 +83,7 @@ def trained(kind: str, photos: Path, steps: int) -> dict[str, Any]:
     config = config_of(kind, photos, steps)
     generator = make_generator(config.network_g, SCALE, 0)
     opponent = make_discriminator(config.network_d, 0)
-    pictures = HighResolutionFolders([photos], SCALE, bicubic)
+    pictures = HighResolutionFolders([photos], SCALE, bicubic_downscale)
     data = Batches(pictures, patch=PATCH, batch=BATCH, seed=0)
     held = data.at(steps)
     before = changes(generator, opponent, kind, held)

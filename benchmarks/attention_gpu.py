@@ -23,10 +23,10 @@ from common import ResultFile
 from torch import Tensor
 
 from lowtide.attention.functional import attention
-from lowtide.attention.halo.attend import halo_attention
+from lowtide.attention.halo.autograd import halo_attention
 from lowtide.attention.spatial.position import Position
-from lowtide.attention.spatial.strips import LocalAttention
-from lowtide.attention.spatial.windows import Windows
+from lowtide.attention.spatial.row_windows import RowWindowAttention
+from lowtide.attention.spatial.window_grid import Windows
 
 WINDOWS = Windows()
 # Of the card's clock: some milliseconds.
@@ -47,7 +47,7 @@ def portable(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     def load(part: str, first: int, last: int) -> Tensor:
         return (query if part == "query" else seen)[:, first:last]
 
-    local = LocalAttention(WINDOWS, *query.shape[1:3], Position(), attention)
+    local = RowWindowAttention(WINDOWS, *query.shape[1:3], Position(), attention)
     return torch.cat([piece.transpose(1, 2) for _, piece in local.run(load)], 1)
 
 

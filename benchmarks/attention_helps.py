@@ -28,8 +28,8 @@ import torch
 from common import ResultFile
 
 from lowtide.jobs.train_sr import train_sr
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.training.config import parse_config
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.training.train_config import parse_config
 
 SCALE = 2
 VARIANTS = ("nano", "micro", "tiny", "xs", "s")

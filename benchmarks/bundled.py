@@ -27,8 +27,8 @@ from set5 import by_model
 from streaming_models import spandrel_class
 from torch import nn
 
-from lowtide.core.figures import psnr_y
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.core.metrics import psnr_y
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 from lowtide.models.resample import resize_cubic
 
 SIDE, SCALES = 256, (2, 4)
@@ -109,7 +109,7 @@ def weights_of(network: nn.Module) -> int:
 
 def peer(name: str, scale: int, wanted: int) -> nn.Module:
     """A network of that kind whose weights are nearest in number to ``wanted``."""
-    from lowtide.models.fused import fold
+    from lowtide.models.fold_conv import fold_convs
 
     def compact(size: int) -> nn.Module:
         return spandrel_class(
@@ -117,7 +117,7 @@ def peer(name: str, scale: int, wanted: int) -> nn.Module:
         )
 
     def span(size: int) -> nn.Module:
-        return fold(
+        return fold_convs(
             spandrel_class(
                 "SPAN",
                 "__arch.span",

@@ -12,11 +12,11 @@ from streaming_models import given, made
 from torch import Tensor
 
 from lowtide.core.errors import BudgetError
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.streaming.bands.certify import tf32
-from lowtide.streaming.bands.placement import Wanted
-from lowtide.streaming.bands.streamed import Streamed
-from lowtide.streaming.recorded import Recording, recorder_of
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.streaming.api import Streamed
+from lowtide.streaming.certificate import tf32
+from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.specialize.cuda_graph import GraphRecording, graph_recorder_for
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # In fp64 larger ones would not fit.
@@ -41,10 +41,10 @@ class Case:
     """One model and one input on the card."""
 
     def __init__(
-        self, name: str, side: int, precision: str, pages: Wanted, kept: Path | None = None
+        self, name: str, side: int, precision: str, pages: PagePlacement, kept: Path | None = None
     ) -> None:
         self.name, self.side, self.precision = name, side, precision
-        self.pages: Wanted = pages
+        self.pages: PagePlacement = pages
         self.dtype, self._kept = PRECISIONS[precision], kept
         self.model = made(name).to("cuda", self.dtype)
         self.image = given(name, side, side).to("cuda", self.dtype)
@@ -63,7 +63,7 @@ class Case:
     def recording(self) -> Callable[[], Tensor]:
         """The model's own result, recorded."""
         with torch.inference_mode(), tf32(self.precision == "tf32"):
-            made = Recording(self.model, self.image, recorder_of("cuda"))
+            made = GraphRecording(self.model, self.image, graph_recorder_for("cuda"))
         return lambda: made(self.image)
 
     def streamed(self, budget: int, recorded: bool = False) -> Planned:

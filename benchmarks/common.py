@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lowtide.core.cpuinfo import cpu_name
 from lowtide.core.heap import KEPT_AT_MOST, REUSED_BELOW
-from lowtide.core.processor import processor
 
 RESULTS = Path(__file__).parent / "results"
 # A C heap that keeps what was freed, for times of a process that runs the same again and again:
@@ -59,7 +59,7 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": processor(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_bytes": memory,
         "gpu": gpu,

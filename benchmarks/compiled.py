@@ -19,21 +19,21 @@ from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import made
 from torch import nn
 
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.streaming.compiled import compile_for, load_compiler
-from lowtide.streaming.step import Network
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.streaming.specialize.torch_compile import compile_for, preload_compiler
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 MODELS = ("lowtide-x2", "lowtide-x4", "SPAN", "Compact")
 SIDE = 256
 IMPORTS = ("torch._dynamo.backends.inductor", "torch._inductor.compile_fx")
 
 
-def network_of(name: str) -> Network:
+def network_of(name: str) -> NetworkSpec:
     """A bundled model, or one with random weights."""
     import lowtide
 
     module: nn.Module = lowtide.load(name).module if name.startswith("lowtide") else made(name)
-    return Network(module, 1, 3, 3)
+    return NetworkSpec(module, 1, 3, 3)
 
 
 def run_plain(name: str) -> None:
@@ -46,7 +46,7 @@ def run_plain(name: str) -> None:
 def run_compiled(name: str, pairs: int) -> dict[str, Any]:
     """What compiling takes, and both ways by turns."""
     torch.set_num_threads(2)
-    load_compiler()
+    preload_compiler()
     plain, shape = network_of(name), (1, 3, SIDE, SIDE)
     fast, facts = compile_for(plain, shape)
     images, seconds = torch.rand(shape), {"plain": [], "compiled": []}

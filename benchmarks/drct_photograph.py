@@ -35,10 +35,10 @@ from photographs import as_array, photograph
 from streaming_models import made
 from torch import Tensor, nn
 
-from lowtide.core.figures import max_error, psnr
 from lowtide.core.heap import tune_heap
+from lowtide.core.metrics import max_error, psnr
 from lowtide.jobs.report import reported_db
-from lowtide.memory.measuring.fresh import FreshUsage, measure_fresh
+from lowtide.memory.measurement.subprocess_run import FreshUsage, measure_fresh
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16

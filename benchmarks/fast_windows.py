@@ -23,12 +23,12 @@ from streaming_models import given, made
 from streaming_runs import apart
 from torch import Tensor, nn
 
-from lowtide.core.processor import told
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.models.eight_bits import quantize
-from lowtide.models.fast.adapt import adapt
-from lowtide.models.low_precision import lower
-from lowtide.streaming.step import DTYPES
+from lowtide.core.cpuinfo import cpuinfo_field
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.models.low_precision import to_low_precision
+from lowtide.models.optimized.replace import replace_modules
+from lowtide.models.quantize import quantize_linear
+from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Times at these sides; DRCT is what most of the time of a job is spent in.
 SIDES = {"DRCT": (128, 256), "HAT": (128,), "SwinIR": (128,), "CRAFT": (128,), "DRCT-L": (128,)}
@@ -50,7 +50,7 @@ def ways(name: str) -> tuple[str, ...]:
 @functools.cache
 def has_bf16() -> bool:
     """Whether the processor, by its flags, has instructions for bf16 (x86 or Arm)."""
-    flags = " ".join(told("flags") + told("Features")).split()
+    flags = " ".join(cpuinfo_field("flags") + cpuinfo_field("Features")).split()
     return "avx512_bf16" in flags or "bf16" in flags
 
 
@@ -58,12 +58,12 @@ def model_of(name: str, way: str) -> nn.Module:
     """The model as it is, or as its file is loaded."""
     model = made(name)
     if way != "spandrel":
-        adapt(model)
+        replace_modules(model)
     _, _, precision = way.partition(" ")
     if precision == "int8":
-        quantize(model, "cpu")
+        quantize_linear(model, "cpu")
     elif precision:
-        return lower(model, DTYPES[precision], image_of(name, 64, 64))
+        return to_low_precision(model, DTYPES[precision], image_of(name, 64, 64))
     return model
 
 

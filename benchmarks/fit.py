@@ -18,12 +18,12 @@ from common import result_rows
 
 from lowtide.core.heap import HeapSetting
 from lowtide.core.units import MIB
-from lowtide.memory.estimating.calibration import Calibration, Residual, RunKind, calibrate
-from lowtide.memory.estimating.runtime import Objects, RuntimeCosts
+from lowtide.memory.prediction.calibration import Calibration, Residual, RunKind, calibrate
+from lowtide.memory.prediction.runtime_objects import RuntimeCosts, RuntimeObjects
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
 HEAPS = get_args(HeapSetting)
-_NAMES = tuple(Objects.model_fields)
+_NAMES = tuple(RuntimeObjects.model_fields)
 
 
 def fit_runtime(entries: Sequence[dict]) -> RuntimeCosts:
@@ -56,7 +56,7 @@ def without_runtime(entry: dict) -> int:
 
 def predicted_with(entry: dict, costs: RuntimeCosts) -> int:
     """A row's prediction with other costs of kernels and objects."""
-    return without_runtime(entry) + costs.of(Objects(**entry["objects"]))
+    return without_runtime(entry) + costs.of(RuntimeObjects(**entry["objects"]))
 
 
 def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:

@@ -23,7 +23,7 @@ from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from photographs import photograph
 
 from lowtide.core.progress import Progress
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 MODEL = "lowtide-x2"
 WIDTH, HEIGHT = 640, 480
@@ -141,7 +141,7 @@ def _prepared() -> tuple[Any, Any, Any]:
 def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tuple[float, float]]:
     from lowtide.jobs.planning import plan_image
     from lowtide.media import open_image
-    from lowtide.streaming.executor import run
+    from lowtide.streaming.tiles.runner import execute_plan
 
     settings, prepared, budget = _prepared()
     decoded = []
@@ -154,7 +154,7 @@ def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tupl
             target = out / f"{source.stem}.{suffix}"
             task = plan_image(source, target, prepared, settings, budget)
             given = Taken(pixels, info)
-            run(prepared.network, given, given, task.plan)
+            execute_plan(prepared.network, given, given, task.plan)
 
     return lambda: _timed(compute)
 

@@ -22,8 +22,8 @@ from streaming_models import MODELS, given
 from torch import nn
 from zoo_models import ENTRIES
 
-from lowtide.core.heap import tune_heap, use_heap
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.core.heap import set_heap_mode, tune_heap
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 # Models, and the side of an image of which a run takes some seconds.
 SIDES = {
@@ -63,7 +63,7 @@ def run(name: str, side: int, way: str) -> list[float]:
     if way != OWN:
         tune_heap()
     if way == GIVES_BACK:
-        use_heap("gives back")
+        set_heap_mode("gives back")
     model, image = _model(name), given("Compact", side, side)
     seconds = []
     for _ in range(_IMAGES):

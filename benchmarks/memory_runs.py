@@ -31,7 +31,7 @@ from memory_grid import ENVIRONMENT
 from lowtide.core.errors import BudgetError
 from lowtide.core.heap import HeapSetting
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.replay import PlanBook
+from lowtide.memory.plan_file import PlanFile
 
 # Models of the zoo, each of a family of its own.
 NAMES = (
@@ -141,7 +141,7 @@ def _run(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> d
     import lowtide
 
     book = folder / "plan.json"
-    budget = PlanBook.read(book).plans[0][1].upper_bytes
+    budget = PlanFile.read(book).plans[0][1].upper_bytes
     _load(row, options)
     with Pages() as pages:
         report = lowtide.upscale(
@@ -160,11 +160,11 @@ def _load(row: RunRow, options: dict[str, Any]) -> None:
     """Import what loading and running this model needs, which is no part of what is compared."""
     import lowtide
     from lowtide.core.heap import trim_heap
-    from lowtide.streaming.bands.programs import load_capture
+    from lowtide.streaming.planner.program_cache import preload_capture
 
     lowtide.load(options["model"])
     if row.options["strategy"] == "streamed":
-        load_capture()
+        preload_capture()
     trim_heap(collect=True)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from common import RESULTS, ResultFile, result_rows
 from fit import HEAPS, fit, fit_runs, measured, predicted_with
 
-from lowtide.memory.estimating.calibration import RunKind
-from lowtide.streaming.pricing.ledger import LEAST_MARGIN
+from lowtide.memory.prediction.calibration import RunKind
+from lowtide.streaming.planner.ledger_rows import LEAST_MARGIN
 
 ABOUT = "Predicted against measured peak memory, each family of models judged by the others."
 # Whole runs by how they were run, which the files of their rows are named by.

@@ -35,12 +35,12 @@ from torch.nn import functional as F
 from zoo import Row
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.estimating.estimate import estimate
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.checkpointing import CHECKPOINTING
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import TrainingStep, Unobserved, given_to
-from lowtide.memory.tracing.tracer import record
+from lowtide.memory.tracing.steps import NullObserver, TrainingStep, input_tensors
+from lowtide.memory.tracing.tracer import record_trace
 
 THREADS = 2
 _SAMPLE_SECONDS = 0.001
@@ -97,7 +97,7 @@ def _high_water() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-class Holding(Unobserved):
+class Holding(NullObserver):
     """Remembers the optimizer's tensors of a step."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def warm_up(dtype: torch.dtype) -> None:
             block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
             chain = nn.Sequential(block, nn.Sequential(nn.Conv2d(8, 8, 1), nn.GELU())).to(kind)
             step = TrainingStep((torch.rand(1, 8, 32, 32, dtype=kind),), checkpointing=how)
-            step.prepare(nn.Sequential(chain))(Unobserved())
+            step.prepare(nn.Sequential(chain))(NullObserver())
         linear = nn.Linear(32, 32).to(kind)
         value = F.layer_norm(linear(torch.rand(1, 8, 32, 32, dtype=kind)), (32,))
         value = F.scaled_dot_product_attention(value, value, value)
@@ -139,7 +139,7 @@ def measure(row: Row) -> dict[str, Any]:
     started = time.process_time()
     with pages:
         for _ in range(2 if step.training else 1):
-            run(Unobserved())
+            run(NullObserver())
     seconds = time.process_time() - started
     trim_heap(collect=True)
     kept = pages.now() - held
@@ -164,8 +164,8 @@ def live(row: Row) -> dict[str, Any]:
     model, step = row.model(), row.step()
     run, holding = step.prepare(model), Holding()
     inside = live_peak_bytes(lambda: run(holding))
-    known = _bytes_of([*model_tensors(model), *given_to(step), *holding.tensors])
-    trace = record(run, weights=model_tensors(model), inputs=given_to(step))
+    known = _bytes_of([*model_tensors(model), *input_tensors(step), *holding.tensors])
+    trace = record_trace(run, weights=model_tensors(model), inputs=input_tensors(step))
     return {"live_measured_bytes": trace.peak_bytes, "c10_peak_bytes": inside + known}
 
 

@@ -20,9 +20,9 @@ import torch
 from common import ResultFile
 from torch import nn
 
-from lowtide.memory.measuring import events
-from lowtide.memory.measuring.region import measure
-from lowtide.memory.measuring.ways import WAYS, How
+from lowtide.memory.measurement import profiler_events
+from lowtide.memory.measurement.backends import WAYS, How
+from lowtide.memory.measurement.region import measure
 
 Work = Callable[[], None]
 
@@ -127,9 +127,9 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def count_events(work: Work) -> int:
     """Allocations and releases of one run on the CPU."""
-    blocks = events.follow()
+    blocks = profiler_events.follow_events()
     work()
-    events.leave(blocks)
+    profiler_events.stop_events(blocks)
     return blocks.events
 
 

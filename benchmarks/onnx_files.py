@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide.jobs.export import export_onnx
 from lowtide.jobs.export_report import FilePrecision
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.models import native
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.models import lowtide_files
 from lowtide.models.export import OnnxRunner
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
@@ -50,7 +50,7 @@ def saved(name: str, scale: int, folder: Path) -> Path:
     config = runs.config_of(name, scale, attention)
     if isinstance(config, VariantConfig):
         path = folder / f"{name}.safetensors"
-        save_file(dict(weights), path, native.entries_of(config))
+        save_file(dict(weights), path, lowtide_files.metadata_for(config))
     else:
         path = folder / f"{name}.pth"
         torch.save(weights, path)

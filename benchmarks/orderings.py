@@ -76,7 +76,7 @@ def run_batches(entry: str, side: int, batches: list[int]) -> None:
 
 def resident(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that `run_batches` adds to a fresh process, the median of a few."""
-    from lowtide.memory.measuring.fresh import measure_fresh
+    from lowtide.memory.measurement.subprocess_run import measure_fresh
 
     taken = [
         measure_fresh(
@@ -92,10 +92,10 @@ def reserved(entry: str, side: int, batches: list[int]) -> float:
     import torch
     from zoo_models import ENTRIES
 
-    from lowtide.memory.simulation.virtual import VirtualDevice
-    from lowtide.memory.tracing.fake import Faker
+    from lowtide.memory.simulation.virtual_device import VirtualDevice
+    from lowtide.memory.tracing.fake import FakeTwins
 
-    faker = Faker()
+    faker = FakeTwins()
     model, device = faker.model(ENTRIES[entry].build().eval()), VirtualDevice()
     with faker.running(), torch.inference_mode(), device:
         for batch in batches:

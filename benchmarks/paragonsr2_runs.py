@@ -12,11 +12,11 @@ from common import in_turns
 from torch import Tensor, nn
 
 from lowtide.core.heap import tune_heap
-from lowtide.models import native
+from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
-from lowtide.streaming.bands.streamed import Streamed
+from lowtide.streaming.api import Streamed
 
 TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
 NAMES = (*VARIANTS, *TIERS)
@@ -50,7 +50,7 @@ def network(name: str, scale: int, attention: str) -> nn.Module:
     if isinstance(config, TierConfig):
         made: nn.Module = ParagonTier(config)
     else:
-        made = native.network_of(config)
+        made = lowtide_files.network_of(config)
     with torch.no_grad():
         for key, weight in made.named_parameters():
             if key.endswith("gamma"):
@@ -129,7 +129,7 @@ def save(name: str, scale: int, path: Path) -> Path:
     config = config_of(name, scale, "window")
     assert isinstance(config, VariantConfig)
     made = network(name, scale, "window")
-    save_file(dict(made.state_dict()), path, native.entries_of(config))
+    save_file(dict(made.state_dict()), path, lowtide_files.metadata_for(config))
     return path
 
 

@@ -29,11 +29,11 @@ from photographs import photograph
 from torch import nn
 
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.estimating.estimate import estimate, trace_step
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.prediction.estimate import estimate, trace_step
+from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.work import multiply_adds
-from lowtide.models.paragonsr2.config import SCALES
+from lowtide.models.paragonsr2.conv_config import SCALES
 from lowtide.models.paragonsr2.variant_config import VARIANTS
 
 MEASURED_SCALES = (2, 4)

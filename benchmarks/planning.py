@@ -22,7 +22,7 @@ from common import ResultFile
 from photographs import photograph
 from torch import nn
 
-from lowtide.memory.estimating.estimate import estimate, trace_step
+from lowtide.memory.prediction.estimate import estimate, trace_step
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 
 _TIMES = 5
@@ -179,7 +179,7 @@ def first(results: ResultFile) -> None:
 
     code = (
         "import time, torch; t = time.process_time();"
-        "from lowtide.memory.estimating.estimate import trace_step;"
+        "from lowtide.memory.prediction.estimate import trace_step;"
         "from lowtide.memory.tracing.steps import InferenceStep;"
         "trace_step(torch.nn.Conv2d(3, 3, 3), InferenceStep((torch.empty(1, 3, 64, 64),)));"
         "print(time.process_time() - t)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from common import ResultFile
 from photographs import EXAMPLE
 
-from lowtide.jobs.bench_seams import seams
+from lowtide.jobs.bench_seams import compare_seams
 
 TILE = 128
 
@@ -32,7 +32,7 @@ def main() -> None:
     if results.data["rows"]:
         return
     model = Path(os.environ["LOWTIDE_DATA"]) / "models" / "craft_x4.pth"
-    report = seams(EXAMPLE, model=str(model), device="cpu", tile=TILE)
+    report = compare_seams(EXAMPLE, model=str(model), device="cpu", tile=TILE)
     for row in report.rows:
         results.add(
             f"{row.blend}, {row.overlap}",

@@ -24,8 +24,8 @@ from PIL import Image
 
 import lowtide
 import lowtide.models
-from lowtide.core.figures import psnr, psnr_y
-from lowtide.models.model import Model
+from lowtide.core.metrics import psnr, psnr_y
+from lowtide.models.loaded_model import Model
 from lowtide.models.resample import resize_cubic
 from lowtide.models.self_ensemble import SelfEnsemble
 

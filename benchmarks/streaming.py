@@ -31,7 +31,7 @@ from common import (
 )
 from streaming_runs import DISK, MEMORY, PARTLY, ways
 
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 
 @dataclass(frozen=True)

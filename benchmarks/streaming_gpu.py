@@ -33,7 +33,7 @@ from card_turns import DONE, MEASURED, PLANNED, Turn
 from common import ResultFile, ratio_of, spread
 
 from lowtide.core.units import GIB, parse_bytes
-from lowtide.streaming.bands.placement import Wanted
+from lowtide.streaming.pages.placement import PagePlacement
 
 # At every side; and the others at one.
 MODEL = "VAE decode"
@@ -147,7 +147,7 @@ class Job:
     precision: str
     rounds: int = 1
     card: int | None = None
-    pages: Wanted = "auto"
+    pages: PagePlacement = "auto"
     patience: float = 300
     kept: Path | None = None
 
@@ -159,7 +159,7 @@ class Job:
         return title_of(self.name, self.side, self.precision, self.pages)
 
 
-def title_of(name: str, side: int, precision: str, pages: Wanted) -> str:
+def title_of(name: str, side: int, precision: str, pages: PagePlacement) -> str:
     """The name of a case."""
     return f"{name} {side}², {precision}{', pages on the host' if pages == 'host' else ''}"
 

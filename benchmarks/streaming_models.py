@@ -64,9 +64,9 @@ def _craft() -> nn.Module:
 
 
 def _span() -> nn.Module:
-    from lowtide.models.fused import fold
+    from lowtide.models.fold_conv import fold_convs
 
-    return fold(
+    return fold_convs(
         spandrel_class(
             "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=2
         ).eval()

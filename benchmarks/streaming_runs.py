@@ -12,8 +12,8 @@ from common import in_turns
 from streaming_models import given, made
 from torch import Tensor
 
-from lowtide.streaming.bands.placement import Wanted
-from lowtide.streaming.bands.streamed import Streamed
+from lowtide.streaming.api import Streamed
+from lowtide.streaming.pages.placement import PagePlacement
 
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
 TILE = 256
@@ -22,7 +22,7 @@ TAIL = 100_000
 MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
 # As many in memory as fit in the same budget.
 PARTLY = "streamed, pages on disk in part"
-_PAGES: dict[str, Wanted] = {MEMORY: "memory", DISK: "disk", PARTLY: "auto"}
+_PAGES: dict[str, PagePlacement] = {MEMORY: "memory", DISK: "disk", PARTLY: "auto"}
 
 
 def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:

@@ -28,7 +28,7 @@ from photographs import photograph
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.jobs.train_memory import plan_step
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 PREDICTED = tuple(title for title in runs.CONFIGURATIONS if title != "m")
 # nano, micro, tiny and xs are one block each, of which nothing can be left out.

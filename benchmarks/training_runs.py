@@ -13,15 +13,15 @@ from common import in_turns
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.core.figures import psnr_y
-from lowtide.jobs.train_validation import Validation
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.core.metrics import psnr_y
+from lowtide.jobs.train_validation import TrainValidation
+from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.models.resample import resize_cubic
-from lowtide.training.config import TrainConfig, parse_config
-from lowtide.training.data import HighResolutionFolders, bicubic
-from lowtide.training.data.images import read_rgb
-from lowtide.training.loop import Trainer
-from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.data import HighResolutionFolders, bicubic_downscale
+from lowtide.training.data.image_cache import read_rgb
+from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.train_config import TrainConfig, parse_config
+from lowtide.training.trainer import Trainer
 from lowtide.training.weights import save_weights
 
 SCALE, STEPS = 2, 3
@@ -135,8 +135,8 @@ def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, floa
             "val": {"budget": budget},
         }
     )
-    data = HighResolutionFolders([Path(photos)], SCALE, bicubic)
-    return Validation(config, data, Path(folder), "cpu")(networks(config)[0], 1)
+    data = HighResolutionFolders([Path(photos)], SCALE, bicubic_downscale)
+    return TrainValidation(config, data, Path(folder), "cpu")(networks(config)[0], 1)
 
 
 def validate_whole(name: str, photos: str, folder: str) -> dict[str, float]:

@@ -22,7 +22,7 @@ from padded_tiles import padded_tiles
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import anonymous_bytes, open_meter
-from lowtide.streaming.bands.programs import load_capture
+from lowtide.streaming.planner.program_cache import preload_capture
 
 # Those that Real-ESRGAN's own documentation has.
 TILE, PAD = 256, 10
@@ -80,7 +80,7 @@ def main() -> None:
     # Both load what they need before the meter starts; kernels are warmed by neither.
     lowtide.load(model)
     if options.get("strategy") == "streamed":
-        load_capture()
+        preload_capture()
     extra: dict[str, object] = {}
     high_water = None
     with FineMeter(device) as meter:

@@ -21,7 +21,7 @@ import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from folder_pipeline import HEIGHT, WIDTH, make_photographs, options_of
 
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 MODELS = ("lowtide-x2", "lowtide-x4")
 # By name: threads of this process, devices, and the budget, of which two get a half each.

@@ -19,7 +19,7 @@ from torch import nn
 
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.meter import HostMeter
-from lowtide.memory.offload.plan import plan_offload
+from lowtide.memory.offload.offload_plan import plan_offload
 from lowtide.memory.offload.stream import stream_from_file
 
 WIDTH, HEADS, LAYERS, TOKENS = 768, 12, 15, 256

@@ -12,8 +12,8 @@ import argparse
 import itertools
 import json
 
-from lowtide.attention.halo.compiled import KERNELS, TYPES, compile_kernel
-from lowtide.attention.spatial.windows import Windows
+from lowtide.attention.halo.compile import KERNELS, TYPES, compile_halo_kernel
+from lowtide.attention.spatial.window_grid import Windows
 
 
 def main() -> None:
@@ -31,7 +31,9 @@ def main() -> None:
         options.card, options.type, options.head, options.kernel
     ):
         major, minor = map(int, card.split("."))
-        print(json.dumps(compile_kernel(name, (major, minor), dtype, windows, head)), flush=True)
+        print(
+            json.dumps(compile_halo_kernel(name, (major, minor), dtype, windows, head)), flush=True
+        )
 
 
 if __name__ == "__main__":

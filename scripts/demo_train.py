@@ -17,12 +17,12 @@ import pyvips
 from photographs import PHOTOS, TUNING, photograph, shrink
 
 import lowtide
-from lowtide.cli.train import Lines
-from lowtide.core.figures import psnr_y
+from lowtide.cli.train import ProgressLines
+from lowtide.core.metrics import psnr_y
 from lowtide.jobs.train_sr import TrainReport, train_sr
 from lowtide.models.resample import resize_cubic
-from lowtide.training.config import read_config
-from lowtide.training.log import read_log
+from lowtide.training.train_config import read_config
+from lowtide.training.train_log import read_log
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "train_nano.yml"
@@ -97,7 +97,7 @@ def main() -> None:
     """Write the photographs, train, draw, and say where everything is."""
     write_photographs()
     report = train_sr(
-        read_config(CONFIG), FOLDER, on_plan=lambda plan: print(plan), on_step=Lines()
+        read_config(CONFIG), FOLDER, on_plan=lambda plan: print(plan), on_step=ProgressLines()
     )
     print(
         f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"

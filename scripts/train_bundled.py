@@ -27,9 +27,9 @@ from photographs import PHOTOS, TUNING, Patches, photograph, shrink
 from safetensors.torch import save as to_safetensors
 
 import lowtide.models
-from lowtide.core.figures import psnr_y
-from lowtide.models.paragonsr2.config import ParagonConvConfig
-from lowtide.models.paragonsr2.conv import ParagonConv
+from lowtide.core.metrics import psnr_y
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.paragon_conv import ParagonConv
 from lowtide.models.resample import resize_cubic
 
 REPORT_EVERY = 500

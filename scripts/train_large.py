@@ -33,12 +33,12 @@ from scipy.ndimage import gaussian_filter
 from train_bundled import bicubic, sorted_header, tuning_scores
 
 import lowtide.models
-from lowtide.cli.train import Lines
+from lowtide.cli.train import ProgressLines
 from lowtide.jobs.train_sr import TrainReport, train_sr
-from lowtide.models import native
-from lowtide.models.paragonsr2.config import ParagonConvConfig
+from lowtide.models import lowtide_files
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
-from lowtide.training.config import parse_config
+from lowtide.training.train_config import parse_config
 
 FOLDER = Path("demo") / "large"
 # About the side of a piece at the small size; patches are cut from within.
@@ -217,7 +217,7 @@ def keep(scale: int, report: TrainReport, folder: Path) -> None:
     """Write weights, log and card of a finished training."""
     path = folder / f"{name_of(scale)}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
-    entries = native.entries_of(CONFIGS[scale])
+    entries = lowtide_files.metadata_for(CONFIGS[scale])
     blob = sorted_header(to_safetensors(load_file(report.weights), entries))
     path.write_bytes(blob)
     digest = hashlib.sha256(blob).hexdigest()
@@ -244,7 +244,7 @@ def main() -> None:
         parse_config(configuration(scale, folder, trunk)),
         folder,
         on_plan=lambda plan: print(plan),
-        on_step=Lines(),
+        on_step=ProgressLines(),
     )
     keep(scale, report, options.output)
 

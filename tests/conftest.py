@@ -68,8 +68,8 @@ def no_past_runs(private_cache):
 def on_amd(monkeypatch):
     """A processor for which oneDNN's attention is taken, whatever this one is."""
     from lowtide.attention.backends import onednn
-    from lowtide.attention.call import LocalDevice
     from lowtide.attention.functional import resolved
+    from lowtide.attention.spec import LocalDevice
 
     if onednn.OneDnn().missing(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from lowtide.models.export import label, write_onnx
+from lowtide.models.export import write_metadata, write_onnx
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -50,5 +50,5 @@ def exported(model, path, *, labeled=True):
     """``model`` as `lowtide export onnx` writes it, with or without metadata."""
     write_onnx(model, path)
     if labeled:
-        label(path, model, precision="fp32", checked=True)
+        write_metadata(path, model, precision="fp32", checked=True)
     return path

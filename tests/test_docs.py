@@ -86,9 +86,9 @@ def test_every_setting_and_every_field_of_a_report_is_documented():
         UpscaleSettings,
         report.UpscaleReport,
         report.ImageReport,
-        report.Accuracy,
+        report.AccuracyReport,
         report.ErrorFigure,
-        report.Memory,
+        report.MemoryReport,
     )
     fields = {f"{model.__name__}.{name}" for model in models for name in model.model_fields}
     assert not {field for field in fields if f"`{field.split('.')[1]}`" not in page}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.estimating.runtime import Objects
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 
 # The benchmarks are scripts, not a package.
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
@@ -103,7 +103,7 @@ def entries(family, measured, predicted=100 * MIB):
             "upper_bytes": 2 * predicted,
             "method": "traced",
             "ledger": {},
-            "objects": dict.fromkeys(Objects.model_fields, 0),
+            "objects": dict.fromkeys(RuntimeObjects.model_fields, 0),
         }
         for at, value in enumerate(measured)
     ]

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
     from lowtide.jobs.upscale import upscale
     from lowtide.memory.budget import Budget
-    from lowtide.memory.estimating.estimate import Estimate, estimate
-    from lowtide.memory.measuring.region import measure
+    from lowtide.memory.measurement.region import measure
     from lowtide.memory.plan import Plan
+    from lowtide.memory.prediction.estimate import Estimate, estimate
     from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
     from lowtide.memory.training.vram import estimate_vram_usage
     from lowtide.models.loader import load
-    from lowtide.streaming.bands.streamed import Streamed, stream
+    from lowtide.streaming.api import Streamed, stream
 
 __all__ = [
     "BatchError",
@@ -77,19 +77,19 @@ __all__ = [
 
 _HOMES = {
     "Budget": "lowtide.memory.budget",
-    "Estimate": "lowtide.memory.estimating.estimate",
+    "Estimate": "lowtide.memory.prediction.estimate",
     "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
-    "Streamed": "lowtide.streaming.bands.streamed",
+    "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
-    "estimate": "lowtide.memory.estimating.estimate",
+    "estimate": "lowtide.memory.prediction.estimate",
     "estimate_vram_usage": "lowtide.memory.training.vram",
     "fit": "lowtide.integrations.fit",
     "load": "lowtide.models.loader",
-    "measure": "lowtide.memory.measuring.region",
+    "measure": "lowtide.memory.measurement.region",
     "plan": "lowtide.jobs.plan_upscale",
-    "stream": "lowtide.streaming.bands.streamed",
+    "stream": "lowtide.streaming.api",
     "unfit": "lowtide.integrations.fit",
     "upscale": "lowtide.jobs.upscale",
 }

@@ -4,7 +4,7 @@ import torch
 
 from lowtide.attention.spatial.position import DecomposedBias, TableBias
 from lowtide.attention.spatial.rope import Rope2d
-from lowtide.attention.spatial.windows import Windows
+from lowtide.attention.spatial.window_grid import Windows
 
 
 def mirror(position, length):

@@ -7,9 +7,9 @@ import torch
 
 from lowtide.attention.backends import BACKENDS, Backend
 from lowtide.attention.backends.chunked import Chunked
-from lowtide.attention.call import AttentionSpec, LocalDevice, describe_call
 from lowtide.attention.functional import attention
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
+from lowtide.memory.measurement.live_peak import live_peak_bytes
 
 # What needs no more than PyTorch; oneDNN's, which knows plain attention alone, has its own tests.
 HERE = [

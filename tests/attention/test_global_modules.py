@@ -12,7 +12,7 @@ from lowtide.attention.spatial import (
     LinearAttention,
     LocalWindowAttention,
     TransposedAttention,
-    image,
+    image_layout,
 )
 from lowtide.core.errors import UsageError
 
@@ -97,7 +97,7 @@ def pair(request):
 @pytest.fixture
 def narrow_bands(monkeypatch):
     """Bands of a few rows, so that small images have several."""
-    monkeypatch.setattr(image.row_spans, "__defaults__", (100,))
+    monkeypatch.setattr(image_layout.row_spans, "__defaults__", (100,))
 
 
 def check_parity(pair, seed, dtype, tolerance):

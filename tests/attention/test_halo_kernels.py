@@ -15,22 +15,22 @@ import pytest
 import torch
 from spatial_reference import local_attention
 
-from lowtide.attention.call import LocalDevice
-from lowtide.attention.halo.attend import halo_attention, is_preferred, missing, refusal
-from lowtide.attention.halo.compiled import TYPES
-from lowtide.attention.halo.tiles import (
+from lowtide.attention.halo.autograd import halo_attention, is_preferred, missing, refusal
+from lowtide.attention.halo.block_sizes import (
     SHARED_MEMORY,
-    Tile,
-    Tiles,
+    KernelTile,
+    KernelTiles,
     key_tiles,
     padded_dim,
     tiles_for,
     unmasked_keys,
     unmasked_windows,
 )
+from lowtide.attention.halo.compile import TYPES
 from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial.position import Position, TableBias
-from lowtide.attention.spatial.windows import along
+from lowtide.attention.spatial.window_grid import windows_along
+from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
 
 pytest.importorskip("triton")
@@ -101,8 +101,8 @@ def test_equals_its_definition(seed):
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 8, 12, 16, 17])
 def test_equals_its_definition_where_tiles_are_loaded_as_such(seed):
     """As Hopper's copy engine does."""
-    tile = Tile(64, 64, tiled=True)
-    check_parity(seed, tiles=Tiles(tile, tile, tile, tile))
+    tile = KernelTile(64, 64, tiled=True)
+    check_parity(seed, tiles=KernelTiles(tile, tile, tile, tile))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     assert refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 16), Tile(16, 64)], ids=str)
+@pytest.mark.parametrize("tile", [KernelTile(64, 16), KernelTile(16, 64)], ids=str)
 def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
     windows = Windows(16, 6, phase=(3, 7))  # steps of 10
@@ -130,7 +130,7 @@ def test_tiles_that_do_not_divide_the_window(tile):
     leaves = torch.randn(1, 13, 11, 1, 24, device=DEVICE).requires_grad_(), table.requires_grad_()
     weights = torch.randn(1, 13, 11, 1, 8, device=DEVICE)
     results = []
-    for tiles in (Tiles(tile, tile, tile, tile), None):
+    for tiles in (KernelTiles(tile, tile, tile, tile), None):
         found = halo_attention(*leaves[0].chunk(3, -1), windows, leaves[1], tiles=tiles)
         results.append((found, *torch.autograd.grad(found, leaves, weights)))
     for one, other in zip(*results, strict=True):
@@ -212,8 +212,8 @@ def test_what_needs_no_masks_is_inside(seed):
     shared = draw.choice([0, 4, 8] if size > 8 else [0, 4])
     boundary = draw.choice(["mask", "shift", "zero", "reflect"])
     phase, length = draw.randrange(size - shared), draw.randint(1, 150)
-    windows, tile = Windows(size, shared, boundary=boundary, phase=(phase, 0)), Tile(64, 64)
-    found = along(Windows(size, shared, boundary="zero", phase=(phase, 0)), length, phase)
+    windows, tile = Windows(size, shared, boundary=boundary, phase=(phase, 0)), KernelTile(64, 64)
+    found = windows_along(Windows(size, shared, boundary="zero", phase=(phase, 0)), length, phase)
     whole = [one.first_key >= 0 and one.first_key + one.keys <= length for one in found]
     if boundary == "shift":
         whole = [length >= size] * len(found)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.attention.layouts import in_order
+from lowtide.attention.memory_format import to_contiguous
 
 MADE = {
     "tokens": lambda: torch.randn(1, 7, 45).transpose(1, 2),
@@ -24,7 +24,7 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_numbers_stay_and_lie_in_order(name):
     given = MADE[name]()
-    found = in_order(given)
+    found = to_contiguous(given)
     assert found.is_contiguous()
     assert found.shape == given.shape and found.dtype == given.dtype
     assert torch.equal(found, given)
@@ -32,4 +32,4 @@ def test_numbers_stay_and_lie_in_order(name):
 
 def test_what_lies_in_order_is_not_copied():
     given = torch.randn(1, 4, 5)
-    assert in_order(given) is given
+    assert to_contiguous(given) is given

@@ -7,13 +7,13 @@ import pytest
 import torch
 from spatial_reference import local_attention
 
-from lowtide.attention import products
+from lowtide.attention import linear_ops
 from lowtide.attention.backends import BACKENDS
-from lowtide.attention.call import LocalDevice
 from lowtide.attention.spatial import LocalWindowAttention, Windows
-from lowtide.attention.spatial import image as image_module
-from lowtide.attention.spatial.fading import fading
-from lowtide.attention.spatial.windows import along
+from lowtide.attention.spatial import image_layout as image_module
+from lowtide.attention.spatial.blend import blend_shares
+from lowtide.attention.spatial.window_grid import windows_along
+from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
 
 BOUNDARIES = "mask", "shift", "zero", "reflect"
@@ -168,9 +168,9 @@ def test_keeps_the_memory_format(form):
 
 def check_coverage(windows, phase, length):
     """Every window computes pixels it sees, and shares at each pixel are positive and sum to 1."""
-    found = along(windows, length, phase)
+    found = windows_along(windows, length, phase)
     sums = [0.0] * length
-    for one, shares in zip(found, fading(windows, found, length), strict=True):
+    for one, shares in zip(found, blend_shares(windows, found, length), strict=True):
         assert one.first_key <= one.first_query
         assert one.first_query + one.queries <= one.first_key + one.keys
         for pixel, share in enumerate(shares, one.first_query):
@@ -259,7 +259,7 @@ def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
     taken = []
 
     def asked(x, weight):
-        taken.append(known and products.takes_onednn(x, weight))
+        taken.append(known and linear_ops.uses_onednn(x, weight))
         return taken[-1]
 
     monkeypatch.setattr(image_module, "takes_onednn", asked)
@@ -271,6 +271,6 @@ def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
         whole = module(image)
         some = module.forward_rows(image[:, :, low:high], 5, 31, 41)
         exact = module.double()(image.double())
-    assert set(taken) == {known and products.has_onednn, False}  # fp64 is PyTorch's own
+    assert set(taken) == {known and linear_ops.has_onednn, False}  # fp64 is PyTorch's own
     assert (whole - exact).abs().max() < 2e-6
     assert torch.equal(some, whole[:, :, 5:31])

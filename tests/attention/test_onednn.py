@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from lowtide.attention.backends import onednn
-from lowtide.attention.call import AttentionSpec, LocalDevice, describe_call
+from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, explain, resolved
-from lowtide.attention.resolution import resolve
 from lowtide.attention.spatial import LocalWindowAttention
+from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
 from lowtide.core.errors import UsageError
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.work import multiply_adds
 
 BACKEND, HERE = onednn.OneDnn(), LocalDevice()
 pytestmark = pytest.mark.skipif(

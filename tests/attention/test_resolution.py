@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from lowtide.attention import backends, trial
+from lowtide.attention import backends, verify
 from lowtide.attention.backends.chunked import Chunked
 from lowtide.attention.backends.reference import Reference
-from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
+from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, describe, explain
-from lowtide.attention.resolution import resolve
+from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.core.errors import UsageError
 
 CALL = AttentionCall(
@@ -125,12 +125,12 @@ class WrongBackward(Chunked):
 def put_first(monkeypatch):
     def put(backend):
         rest = dict(backends.BACKENDS)
-        monkeypatch.setattr("lowtide.attention.resolution.BACKENDS", {"wrong": backend, **rest})
+        monkeypatch.setattr("lowtide.attention.dispatch.BACKENDS", {"wrong": backend, **rest})
         monkeypatch.setitem(backends.BACKENDS, "wrong", backend)
-        trial._tried.cache_clear()
+        verify._tried.cache_clear()
 
     yield put
-    trial._tried.cache_clear()
+    verify._tried.cache_clear()
 
 
 def test_a_backend_that_drops_the_mask_is_found_out(put_first):
@@ -153,14 +153,14 @@ def test_wrong_gradients_are_found_out_where_they_are_wanted(put_first):
 
 
 def test_a_trial_leaves_no_trace():
-    trial._tried.cache_clear()
+    verify._tried.cache_clear()
     tensors = *qkv(), torch.randn(20, 20)
     state = torch.random.get_rng_state()
     attention(*tensors)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.is_grad_enabled()
     with torch.inference_mode():
-        trial._tried.cache_clear()
+        verify._tried.cache_clear()
         attention(*qkv())
         assert torch.is_inference_mode_enabled()
 

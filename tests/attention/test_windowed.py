@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lowtide.attention import windowed
-from lowtide.attention.windowed import Pattern, attend_windows, inside
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.attention import window_attention
+from lowtide.attention.window_attention import MaskPattern, attend_windows, patterns_in_range
+from lowtide.memory.measurement.live_peak import live_peak_bytes
 
 
 def dense(query, key, value, bias, masks, scale):
@@ -20,7 +20,7 @@ def dense(query, key, value, bias, masks, scale):
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias, elsewhere):
     if elsewhere:  # as on a card, by whatever backend there is
-        monkeypatch.setattr("lowtide.attention.windowed._is_on_cpu", lambda _: False)
+        monkeypatch.setattr("lowtide.attention.window_attention._is_on_cpu", lambda _: False)
     torch.manual_seed(0)
     query = torch.randn(7, 2, 9, channels, dtype=torch.float64)
     key, value = torch.randn(2, 7, 2, 11, channels, dtype=torch.float64)
@@ -29,7 +29,9 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
     # In some order, and most of them in the end without any.
     groups = [tuple(range(others - 1)), (6,), tuple(range(others - 1, 6))]
     patterns = [
-        Pattern(places, mask) for places, mask in zip(groups, (*added, None), strict=True) if places
+        MaskPattern(places, mask)
+        for places, mask in zip(groups, (*added, None), strict=True)
+        if places
     ]
     masks = torch.zeros(7, 1, 9, 11, dtype=torch.float64)
     masks[list(groups[0])], masks[6] = added[0], added[1]
@@ -38,7 +40,7 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
     torch.testing.assert_close(found, expected)
     for shape in ((1, 9, 11), (9, 11)):
         flat = [
-            Pattern(one.places, None if one.added is None else one.added.view(shape))
+            MaskPattern(one.places, None if one.added is None else one.added.view(shape))
             for one in patterns
         ]
         given = None if bias is None else bias[0]
@@ -54,9 +56,9 @@ def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channel
     parts = torch.randn(7, 9, 3, 2, channels, dtype=torch.float64).permute(2, 0, 3, 1, 4)
     bias, added = torch.randn(1, 2, 9, 9).double(), torch.randn(2, 1, 1, 9, 9).double()
     patterns = [
-        Pattern(range(6, 7), added[0]),
-        Pattern(range(4), None),
-        Pattern(range(4, 6), added[1]),
+        MaskPattern(range(6, 7), added[0]),
+        MaskPattern(range(4), None),
+        MaskPattern(range(4, 6), added[1]),
     ]
     masks = torch.zeros(7, 1, 9, 9, dtype=torch.float64)
     masks[6], masks[4:6] = added[0], added[1]
@@ -67,7 +69,7 @@ def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channel
     # Heads beside one another, so that putting them together is no copy.
     assert found.transpose(1, 2).is_contiguous()
     monkeypatch.undo()
-    one = attend_windows(*parts, bias, [Pattern(range(7), None)], 0.3)
+    one = attend_windows(*parts, bias, [MaskPattern(range(7), None)], 0.3)
     torch.testing.assert_close(one, dense(*parts, bias, 0 * masks, 0.3))
 
 
@@ -79,7 +81,7 @@ def test_without_masks(channels):
 
 
 def test_scores_that_are_written_out_are_few_at_once(monkeypatch):
-    monkeypatch.setattr("lowtide.attention.windowed._SCORE_BYTES", 2 * 9 * 9 * 8)
+    monkeypatch.setattr("lowtide.attention.window_attention._SCORE_BYTES", 2 * 9 * 9 * 8)
     query, key, value = torch.randn(3, 5, 2, 9, 6, dtype=torch.float64)
     found = attend_windows(query, key, value, None, (), 0.5)
     torch.testing.assert_close(found, (query @ key.mT * 0.5).softmax(-1) @ value)
@@ -102,7 +104,7 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 def test_heads_get_as_many_channels_as_kernels_want(others, bias, seen, monkeypatch):
     # Of two windows.
-    monkeypatch.setattr(windowed, "_WIDER_BYTES", 2 * 3 * 32 * 4 * (64 + 2 * others) + 1)
+    monkeypatch.setattr(window_attention, "_WIDER_BYTES", 2 * 3 * 32 * 4 * (64 + 2 * others) + 1)
     torch.manual_seed(0)
     query = torch.randn(5, 64, 3, 30).transpose(1, 2)
     key, value = torch.randn(2, 5, others, 3, 30).transpose(2, 3)
@@ -127,11 +129,17 @@ def test_few_windows_are_made_wider_at_once():
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: attend_windows(query, key, value, None, (), 0.2))
     # Beside the result: of what is wider, and what comes of it.
-    assert taken < value.nbytes + 1.6 * windowed._WIDER_BYTES
+    assert taken < value.nbytes + 1.6 * window_attention._WIDER_BYTES
 
 
 def test_patterns_of_some_windows_are_counted_from_the_first_of_them():
-    patterns = [Pattern(range(5), None), Pattern([9, 6, 5], None), Pattern([7, 8], None)]
-    assert [list(one.places) for one in inside(patterns, 4, 7)] == [[0], [2, 1]]
-    assert inside(patterns, 4, 7)[0].places == range(1)  # which need not be copied together
-    assert inside(patterns, 10, 12) == []
+    patterns = [
+        MaskPattern(range(5), None),
+        MaskPattern([9, 6, 5], None),
+        MaskPattern([7, 8], None),
+    ]
+    assert [list(one.places) for one in patterns_in_range(patterns, 4, 7)] == [[0], [2, 1]]
+    assert patterns_in_range(patterns, 4, 7)[0].places == range(
+        1
+    )  # which need not be copied together
+    assert patterns_in_range(patterns, 10, 12) == []

@@ -260,13 +260,13 @@ def test_debug_shows_where(source, out):
 
 
 def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
-    from lowtide.cli import progress
+    from lowtide.cli import progress_bar
 
     def interrupt(self, moment):
         if moment.done:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.ProgressLine, "__call__", interrupt)
+    monkeypatch.setattr(progress_bar.ProgressLine, "__call__", interrupt)
     complaint(lowtide("upscale", source, "-o", out), 130, "interrupted", "goes on where")
     stopped = lowtide("upscale", source, "-o", out, "--json")
     assert stopped.code == stopped.json["error"]["exit_code"] == 130

@@ -6,7 +6,7 @@ import numpy as np
 import pyvips
 import yaml
 
-from lowtide.training.config import parse_config
+from lowtide.training.train_config import parse_config
 
 
 def config_in(folder, **more):

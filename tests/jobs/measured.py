@@ -11,9 +11,9 @@ import torch
 
 import lowtide
 from lowtide.core import heap
-from lowtide.jobs.prepare import run_by
+from lowtide.jobs.prepare import runtime_identity
+from lowtide.memory.cache import CostStore
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.store import CostStore
 from lowtide.models.onnx_providers import ProviderName
 from lowtide.models.self_ensemble import as_ensemble
 
@@ -80,7 +80,7 @@ def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") ->
             update={"sha256": model.sha256, "reach": reach, "channels_last": False}
         )
         store = CostStore()
-        store.put(store.key(run_by(model, provider), "cpu", "fp32"), costs)
+        store.put(store.key(runtime_identity(model, provider), "cpu", "fp32"), costs)
 
 
 def quick_jobs() -> Iterator[None]:

@@ -9,8 +9,8 @@ import torch
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs import bench_seams
-from lowtide.jobs.bench_seams import BLENDS, OVERLAPS, merged, seams
-from lowtide.streaming.layout import split_axis
+from lowtide.jobs.bench_seams import BLENDS, OVERLAPS, compare_seams, merge_tiles
+from lowtide.streaming.tiles.grid import split_axis
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -26,13 +26,13 @@ def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
         for row, top in enumerate(rows.starts)
         for column, left in enumerate(columns.starts)
     }
-    found = merged(tiles, rows, columns, 2, linear=linear)
+    found = merge_tiles(tiles, rows, columns, 2, linear=linear)
     torch.testing.assert_close(found, picture, rtol=0, atol=1e-6)
 
 
 def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save, photo):
     told = []
-    report = seams(
+    report = compare_seams(
         save(tmp_path / "photo.png", photo[:100, :170]),
         tile=64,
         device="cpu",
@@ -75,7 +75,9 @@ def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
     pixels = np.zeros((64, 128, 3), np.uint8)
     pixels[:, 64:] = 200  # where the third of three tiles begins
     picture = save(tmp_path / "halves.png", pixels)
-    rows = {(row.blend, row.overlap): row for row in seams(picture, tile=64, device="cpu").rows}
+    rows = {
+        (row.blend, row.overlap): row for row in compare_seams(picture, tile=64, device="cpu").rows
+    }
     assert rows["streamed", 0].psnr_db is None
     plain = rows["none", 16]
     # Two cuts, and a step of a tenth at one of them; from there on, 48 of 128 columns are off.
@@ -94,9 +96,9 @@ def test_what_makes_no_tiles(tmp_path, save, photo):
     picture = save(tmp_path / "photo.png", photo[:100, :170])
     for tile in (60, 32, 160):
         with pytest.raises(UsageError, match="tiles here"):
-            seams(picture, tile=tile, device="cpu")
+            compare_seams(picture, tile=tile, device="cpu")
     gray = save(tmp_path / "gray.png", photo[:100, :170, :1])
     with pytest.raises(UsageError, match="RGB"):
-        seams(gray, tile=64)
+        compare_seams(gray, tile=64)
     with pytest.raises(UsageError, match="too few"):
-        seams(save(tmp_path / "tiny.png", photo[:10, :10]), tile=64)
+        compare_seams(save(tmp_path / "tiny.png", photo[:10, :10]), tile=64)

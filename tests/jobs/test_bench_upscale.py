@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowtide import ImageError, UsageError
-from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, WAYS, apart, bench
+from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, WAYS, bench, image_difference
 from lowtide.jobs.settings import UpscaleSettings
 
 
@@ -62,7 +62,7 @@ def test_how_far_files_are_apart(tmp_path, save):
     other = one.copy()
     other[0, 0, 0] = 110
     first, second = save(tmp_path / "a.png", one), save(tmp_path / "b.png", other)
-    assert apart(first, first) == (None, 0)
-    psnr, largest = apart(first, second)
+    assert image_difference(first, first) == (None, 0)
+    psnr, largest = image_difference(first, second)
     assert largest == 10
     assert psnr == pytest.approx(20 * np.log10(255 / np.sqrt(100 / 60)), abs=0.01)

@@ -7,20 +7,20 @@ from folders import statuses
 import lowtide
 from lowtide import UsageError
 from lowtide.core.errors import ModelError
-from lowtide.jobs import compiling
-from lowtide.jobs.prepare import Prepared
-from lowtide.streaming.compiled import CompileStore
-from lowtide.streaming.one_shape import SpeedFacts
+from lowtide.jobs import network_compile
+from lowtide.jobs.prepare import PreparedModel
+from lowtide.streaming.specialize.shape_specialized import SpecializationGain
+from lowtide.streaming.specialize.torch_compile import CompileCache
 
-PAYS = SpeedFacts(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
+PAYS = SpecializationGain(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
 
 
 @pytest.fixture
 def known(model):
     """What is known of compiling lowtide-x2 is forgotten afterwards."""
-    store, sha256 = CompileStore("cpu"), model.descriptor.sha256
+    store, sha256 = CompileCache("cpu"), model.descriptor.sha256
     yield lambda facts: store.put(sha256, "fp32", facts)
-    store.put(sha256, "fp32", SpeedFacts(ratio=2.0, warmup_seconds=60.0))
+    store.put(sha256, "fp32", SpecializationGain(ratio=2.0, warmup_seconds=60.0))
 
 
 def two_of(source):
@@ -44,7 +44,7 @@ def test_it_is_the_same_picture_and_its_worth_is_remembered(
     result = read(tmp_path / "on.png").astype(int)
     assert np.abs(result - expected(crop).astype(int)).max() <= 1
     assert "compiling took" in image.notes[0]
-    facts = CompileStore("cpu").get(model.descriptor.sha256, "fp32")
+    facts = CompileCache("cpu").get(model.descriptor.sha256, "fp32")
     assert facts.ratio > 0
     known(PAYS)
     # It is compiled once for a folder whose images are equally large.
@@ -64,14 +64,14 @@ def test_memory_is_that_of_compiling_whatever_the_program_lets_go_of(tmp_path, s
 
     lowtide.upscale(source, tmp_path / "on.png", compile="on", budget="2GiB", progress=let_go)
     assert not held
-    facts = CompileStore("cpu").get(model.descriptor.sha256, "fp32")
+    facts = CompileCache("cpu").get(model.descriptor.sha256, "fp32")
     assert 10 << 20 < facts.host_bytes < 1 << 30
 
 
 def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, source, known):
     for facts in (
-        SpeedFacts(ratio=0.5, warmup_seconds=60.0),
-        SpeedFacts(ratio=1.2, warmup_seconds=0.0),
+        SpecializationGain(ratio=0.5, warmup_seconds=60.0),
+        SpecializationGain(ratio=1.2, warmup_seconds=0.0),
     ):
         known(facts)
         report = lowtide.upscale(source, tmp_path / "auto.png", budget="2GiB", force=True)
@@ -87,7 +87,7 @@ def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known
     def fail(network, shape):
         raise ModelError("no compiler here")
 
-    monkeypatch.setattr(compiling, "compile_for", fail)
+    monkeypatch.setattr(network_compile, "compile_for", fail)
     known(PAYS)
     report = lowtide.upscale(two_of(source), tmp_path / "out", budget="2GiB")
     assert statuses(report) == ["done", "done"]
@@ -98,9 +98,11 @@ def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known
 
 def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
     seen = []
-    made = Prepared.picture
+    made = PreparedModel.picture
     monkeypatch.setattr(
-        Prepared, "picture", lambda self, *given: seen.append(self.compiling) or made(self, *given)
+        PreparedModel,
+        "picture",
+        lambda self, *given: seen.append(self.compiling) or made(self, *given),
     )
     folder = tmp_path / "in"
     folder.mkdir()

@@ -7,7 +7,7 @@ from folders import statuses
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs import prepare
-from lowtide.streaming import recorded
+from lowtide.streaming.specialize import cuda_graph
 
 OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
 
@@ -23,7 +23,7 @@ def graphs(monkeypatch):
         return place, lambda: place.copy_(run())
 
     monkeypatch.setattr(prepare, "require_graphs", lambda device: None)
-    monkeypatch.setattr(recorded, "recorder_of", lambda device: record)
+    monkeypatch.setattr(cuda_graph, "recorder_of", lambda device: record)
     return made
 
 

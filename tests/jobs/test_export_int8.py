@@ -9,9 +9,9 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import ImageError, InputError, ModelError, UsageError
-from lowtide.core.figures import psnr
+from lowtide.core.metrics import psnr
+from lowtide.jobs import calibration_images
 from lowtide.jobs import export as job
-from lowtide.jobs import export_pictures
 from lowtide.jobs.export import export_onnx
 from lowtide.models import Model, SizeRule
 
@@ -81,23 +81,23 @@ def test_few_photographs_are_noted(tmp_path, save, photo, count, words):
 
 
 def test_what_tunes_does_not_measure(photos, photo):
-    model, paths = lowtide.load("lowtide-x2"), export_pictures.photographs([photos])
+    model, paths = lowtide.load("lowtide-x2"), calibration_images.find_photographs([photos])
     assert [path.name for path in paths] == ["a.png", "b.png", "c.jpg"]
     given = torch.from_numpy(photo / np.float32(255)).permute(2, 0, 1)
-    tuned = export_pictures.to_tune_on(paths[:2], model)
+    tuned = calibration_images.calibration_crops(paths[:2], model)
     assert [tuple(one.shape) for one in tuned] == [(1, 3, 128, 128)] * 2
     # Beside each other in the middle of the first picture.
     torch.testing.assert_close(tuned[0][0], given[:, 11:139, 16:144], rtol=0, atol=1e-6)
     torch.testing.assert_close(tuned[1][0], given[:, 11:139, 176:304], rtol=0, atol=1e-6)
-    (measured,) = export_pictures.to_measure_on(paths[:2], model, [(129, 131)])
+    (measured,) = calibration_images.evaluation_crops(paths[:2], model, [(129, 131)])
     torch.testing.assert_close(measured[0], given[:, 155:284, 85:216], rtol=0, atol=1e-6)
 
 
 def test_halves_of_a_single_photograph(photos, photo):
     model, given = lowtide.load("lowtide-x2"), torch.from_numpy(photo / np.float32(255))
     (upper, *_), lower = (
-        export_pictures.to_tune_on([photos / "a.png"], model),
-        export_pictures.to_measure_on([photos / "a.png"], model, [(50, 33), (500, 500)]),
+        calibration_images.calibration_crops([photos / "a.png"], model),
+        calibration_images.evaluation_crops([photos / "a.png"], model, [(50, 33), (500, 500)]),
     )
     assert upper.shape == (1, 3, 75, 128)
     torch.testing.assert_close(upper[0, 0], given[:75, 16:144, 0], rtol=0, atol=1e-6)
@@ -114,7 +114,7 @@ def test_gray_and_color(tmp_path, save, photo):
         network = nn.Conv2d(channels, channels, 1)
         model = Model(network, replace(facts, in_channels=channels, out_channels=channels))
         for path in (gray, color):
-            (piece,) = export_pictures.to_tune_on([path, path], model)
+            (piece,) = calibration_images.calibration_crops([path, path], model)
             assert piece.shape == (1, channels, 128, 128)
             wanted = photo[1:129, 1:129, :1] if path == gray else photo[1:129, 1:129]
             assert piece.mean().item() == pytest.approx(wanted.mean() / 255, abs=1e-3)
@@ -123,11 +123,11 @@ def test_gray_and_color(tmp_path, save, photo):
 def test_sizes_that_the_model_takes(photos):
     facts = lowtide.load("lowtide-x2").descriptor
     model = Model(nn.Conv2d(3, 3, 1), replace(facts, size=SizeRule(64, 16)))
-    (piece,) = export_pictures.to_measure_on([photos / "a.png"], model, [(129, 131)])
+    (piece,) = calibration_images.evaluation_crops([photos / "a.png"], model, [(129, 131)])
     assert piece.shape == (1, 3, 64, 128)
     large = Model(nn.Conv2d(3, 3, 1), replace(facts, size=SizeRule(128)))
     with pytest.raises(ImageError, match=r"a\.png: too small .* takes 128 at least"):
-        export_pictures.to_tune_on([photos / "a.png"], large)
+        calibration_images.calibration_crops([photos / "a.png"], large)
 
 
 def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):

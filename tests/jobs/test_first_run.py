@@ -6,7 +6,7 @@ import sys
 import torch
 
 import lowtide
-from lowtide.memory.store import CostStore
+from lowtide.memory.cache import CostStore
 
 
 def told_by(program, source, folder):

@@ -11,8 +11,8 @@ from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
+from lowtide.jobs.job_monitor import JobMonitor
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
-from lowtide.jobs.watch import Watch
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 
@@ -193,7 +193,7 @@ def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
     def told(holds_mib, **options):
         loaded = (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes
         held = itertools.chain([0], itertools.repeat(loaded))
-        monkeypatch.setattr(Watch, "_held", lambda self, **how: next(held))
+        monkeypatch.setattr(JobMonitor, "_held", lambda self, **how: next(held))
         report = upscale(folder, out, model="lowtide-x2", **options)
         ledger = next(image.plan for image in report.images if image.plan is not None).ledger
         return next(row.value for row in ledger if row.name == "runtime") >> 20

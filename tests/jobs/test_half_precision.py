@@ -3,11 +3,11 @@
 import pytest
 
 import lowtide
-from lowtide.jobs.half_precision import half_precision, slower
+from lowtide.jobs.cpu_half_precision import low_precision_slowdown, slowdown_note
 
 
 def test_both_precisions_are_measured():
-    found = {one["name"]: one for one in half_precision()}
+    found = {one["name"]: one for one in low_precision_slowdown()}
     assert set(found) == {"bf16", "fp16"}
     assert all(one[layer] > 0 for one in found.values() for layer in ("linear", "convolution"))
 
@@ -18,7 +18,7 @@ def test_both_precisions_are_measured():
 )
 def test_a_precision_is_told_of_only_where_nothing_gains(linear, convolution, told):
     found = [{"name": "bf16", "linear": linear, "convolution": convolution}]
-    note = slower("bf16", found)
+    note = slowdown_note("bf16", found)
     assert (note is not None) == told
     if note is not None:
         assert f"convolutions take {convolution:.1f} times" in note
@@ -27,10 +27,10 @@ def test_a_precision_is_told_of_only_where_nothing_gains(linear, convolution, to
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "fp8"])
 def test_what_is_not_measured_has_no_note(precision):
-    assert slower(precision) is None
+    assert slowdown_note(precision) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_plan_says_it_beforehand(source, tmp_path, precision):
     report = lowtide.plan(source, tmp_path / "out.png", precision=precision)
-    assert report.images[0].notes == [note for note in [slower(precision)] if note]
+    assert report.images[0].notes == [note for note in [slowdown_note(precision)] if note]

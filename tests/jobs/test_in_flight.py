@@ -7,7 +7,7 @@ from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, OutputError
-from lowtide.media import ImageSink, WriteBehind
+from lowtide.media import AsyncWriter, ImageSink
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_beside_waits(folder, tmp_path, monkeypatch):
     def never(self, sink, most):
         raise AssertionError("rows wait that have no room")
 
-    monkeypatch.setattr(WriteBehind, "__init__", never)
+    monkeypatch.setattr(AsyncWriter, "__init__", never)
     report = upscale(folder, tmp_path / "out", budget=needed)
     assert statuses(report) == ["done"] * 4
     names = {row.name for image in report.images for row in image.memory.ledger}

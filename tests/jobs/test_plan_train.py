@@ -13,10 +13,15 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.jobs.plan_train import DevicePlans, TrainingPlan, plan_on_all_cards, plan_training
-from lowtide.jobs.python_models import given_model
+from lowtide.jobs.plan_train import (
+    DevicePlans,
+    TrainingPlan,
+    plan_training,
+    plan_training_on_all_gpus,
+)
 from lowtide.jobs.train_settings import TrainSettings, parse_inputs, parse_size
-from lowtide.memory.estimating.estimate import traced_estimate
+from lowtide.jobs.user_models import load_user_model
+from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
 
@@ -72,18 +77,18 @@ def place(tmp_path: Path) -> Iterator[str]:
 
 def test_models_are_found_by_their_place(place: str, tmp_path: Path, monkeypatch) -> None:
     before = list(sys.path)
-    built = given_model(f"{place}:net")
+    built = load_user_model(f"{place}:net")
     assert built.name == f"{place}:net"
     assert all(weight.is_meta for weight in built.module.parameters())
-    assert not next(given_model(f"{place}:ready").module.parameters()).is_meta
+    assert not next(load_user_model(f"{place}:ready").module.parameters()).is_meta
     # A package is looked for in the working folder, too, as Python itself does.
     monkeypatch.chdir(tmp_path)
-    assert isinstance(given_model("models:net").module, nn.Sequential)
+    assert isinstance(load_user_model("models:net").module, nn.Sequential)
     assert sys.path == before
     sys.modules.pop("models")
-    assert given_model(net).name == "net"
+    assert load_user_model(net).name == "net"
     module = net()
-    assert given_model(module).module is module
+    assert load_user_model(module).module is module
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_models_are_found_by_their_place(place: str, tmp_path: Path, monkeypatch
 )
 def test_places_without_a_model(place: str, name: str, kind: Any, words: str, hint: str) -> None:
     with pytest.raises(kind) as error:
-        given_model(f"{place}:{name}")
+        load_user_model(f"{place}:{name}")
     assert words in error.value.message
     assert hint in (error.value.hint or "")
 
@@ -114,17 +119,17 @@ def test_places_without_a_model(place: str, name: str, kind: Any, words: str, hi
 )
 def test_places_that_do_not_exist(what: str, kind: Any, words: str) -> None:
     with pytest.raises(kind) as error:
-        given_model(what)
+        load_user_model(what)
     assert words in error.value.message
 
 
 def test_a_file_without_a_function_or_with_a_fault(place: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        given_model(place)
+        load_user_model(place)
     assert f"{place}:build_model" in (error.value.hint or "")
     (tmp_path / "faulty.py").write_text("import no_such_package\n")
     with pytest.raises(ModelError, match="failed: ModuleNotFoundError: No module named"):
-        given_model(f"{tmp_path / 'faulty.py'}:net")
+        load_user_model(f"{tmp_path / 'faulty.py'}:net")
 
 
 def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
@@ -271,12 +276,12 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     from dataclasses import replace
 
     import lowtide
-    from lowtide.jobs import python_models
+    from lowtide.jobs import user_models
     from lowtide.models import SizeRule
 
     model = lowtide.load("lowtide-x2")
     model.descriptor = replace(model.descriptor, size=SizeRule(minimum=32, multiple_of=24))
-    monkeypatch.setattr(python_models, "load", lambda name: model)
+    monkeypatch.setattr(user_models, "load", lambda name: model)
     with pytest.raises(UsageError, match="does not take images of 50×40") as error:
         plan_training("a", size=(40, 50), device=CARD)
     assert error.value.hint == "--size 72x48"
@@ -296,7 +301,9 @@ def test_nothing_fits() -> None:
 
 def test_all_cards(tmp_path: Path) -> None:
     told: list[str] = []
-    plans = plan_on_all_cards(net(), batch=1, size=(16, 16), budget="7GiB", progress=told.append)
+    plans = plan_training_on_all_gpus(
+        net(), batch=1, size=(16, 16), budget="7GiB", progress=told.append
+    )
     cards = [name for name in profile_names() if name != "cpu"]
     assert [plan.device for plan in plans.plans] == told == cards
     assert plans.fits
@@ -309,7 +316,7 @@ def test_all_cards(tmp_path: Path) -> None:
     assert len(str(plans).splitlines()) == len(cards) + 1
     assert DevicePlans.model_validate_json(plans.model_dump_json()).fits
     with pytest.raises(BudgetError, match="nothing fits any card"):
-        plan_on_all_cards(net(), batch=1, size=(16, 16), budget="1MiB").require()
+        plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
 
 
 def test_a_picture(tmp_path: Path) -> None:

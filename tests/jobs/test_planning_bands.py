@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.jobs.planning import _chosen
-from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.prepare import PreparedModel
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
-from lowtide.streaming.bands.programs import Programs
-from lowtide.streaming.pricing.facts import Picture, Shape
-from lowtide.streaming.pricing.streamed import BandPricing
+from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.program_cache import ProgramCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "streaming"))
 from toys import GIB, Centered, conv_net, costs, network
@@ -34,8 +34,10 @@ class Drawing(nn.Module):
 def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     """(candidates, plan) for a square picture, of a network that tiles cannot do exactly."""
     net = network(module.eval(), scale=scale)
-    prepared = Prepared(None, net, Shape(scale, 3, 3), costs(None), "fp32", Programs(net))  # pyright: ignore[reportArgumentType]
-    picture = Picture(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
+    prepared = PreparedModel(
+        None, net, ModelGeometry(scale, 3, 3), costs(None), "fp32", ProgramCache(net)
+    )  # pyright: ignore[reportArgumentType]
+    picture = ImageTask(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
     return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
 
@@ -52,9 +54,11 @@ def test_what_fits_whole_and_takes_little_time_is_run_whole():
 
 def test_bands_are_looked_at_where_they_may_save_more_than_planning_them_takes(monkeypatch):
     looked = []
-    candidates = BandPricing.candidates
+    candidates = BandCandidates.candidates
     monkeypatch.setattr(
-        BandPricing, "candidates", lambda self, **how: looked.append(1) or candidates(self, **how)
+        BandCandidates,
+        "candidates",
+        lambda self, **how: looked.append(1) or candidates(self, **how),
     )
     _, plan = chosen(global_net(), 1000)
     (reason,) = [one.reason for one in plan.refused if one.what == "streamed"]
@@ -98,7 +102,7 @@ def test_bands_that_are_not_the_whole_are_not_run(monkeypatch):
     def differ(self, height, width):
         raise ModelError("bands of this model differ from the whole by 1e-01 of its range")
 
-    monkeypatch.setattr(Programs, "certificate", differ)
+    monkeypatch.setattr(ProgramCache, "certificate", differ)
     with pytest.raises(BudgetError, match="differ from the whole"):
         chosen(global_net(), 200)
     _, plan = chosen(global_net(), 200, accuracy="bounded")
@@ -115,14 +119,14 @@ def test_narrow_bands_are_tried_where_others_only_seemed_to_fit(monkeypatch):
     with pytest.raises(BudgetError) as caught:
         chosen(global_net(), 20)
     least = caught.value.smallest // MIB
-    drafted = BandPricing.candidates
+    drafted = BandCandidates.candidates
 
     def lighter(self, *, small=False):
         """Drafts of which all but the narrow ones are far too light."""
         plans = drafted(self, small=small)
         return plans if small else [_of_half(plan) for plan in plans]
 
-    monkeypatch.setattr(BandPricing, "candidates", lighter)
+    monkeypatch.setattr(BandCandidates, "candidates", lighter)
     _, plan = chosen(global_net(), least)
     assert plan.strategy == "streamed"
     assert plan.upper_bytes <= least * MIB
@@ -138,12 +142,14 @@ def _of_half(plan):
 
 def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(Programs, "planning_seconds", 0.0)
-    monkeypatch.setattr(BandPricing, "_seconds", lambda self, layout: 1000.0)
+    monkeypatch.setattr(ProgramCache, "planning_seconds", 0.0)
+    monkeypatch.setattr(BandCandidates, "_seconds", lambda self, layout: 1000.0)
     looked = []
-    candidates = BandPricing.candidates
+    candidates = BandCandidates.candidates
     monkeypatch.setattr(
-        BandPricing, "candidates", lambda self, **how: looked.append(1) or candidates(self, **how)
+        BandCandidates,
+        "candidates",
+        lambda self, **how: looked.append(1) or candidates(self, **how),
     )
 
     def strategies(mib, **more):

@@ -67,7 +67,7 @@ def test_where_nothing_helps_it_is_said(source, tmp_path, cramp):
 
 def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
     """Each try takes less memory than the one that failed, down to the smallest plan."""
-    from lowtide.jobs import image as room
+    from lowtide.jobs import run_image as room
 
     tried = []
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.training.config import parse_config
-from lowtide.training.networks import make_generator
+from lowtide.training.network_factory import make_generator
+from lowtide.training.train_config import parse_config
 from lowtide.training.weights import save_weights
 
 NETWORK = {"type": "paragonconv", "features": 8, "blocks": 1}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import lowtide
+from lowtide.core.atomic_file import new_part_name
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.core.part_file import new_part_name
 from lowtide.jobs.train_sr import train_sr
-from lowtide.training.config import parse_config
-from lowtide.training.networks import make_generator
+from lowtide.training.network_factory import make_generator
+from lowtide.training.train_config import parse_config
 from lowtide.training.weights import save_weights
 
 

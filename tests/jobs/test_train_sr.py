@@ -18,8 +18,8 @@ import lowtide
 from lowtide.core.errors import BudgetError, InputError, UsageError
 from lowtide.jobs.train_memory import plan_step
 from lowtide.jobs.train_sr import train_sr
-from lowtide.training.config import parse_config
-from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.train_config import parse_config
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_trains_and_scores_and_keeps_what_it_made(photos, tmp_path, pairs):
 
 def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
     """Whole pictures, whatever the budget: nothing is shrunk to fit."""
-    from lowtide.core.figures import psnr_y
+    from lowtide.core.metrics import psnr_y
 
     report = train_sr(parse_config(plain(photos)), tmp_path)
     made = tmp_path / "made.png"
@@ -103,7 +103,7 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
 
 def test_the_network_is_measured_once_for_all_validations(photos, tmp_path):
     """And pictures of one name, from two folders, are two pictures."""
-    from lowtide.core.figures import psnr_y
+    from lowtide.core.metrics import psnr_y
 
     given = plain(photos)
     for name, root in (("dataroot_gt", "hr"), ("dataroot_lq", "lr")):
@@ -148,7 +148,7 @@ def alex_file(tmp_path_factory):
 
 
 def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_file):
-    from lowtide.training.similarity import Similarity
+    from lowtide.training.perceptual_metrics import PerceptualMetric
 
     given = plain(photos)
     metric = {"type": "lpips", "weights": str(alex_file), "crop_border": 2}
@@ -171,7 +171,7 @@ def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_
         / 255
         for path in (made, photos / "val/hr/3.png")
     ]
-    expected = Similarity("lpips", alex_file)(*inner).item()
+    expected = PerceptualMetric("lpips", alex_file)(*inner).item()
     assert report.scores["lpips"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, Metadata, open_image, open_sink
 
 FULL = {"uint8": 255, "uint16": 65_535, "float32": 1.0}

@@ -7,7 +7,7 @@ import pytest
 
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.media.discover import discover
-from lowtide.media.left_out import summary
+from lowtide.media.skipped_files import skipped_summary
 
 
 def touch(root: Path, *names: str) -> None:
@@ -108,7 +108,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
         "pipe.png": "no regular file",
         "round": "a link to a folder",
     }
-    lines = summary(found.left_out)
+    lines = skipped_summary(found.left_out)
     assert lines[0] == f"hidden: {tmp_path / 'in' / '.dir'}, {tmp_path / 'in' / '.hidden.png'}"
     assert len(lines) == 10
 

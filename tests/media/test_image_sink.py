@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_files import FULL, info_of, make_rows, read_image, write_image
 
+from lowtide.core.atomic_file import PART_PATTERN, part_path
 from lowtide.core.errors import LowtideError, OutputError, UsageError
-from lowtide.core.part_file import PART_PATTERN, part_of
-from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, open_sink
 
 SUFFIXES = [".png", ".jpg", ".webp", ".tif", ".avif"]
@@ -46,17 +46,17 @@ def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str)
     theirs.write_text("theirs")
     for number, plant in enumerate((Path.symlink_to, Path.hardlink_to)):
         target = tmp_path / f"{number}{suffix}"
-        plant(part_of(target), theirs)
+        plant(part_path(target), theirs)
         write_image(target, rows)
         assert read_image(target).shape == rows.shape
-        assert part_of(target).samefile(theirs)
+        assert part_path(target).samefile(theirs)
     target = tmp_path / f"pipe{suffix}"
-    os.mkfifo(part_of(target))
+    os.mkfifo(part_path(target))
     target.symlink_to(theirs)
     write_image(target, rows)
     assert not target.is_symlink()
     assert read_image(target).shape == rows.shape
-    assert part_of(target).is_fifo()
+    assert part_path(target).is_fifo()
     assert theirs.read_text() == "theirs"
 
 
@@ -116,7 +116,7 @@ def test_rows_may_be_views(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     code = (
         "import resource, sys; import numpy as np\n"
-        "from lowtide.core.errors import OutputError; from lowtide.core.rows import ImageInfo\n"
+        "from lowtide.core.errors import OutputError; from lowtide.core.signal import ImageInfo\n"
         "from lowtide.media import EncodeOptions, open_sink\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n"
         "rows = np.random.default_rng(0).integers(0, 255, (50, 400, 3), dtype=np.uint8)\n"

@@ -8,7 +8,7 @@ from media_files import make_exif, make_rows, read_image, write_image
 from PIL import Image, ImageCms
 
 from lowtide.media import FORMATS, Metadata, inspect_image, open_image
-from lowtide.media.formats import Format
+from lowtide.media.formats import ImageFormat
 
 ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 XMP = (
@@ -36,7 +36,7 @@ def reread(path: Path) -> Metadata:
 
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
-def test_a_format_keeps_exactly_what_its_facts_say(tmp_path: Path, entry: Format) -> None:
+def test_a_format_keeps_exactly_what_its_facts_say(tmp_path: Path, entry: ImageFormat) -> None:
     metadata = everything(tmp_path / "source.jpg", 6)
     rows = read_image(tmp_path / "source.jpg")
     back = reread(write_image(tmp_path / f"a{entry.suffixes[0]}", rows, metadata=metadata))
@@ -96,7 +96,7 @@ def _exif_with_thumbnail(thumbnail: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
-def test_stripping_leaves_the_profile_only(tmp_path: Path, entry: Format) -> None:
+def test_stripping_leaves_the_profile_only(tmp_path: Path, entry: ImageFormat) -> None:
     metadata = everything(tmp_path / "source.jpg")
     path = tmp_path / f"a{entry.suffixes[0]}"
     write_image(path, make_rows(20, 30, 3), metadata=metadata, strip_metadata=True)
@@ -106,7 +106,7 @@ def test_stripping_leaves_the_profile_only(tmp_path: Path, entry: Format) -> Non
 
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
-def test_nothing_is_made_up(tmp_path: Path, entry: Format) -> None:
+def test_nothing_is_made_up(tmp_path: Path, entry: ImageFormat) -> None:
     back = reread(write_image(tmp_path / f"a{entry.suffixes[0]}", make_rows(20, 30, 3)))
     assert (back.icc, back.exif, back.xmp, back.iptc) == (None, None, None, None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from media_files import make_rows, write_image
 
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.media import EncodeOptions, inspect_image, output_cost
 
 _READ = """
@@ -80,7 +80,7 @@ def test_resizing_and_alpha_cost_more() -> None:
 _WRITE = """
 import sys
 import numpy as np
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.media import open_sink, output_cost
 from lowtide.memory.meter import HostMeter
 def write(path, width, height):

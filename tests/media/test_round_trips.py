@@ -7,9 +7,9 @@ import pytest
 from media_files import FULL, make_rows, read_image, unit, write_image
 from PIL import Image
 
-from lowtide.core.rows import SampleType
+from lowtide.core.signal import SampleType
 from lowtide.media import EncodeOptions, inspect_image, output_sample
-from lowtide.media.formats import FORMATS, Format
+from lowtide.media.formats import FORMATS, ImageFormat
 
 ALL = EncodeOptions(jpeg_quality=100, webp_lossless=True, avif_quality=100, avif_effort=0)
 CASES = [
@@ -25,7 +25,7 @@ CASES = [
     ("entry", "sample", "bands"), CASES, ids=[f"{f.name}-{s}-{b}" for f, s, b in CASES]
 )
 def test_every_format_sample_and_band_count(
-    tmp_path: Path, entry: Format, sample: SampleType, bands: int
+    tmp_path: Path, entry: ImageFormat, sample: SampleType, bands: int
 ) -> None:
     rows = make_rows(37, 53, bands, sample)
     path = write_image(tmp_path / ("a" + entry.suffixes[0]), rows, options=ALL)

@@ -7,8 +7,12 @@ import pytest
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import KIB, MIB
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory, replay
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.simulation.allocator import (
+    CachingAllocator,
+    SimulatedOutOfMemory,
+    replay_requests,
+)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_expandable_segments_move_pages_when_the_device_is_full():
 
 def test_replaying_a_run():
     allocator = CachingAllocator()
-    replay([(1, 30 * MIB), (2, 512), (1, -30 * MIB), (3, 0), (1, 20 * MIB)], allocator)
+    replay_requests([(1, 30 * MIB), (2, 512), (1, -30 * MIB), (3, 0), (1, 20 * MIB)], allocator)
     assert (allocator.allocated, allocator.reserved) == (20 * MIB + 512, 32 * MIB)
     with pytest.raises(KeyError):
-        replay([(9, -1)], CachingAllocator())
+        replay_requests([(9, -1)], CachingAllocator())

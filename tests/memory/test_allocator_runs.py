@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.core.units import MIB
 from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual import VirtualDevice
+from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 class PlainAllocator:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.memory.estimating.estimate import trace_step, traced_estimate
+from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.autocast import autocast_as_on
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.tracing.tracer import Tracer, record
+from lowtide.memory.tracing.tracer import Tracer, record_trace
 
 CARD, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 
@@ -118,7 +118,7 @@ def test_a_sum_takes_no_copy_of_what_it_reads() -> None:
 
     with FakeTensorMode():
         x = torch.empty(2, 8, 64, 64, dtype=torch.bfloat16)
-        assert record(run, inputs=[x]).peak_bytes == 2 * 8 * 64 * 64 * 2 + 2 * 8 * 4
+        assert record_trace(run, inputs=[x]).peak_bytes == 2 * 8 * 64 * 64 * 2 + 2 * 8 * 4
 
 
 class Norms(nn.Module):

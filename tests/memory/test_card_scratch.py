@@ -7,16 +7,16 @@ from torch import nn
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.estimating.calibration import NO_MARGIN
-from lowtide.memory.estimating.card_scratch import CardScratch
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.estimating.pricing_cuda import price_on_cuda
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.calibration import NO_MARGIN
+from lowtide.memory.prediction.cuda import predict_cuda
+from lowtide.memory.prediction.cuda_workspace import CudaWorkspace
+from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.store import OperatorStore
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.tracer import describe
-from lowtide.streaming.bands.certify import tf32
+from lowtide.memory.tracing.tracer import describe_argument
+from lowtide.streaming.certificate import tf32
 
 CPU = torch.device("cpu")
 # Bytes of a row of the result.
@@ -36,13 +36,13 @@ class Counted:
 
 
 def test_a_convolution_is_measured_once_for_each_height(tmp_path):
-    store, taken = OperatorStore(tmp_path), Counted()
-    scratch = CardScratch(CPU, store, taken=taken)
+    store, taken = WorkspaceStore(tmp_path), Counted()
+    scratch = CudaWorkspace(CPU, store, taken=taken)
     for _ in range(2):
         for rows in 64, 97:
             assert scratch.of(convolution(rows), rows * MADE) == _room(rows)
     store.save()
-    again = CardScratch(CPU, OperatorStore(tmp_path), taken=taken)
+    again = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken)
     assert again.of(convolution(97), 97 * MADE) == _room(97)
     assert taken.rows == [64, 64, 97, 97]
 
@@ -51,7 +51,7 @@ def test_of_a_wide_one_two_heights_are_run(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
-        CardScratch(CPU, OperatorStore(tmp_path), taken=taken).of(wide, 500 * width * 24 * 4)
+        CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(wide, 500 * width * 24 * 4)
         low, high = taken.rows[-4], taken.rows[-1]
         assert low == max(3, high / 2)
         assert 64 * MIB < high * width * (16 + 24) * 4 <= 128 * MIB
@@ -61,18 +61,18 @@ def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
     def taken(run):
         return 5_000 + 1_000 * run().shape[2]
 
-    scratch, width = CardScratch(CPU, OperatorStore(tmp_path), taken=taken), 20_000
+    scratch, width = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken), 20_000
     for rows in 100, 501:
         wide = convolution(rows, channels_last=True, width=width)
         assert scratch.of(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
 
 
 def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
-    store, taken = OperatorStore(tmp_path), Counted()
+    store, taken = WorkspaceStore(tmp_path), Counted()
     for allowed in (False, True):
         with tf32(allowed):
             for _ in range(2):
-                CardScratch(CPU, store, taken=taken).of(convolution(), 0)
+                CudaWorkspace(CPU, store, taken=taken).of(convolution(), 0)
     assert len(taken.rows) == 4
 
 
@@ -80,9 +80,9 @@ def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
     taken = Counted()
     image, kernel = torch.empty(1, 16, 200, 200_000), torch.empty(1, 16, 9, 1)
     settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
-    args = tuple(describe(arg) for arg in (image, kernel, None, *settings))
+    args = tuple(describe_argument(arg) for arg in (image, kernel, None, *settings))
     call = torch.ops.aten.convolution.default, args, {}
-    CardScratch(CPU, OperatorStore(tmp_path), taken=taken).of(call, 168 * 200_000 * 4)
+    CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(call, 168 * 200_000 * 4)
     assert taken.rows == [1, 1]
 
 
@@ -98,7 +98,7 @@ def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
     profile = load_profile("rtx3060-12gb")
 
     def scratch(bytes_of):
-        priced = price_on_cuda(trace, profile, NO_MARGIN, bytes_of)
+        priced = predict_cuda(trace, profile, NO_MARGIN, bytes_of)
         return next(row for row in priced.rows if row.name == "scratch")
 
     supposed, nothing = scratch(None), scratch(lambda call, made: 0)

@@ -2,7 +2,7 @@
 
 from lowtide.core.units import MIB
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.measuring.compare import compare
+from lowtide.memory.measurement.ledger_diff import compare_ledgers
 
 
 def row(name: str, value: int, upper: int | None = None) -> LedgerRow:
@@ -17,7 +17,9 @@ def row(name: str, value: int, upper: int | None = None) -> LedgerRow:
 
 def test_the_table_of_two_ledgers():
     predicted = [row("weights", 2 * MIB), row("scratch", MIB, 2 * MIB), row("weights", MIB)]
-    assert compare(predicted, [row("weights", 3 * MIB), row("context", 3 * MIB)]).splitlines() == [
+    assert compare_ledgers(
+        predicted, [row("weights", 3 * MIB), row("context", 3 * MIB)]
+    ).splitlines() == [
         "         predicted   at most  measured",
         "weights   3.00 MiB  3.00 MiB  3.00 MiB",
         "scratch   1.00 MiB  2.00 MiB         –",
@@ -25,5 +27,5 @@ def test_the_table_of_two_ledgers():
         "total     4.00 MiB  5.00 MiB  6.00 MiB",
         "measured / predicted 1.500, over the bound by 1.00 MiB",
     ]
-    assert compare(predicted, [row("weights", MIB)]).endswith("0.250, within the bound")
-    assert compare([], []).endswith("\nwithin the bound")
+    assert compare_ledgers(predicted, [row("weights", MIB)]).endswith("0.250, within the bound")
+    assert compare_ledgers([], []).endswith("\nwithin the bound")

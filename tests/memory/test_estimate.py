@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.estimating.estimate import Estimate, estimate
-from lowtide.memory.store import OperatorStore
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.prediction.estimate import Estimate, estimate
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ class Branching(nn.Module):
 
 
 def say(model: nn.Module, step, device: str = "cpu", **more) -> Estimate:
-    return estimate(model, step, device=device, operators=OperatorStore(), **more)
+    return estimate(model, step, device=device, operators=WorkspaceStore(), **more)
 
 
 IMAGE = (torch.empty(1, 3, 128, 128, device="meta"),)

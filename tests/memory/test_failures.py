@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lowtide.memory import failures
-from lowtide.memory.failures import is_out_of_memory
+from lowtide.memory import oom
+from lowtide.memory.oom import is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_messages_of_the_libraries(text, verdict):
 
 def test_a_card_gives_back_what_its_allocator_keeps_too(monkeypatch):
     given = []
-    monkeypatch.setattr(failures, "trim_heap", lambda collect: given.append(("heap", collect)))
+    monkeypatch.setattr(oom, "trim_heap", lambda collect: given.append(("heap", collect)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("card"))
-    failures.give_back("cpu")
+    oom.trim_allocators("cpu")
     assert given == [("heap", False)]
-    failures.give_back("cuda:0", collect=True)
+    oom.trim_allocators("cuda:0", collect=True)
     assert given[1:] == [("heap", True), "card"]

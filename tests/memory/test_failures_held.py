@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 
-from lowtide.memory.failures import release
+from lowtide.memory.oom import free_exception
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual import VirtualDevice
+from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 HELD = 3 * 4096
 
@@ -66,19 +66,19 @@ def test_all_is_held_before_and_nothing_after(call):
         failure = caught(call)
         gc.collect()
         assert device.live == HELD
-        release(failure, "cpu")
+        free_exception(failure, "cpu")
         assert device.live == 0
     assert failure.__traceback__ is None
 
 
 def test_dropping_the_outer_traceback_alone_is_not_enough():
-    """The cause has frames of its own; this is what `release` is for."""
+    """The cause has frames of its own; this is what `free_exception` is for."""
     with VirtualDevice(4 << 20) as device:
         failure = caught(chained)
         failure.__traceback__ = None
         gc.collect()
         assert device.live == HELD
-        release(failure, "cpu")
+        free_exception(failure, "cpu")
         assert device.live == 0
 
 
@@ -95,7 +95,7 @@ def test_a_failure_in_a_backward_pass_holds_no_graph():
     with VirtualDevice(fail_at=calm.allocations - 2) as device:
         failure = caught(train)
         assert device.live > 0
-        release(failure, "cpu")
+        free_exception(failure, "cpu")
         gc.collect()
         weight.grad = None
         assert device.live == 0
@@ -111,5 +111,5 @@ def test_the_room_is_there_for_the_next_try():
     with VirtualDevice(20 << 20):
         failure = caught(fill)
         assert isinstance(caught(lambda: torch.empty(12 << 20, dtype=torch.uint8)), RuntimeError)
-        release(failure, "cpu")
+        free_exception(failure, "cpu")
         assert torch.empty(12 << 20, dtype=torch.uint8).nbytes == 12 << 20

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing import fake
-from lowtide.memory.tracing.fake_calls import FakeCalls, Repeating
-from lowtide.memory.tracing.repairs import repair
+from lowtide.memory.tracing.fake_calls import CachedFakeCalls, FakeCallCache
+from lowtide.memory.tracing.fake_fixes import fix_fake_result
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 
 
@@ -24,7 +24,7 @@ class Slow:
         pass
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return repair(func, args, func(*args, **kwargs))
+        return fix_fake_result(func, args, func(*args, **kwargs))
 
 
 class Odd(nn.Module):
@@ -77,7 +77,7 @@ def test_traces_are_the_same(size, how, monkeypatch) -> None:
 
 @pytest.fixture
 def repeating():
-    with FakeTensorMode() as mode, Repeating(FakeCalls(mode)):
+    with FakeTensorMode() as mode, CachedFakeCalls(FakeCallCache(mode)):
         yield
 
 

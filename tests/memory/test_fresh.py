@@ -10,7 +10,7 @@ import pytest
 
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 
 LINUX = sys.platform.startswith("linux")
 
@@ -200,7 +200,7 @@ def test_a_child_killed_by_a_signal(targets, name, kind):
 def test_a_real_lack_of_memory(tmp_path):
     script = tmp_path / "limited.py"
     script.write_text(
-        "from lowtide.memory.limits import process_limit\n"
+        "from lowtide.memory.rlimit import process_limit\n"
         "with process_limit(32 << 20):\n"
         "    bytearray(256 << 20)\n"
     )
@@ -230,7 +230,7 @@ def test_what_cannot_be_run(tmp_path, targets):
 
 
 def test_the_child_needs_no_torch():
-    code = "import sys, lowtide.memory.measuring._fresh_child; print('torch' in sys.modules)"
+    code = "import sys, lowtide.memory.measurement._subprocess_main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -240,7 +240,7 @@ def test_resident_memory_is_that_of_the_memory_events(tmp_path, monkeypatch):
     (tmp_path / "lowtide_convolutions.py").write_text(
         "import torch\n"
         "from torch import nn\n"
-        "from lowtide.memory.measuring.region import measure\n"
+        "from lowtide.memory.measurement.region import measure\n"
         "net = nn.Sequential(*[nn.Conv2d(32, 32, 3, padding=1) for _ in range(4)])\n"
         "def run(side):\n"
         "    with measure('cpu') as region, torch.inference_mode():\n"

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.memory.estimating.estimate import traced_estimate
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.store import OperatorStore
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.training.ladder import Ladder, Rung, climb
-from lowtide.memory.training.rungs import Settings, step_with
+from lowtide.memory.training.fit_search import FitOption, FitReport, fit_to_budget
+from lowtide.memory.training.options import StepSettings, step_with
 
 CARD = load_profile("rtx3060-12gb")
 TOP = CARD.total_bytes
@@ -78,14 +78,14 @@ def plain(batch: int, size: tuple[int, int]) -> TrainingStep:
     return TrainingStep(images(batch, size))
 
 
-def by_name(ladder: Ladder) -> dict[str, Rung]:
+def by_name(ladder: FitReport) -> dict[str, FitOption]:
     return {rung.name: rung for rung in ladder.rungs}
 
 
 @pytest.fixture(scope="module")
-def ladder() -> Ladder:
+def ladder() -> FitReport:
     """All rungs of the small network, on a card that needs none."""
-    return climb(
+    return fit_to_budget(
         Net(),
         asked(4, (64, 64)),
         budget_bytes=TOP,
@@ -99,7 +99,7 @@ def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
     return traced_estimate(model or Net(), step, CARD).predicted_bytes
 
 
-def test_all_rungs_are_there_in_order(ladder: Ladder) -> None:
+def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
     assert [rung.name for rung in ladder.rungs] == [
         "as asked",
         "fused optimizer",
@@ -117,7 +117,7 @@ def test_all_rungs_are_there_in_order(ladder: Ladder) -> None:
     assert [rung.status for rung in ladder.rungs[:3]] == ["asked", "not needed", "not needed"]
 
 
-def test_figures_are_those_of_the_steps_they_name(ladder: Ladder) -> None:
+def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
     step = asked(4, (64, 64))
     one = images(1, (128, 128))
     steps = {
@@ -141,7 +141,7 @@ def test_figures_are_those_of_the_steps_they_name(ladder: Ladder) -> None:
     }
 
 
-def test_what_is_freed_is_a_difference_of_traces(ladder: Ladder) -> None:
+def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
     first = ladder.asked.predicted_bytes
     before = first
     for rung in ladder.rungs[1:]:
@@ -160,20 +160,20 @@ def test_what_is_freed_is_a_difference_of_traces(ladder: Ladder) -> None:
         assert by_name(ladder)[name].freed_alone_bytes == first - peak(changed)
 
 
-def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: Ladder) -> None:
+def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: FitReport) -> None:
     assert ladder.asked.phase == "validation"
     rung = by_name(ladder)["validation one by one"]
     assert (rung.freed_alone_bytes or 0) > 0
     assert rung.phase != "validation"
 
 
-def test_an_average_on_the_host_is_paid_for_there(ladder: Ladder) -> None:
+def test_an_average_on_the_host_is_paid_for_there(ladder: FitReport) -> None:
     weights = sum(weight.numel() * 4 for weight in Net().parameters())
     assert by_name(ladder)["EMA on the host"].host_bytes == weights
     assert by_name(ladder)["fused optimizer"].host_bytes == 0
 
 
-def test_work_is_counted_and_not_assumed(ladder: Ladder) -> None:
+def test_work_is_counted_and_not_assumed(ladder: FitReport) -> None:
     work = {name: rung.work or 0 for name, rung in by_name(ladder).items()}
     # All of the network is convolutions, which selective checkpointing keeps.
     assert work["as asked"] == work["bf16 autocast"] == work["selective checkpointing"] == 1
@@ -183,16 +183,16 @@ def test_work_is_counted_and_not_assumed(ladder: Ladder) -> None:
     assert work["images of 32×32"] == work["full checkpointing"] / 4
 
 
-def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: Ladder) -> None:
+def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: FitReport) -> None:
     rung = ladder.rungs[-1]
     assert (rung.freed_bytes, rung.freed_alone_bytes, rung.status) == (0, 0, "frees nothing")
     assert "none of its tensors has the steps" in rung.reason
 
 
-def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
+def test_the_first_rung_that_fits_is_chosen(ladder: FitReport) -> None:
     target = by_name(ladder)["selective checkpointing"]
     assert target.upper_bytes is not None
-    found = climb(
+    found = fit_to_budget(
         Net(),
         asked(4, (64, 64)),
         budget_bytes=target.upper_bytes,
@@ -205,7 +205,7 @@ def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
     assert found.require() == found.choice
     assert [rung.status for rung in found.rungs] == ["asked", *["taken"] * 5]
     # A byte less, and the next one is needed.
-    less = climb(
+    less = fit_to_budget(
         Net(),
         asked(4, (64, 64)),
         budget_bytes=target.upper_bytes - 1,
@@ -220,8 +220,8 @@ def test_the_first_rung_that_fits_is_chosen(ladder: Ladder) -> None:
 
 
 def test_nothing_fits() -> None:
-    def run(strict: bool) -> Ladder:
-        return climb(
+    def run(strict: bool) -> FitReport:
+        return fit_to_budget(
             Net(blocks=1),
             plain(2, (32, 32)),
             budget_bytes=1 << 20,
@@ -243,7 +243,7 @@ def test_nothing_fits() -> None:
 
 def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
     step = TrainingStep((torch.empty(4, 512, device="meta"),), optimizer="adamw-foreach")
-    rungs = by_name(climb(Heavy(), step, budget_bytes=TOP, device=CARD))
+    rungs = by_name(fit_to_budget(Heavy(), step, budget_bytes=TOP, device=CARD))
     assert rungs["full checkpointing"].status == "frees nothing"
     assert rungs["full checkpointing"].phase in ("backward", "optimizer")
     assert (rungs["full checkpointing"].freed_alone_bytes or 0) <= 0
@@ -251,7 +251,7 @@ def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
 
 def test_what_does_not_apply_says_why() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
-    ladder = climb(
+    ladder = fit_to_budget(
         flat, plain(1, (16, 16)), budget_bytes=TOP, device=CARD, make_step=plain, sizes=[(8, 8)]
     )
     rungs = by_name(ladder)
@@ -279,7 +279,7 @@ def test_settings_asked_for_already_are_no_rungs() -> None:
         validation=images(1, (16, 16)),
         keywords={},
     )
-    rungs = by_name(climb(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
+    rungs = by_name(fit_to_budget(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
     for name in ("bf16 autocast", "selective checkpointing", "full checkpointing"):
         assert "asked for already" in rungs[name].reason
     assert "one image at a time already" in rungs["validation one by one"].reason
@@ -288,7 +288,7 @@ def test_settings_asked_for_already_are_no_rungs() -> None:
 
 
 def test_low_precision_weights_need_no_autocast() -> None:
-    ladder = climb(
+    ladder = fit_to_budget(
         Net(blocks=2), plain(1, (16, 16)), budget_bytes=TOP, device=CARD, dtype=torch.bfloat16
     )
     assert by_name(ladder)["bf16 autocast"].reason == "the weights are in low precision already"
@@ -299,7 +299,9 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
         return TrainingStep(images(batch, size))
 
     model = Net(nn.BatchNorm2d, blocks=2)
-    found = climb(model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[])
+    found = fit_to_budget(
+        model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[]
+    )
     rungs = by_name(found)
     assert rungs["batch 1, accumulate 2"].accuracy == "changes numbers"
     assert "fewer images" in rungs["batch 1, accumulate 2"].reason
@@ -307,7 +309,7 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
 
 
 def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
-    found = climb(
+    found = fit_to_budget(
         Net(blocks=1),
         plain(6, (16, 16)),
         budget_bytes=1,
@@ -323,7 +325,7 @@ def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
 
 def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
     step = dataclasses.replace(plain(1, (32, 32)), accumulate=5)
-    settings = Settings.of(step, None, None)
+    settings = StepSettings.of(step, None, None)
     assert settings.accumulate == 5
     shorter = step_with(step, settings, settings, None)
     assert shorter.accumulate == 2
@@ -332,12 +334,12 @@ def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
 
 def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
     step = dataclasses.replace(asked(2, (16, 16)), validation=None)
-    ladder = climb(
+    ladder = fit_to_budget(
         Net(blocks=2),
         step,
         budget_bytes=1 << 30,
         device="cpu",
-        operators=OperatorStore(tmp_path),
+        operators=WorkspaceStore(tmp_path),
     )
     assert ladder.device == "cpu"
     rungs = by_name(ladder)
@@ -348,8 +350,8 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
     assert rungs["EMA on the host"].reason == "on the CPU the host is the device"
 
 
-def test_it_is_data(ladder: Ladder) -> None:
-    again = Ladder.model_validate_json(ladder.model_dump_json())
+def test_it_is_data(ladder: FitReport) -> None:
+    again = FitReport.model_validate_json(ladder.model_dump_json())
     assert again.rungs == ladder.rungs
     assert again.asked.model_dump() == ladder.asked.model_dump()
     assert again.asked.trace is None
@@ -363,7 +365,7 @@ def test_it_is_data(ladder: Ladder) -> None:
 
 def test_progress_is_told() -> None:
     told: list[str] = []
-    climb(
+    fit_to_budget(
         Net(blocks=1),
         plain(1, (16, 16)),
         budget_bytes=TOP,
@@ -385,12 +387,14 @@ def test_progress_is_told() -> None:
 def test_options_that_make_no_sense(options, words: str) -> None:
     options = {"budget_bytes": TOP, "device": CARD, **options}
     with pytest.raises(UsageError, match=words):
-        climb(Net(blocks=1), plain(1, (16, 16)), **options)
+        fit_to_budget(Net(blocks=1), plain(1, (16, 16)), **options)
 
 
 def test_a_step_that_cannot_be_traced() -> None:
     with pytest.raises(ModelError, match="cannot be traced: RuntimeError"):
-        climb(Net(), TrainingStep((torch.empty(1, 5, 8, 8),)), budget_bytes=TOP, device=CARD)
+        fit_to_budget(
+            Net(), TrainingStep((torch.empty(1, 5, 8, 8),)), budget_bytes=TOP, device=CARD
+        )
     frozen = Net(blocks=1).requires_grad_(False)
     with pytest.raises(UsageError, match="no weights to train"):
-        climb(frozen, plain(1, (16, 16)), budget_bytes=TOP, device=CARD)
+        fit_to_budget(frozen, plain(1, (16, 16)), budget_bytes=TOP, device=CARD)

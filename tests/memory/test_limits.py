@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lowtide.core.errors import LowtideError, UsageError
-from lowtide.memory.limits import process_limit
+from lowtide.memory.rlimit import process_limit
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits data as Linux does")
 
@@ -14,8 +14,8 @@ START = """
 import resource
 import numpy as np
 import torch
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.memory.limits import process_limit
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.rlimit import process_limit
 
 MIB = 1 << 20
 torch.set_num_threads(1)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.measurement.subprocess_run import measure_fresh
 from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_bytes
 
 

@@ -5,7 +5,7 @@ import pytest
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import choose
+from lowtide.memory.choice import choose_plan
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan, Refusal
 
@@ -59,14 +59,14 @@ def budget(mib, host=10**6, disk=10**6):
 
 def test_the_fastest_exact_plan_that_fits():
     slow, fast, huge = candidate("a", 10, 9), candidate("b", 50, 3), candidate("c", 500, 1)
-    assert choose([slow, fast, huge], budget(100)).strategy == "b"
-    assert choose([slow, fast, huge], budget(20)).strategy == "a"
+    assert choose_plan([slow, fast, huge], budget(100)).strategy == "b"
+    assert choose_plan([slow, fast, huge], budget(20)).strategy == "a"
 
 
 def test_exact_comes_before_fast():
     exact, rough = candidate("a", 50, 9), candidate("b", 10, 1, accuracy="bounded", seams=0.1)
-    assert choose([rough, exact], budget(100)).strategy == "a"
-    assert choose([rough, exact], budget(20)).strategy == "b"
+    assert choose_plan([rough, exact], budget(100)).strategy == "a"
+    assert choose_plan([rough, exact], budget(20)).strategy == "b"
 
 
 def test_of_inexact_plans_the_one_with_fewest_seams():
@@ -74,29 +74,29 @@ def test_of_inexact_plans_the_one_with_fewest_seams():
         candidate("a", 10, 1, accuracy="bounded", seams=0.5),
         candidate("b", 50, 9, accuracy="bounded", seams=0.2),
     ]
-    assert choose(plans, budget(100)).strategy == "b"
+    assert choose_plan(plans, budget(100)).strategy == "b"
 
 
 def test_much_memory_must_buy_some_time():
     small, large = candidate("a", 20, 1.00), candidate("b", 1280, 0.99)
-    assert choose([small, large], budget(2000)).strategy == "a"
+    assert choose_plan([small, large], budget(2000)).strategy == "a"
 
 
 def test_the_upper_bound_counts():
     with pytest.raises(BudgetError):
-        choose([candidate("a", 10, upper=30)], budget(20))
+        choose_plan([candidate("a", 10, upper=30)], budget(20))
 
 
 def test_on_the_cpu_host_bytes_are_device_bytes():
     plan = candidate("a", 10, host=15)
     assert plan.upper_bytes == 25 * MIB
     with pytest.raises(BudgetError):
-        choose([plan], budget(20))
+        choose_plan([plan], budget(20))
     assert candidate("a", 10, host=15, device="cuda:0").upper_bytes == 10 * MIB
 
 
 def test_refusals_say_why_with_numbers():
-    chosen = choose(
+    chosen = choose_plan(
         [
             candidate("a", 10, 9),
             candidate("b", 500, 1),
@@ -117,28 +117,30 @@ def test_refusals_say_why_with_numbers():
 def test_when_nothing_fits_the_smallest_is_named_rounded_up():
     plans = [candidate("a", 30.2), candidate("b", 25.4)]
     with pytest.raises(BudgetError, match=r"no plan fits in 20.0 MiB: the smallest, b.*") as caught:
-        choose(plans, budget(20))
+        choose_plan(plans, budget(20))
     assert caught.value.smallest == 26 * MIB
     assert caught.value.hint == "--budget 26MiB"
-    assert choose(plans, Budget(caught.value.smallest, caught.value.smallest, 1)).strategy == "b"
+    assert (
+        choose_plan(plans, Budget(caught.value.smallest, caught.value.smallest, 1)).strategy == "b"
+    )
 
 
 def test_when_only_the_disk_is_too_small():
     with pytest.raises(BudgetError, match=r"needs up to 40\.0 MiB of disk memory") as caught:
-        choose([candidate("a", 10, disk=40)], budget(20, disk=30))
+        choose_plan([candidate("a", 10, disk=40)], budget(20, disk=30))
     assert "--disk-budget" in caught.value.hint
 
 
 def test_a_plan_survives_json():
-    plan = choose([candidate("a", 10)], budget(20))
+    plan = choose_plan([candidate("a", 10)], budget(20))
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_exact_refuses_what_only_a_bounded_plan_could_do():
     exact, rough = candidate("a", 50), candidate("b", 10, accuracy="bounded", seams=0.1)
-    assert choose([exact, rough], budget(100), "exact").strategy == "a"
+    assert choose_plan([exact, rough], budget(100), "exact").strategy == "a"
     with pytest.raises(BudgetError, match="no exact plan fits") as caught:
-        choose([exact, rough], budget(20), "exact")
+        choose_plan([exact, rough], budget(20), "exact")
     assert caught.value.smallest == 50 * MIB
     assert "--accuracy bounded" in caught.value.hint
 
@@ -146,19 +148,19 @@ def test_exact_refuses_what_only_a_bounded_plan_could_do():
 def test_bounded_is_no_way_out_where_it_does_not_fit_either():
     exact, rough = candidate("a", 50), candidate("b", 30, accuracy="bounded", seams=0.1)
     with pytest.raises(BudgetError) as caught:
-        choose([exact, rough], budget(20), "exact")
+        choose_plan([exact, rough], budget(20), "exact")
     assert caught.value.hint == "--budget 50MiB"
 
 
 def test_fast_takes_the_least_time_exact_or_not():
     exact = candidate("a", 50, 9)
     rough = candidate("b", 50, 1, accuracy="bounded", seams=0.1)
-    assert choose([exact, rough], budget(100), "fast").strategy == "b"
+    assert choose_plan([exact, rough], budget(100), "fast").strategy == "b"
 
 
 def test_exact_without_any_candidate_says_why():
     rough = candidate("b", 10, accuracy="bounded", seams=0.1)
     reason = Refusal(what="streamed", reason="it draws random numbers")
     with pytest.raises(UsageError, match="draws random numbers"):
-        choose([rough], budget(100), "exact", [reason])
-    assert reason in choose([rough], budget(100), "bounded", [reason]).refused
+        choose_plan([rough], budget(100), "exact", [reason])
+    assert reason in choose_plan([rough], budget(100), "bounded", [reason]).refused

@@ -10,7 +10,7 @@ from lowtide.memory.platform import (
     allocator_cap,
     as_platform,
     current_platform,
-    throughput_collapsed,
+    spill_warning,
 )
 
 NAMES = ("linux", "windows", "darwin", "wsl")
@@ -104,11 +104,11 @@ COLLAPSES = {
 @pytest.mark.parametrize(("seconds", "collapsed"), COLLAPSES.values(), ids=COLLAPSES)
 def test_a_collapse_is_lasting_and_large(seconds, collapsed):
     with as_platform("windows") as windows:
-        assert (throughput_collapsed(seconds, platform=windows) is not None) == collapsed
+        assert (spill_warning(seconds, platform=windows) is not None) == collapsed
 
 
 def test_a_collapse_means_spilling_only_where_drivers_spill(platform):
-    sentence = throughput_collapsed([0.5] * 3 + [12.0] * 3, platform=platform)
+    sentence = spill_warning([0.5] * 3 + [12.0] * 3, platform=platform)
     assert (sentence is not None) == platform.spills_to_shared_memory
     if sentence:
         assert "12.0 s" in sentence

@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgb
 from torch import Tensor, nn
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.memory.estimating.estimate import Estimate, estimate
+from lowtide.memory.prediction.estimate import Estimate, estimate
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.training import plot
-from lowtide.memory.training.plot import curve_of, plot_memory
+from lowtide.memory.training import memory_plot
+from lowtide.memory.training.memory_plot import memory_curve, plot_memory
 
 
 class Net(nn.Module):
@@ -44,7 +44,7 @@ def told() -> Estimate:
 
 def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
     assert told.trace is not None
-    curve = curve_of(told.trace)
+    curve = memory_curve(told.trace)
     assert len(curve.ops) == len(told.trace.events) + 1
     assert max(curve.totals) == told.trace.peak_bytes
     assert curve.totals[0] == told.trace.held_bytes
@@ -53,7 +53,7 @@ def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
 @pytest.mark.parametrize("points", [1, 2, 7, 50, 4000])
 def test_fewer_points_keep_the_peak(told: Estimate, points: int) -> None:
     assert told.trace is not None
-    curve = curve_of(told.trace, points)
+    curve = memory_curve(told.trace, points)
     assert 0 < len(curve.ops) <= points
     assert curve.ops == sorted(curve.ops)
     assert max(curve.totals) == told.trace.peak_bytes
@@ -114,9 +114,9 @@ def test_colors_differ_in_lightness_too() -> None:
     """Neighbors in the stack can be told apart without hue."""
     light = [
         0.2126 * r + 0.7152 * g + 0.0722 * b
-        for r, g, b in (to_rgb(color) for color in plot._COLORS.values())
+        for r, g, b in (to_rgb(color) for color in memory_plot._COLORS.values())
     ]
-    assert len(set(plot._COLORS.values())) == len(plot._COLORS)
+    assert len(set(memory_plot._COLORS.values())) == len(memory_plot._COLORS)
     assert all(abs(a - b) > 0.08 for a, b in itertools.pairwise(light))
 
 

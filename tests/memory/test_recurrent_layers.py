@@ -6,12 +6,12 @@ from torch import nn
 
 import lowtide
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.estimating.scratch import HostScratch, peak_with_scratch
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.memory.store import OperatorStore
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
+from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import InferenceStep, TrainingStep, Unobserved, given_to
+from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +47,12 @@ def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
     make, shape = LAYERS[layer]
     model, inputs = Last(make()), (torch.rand(shape),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = HostScratch(OperatorStore())
-    told = peak_with_scratch(trace_step(model, step), scratch.inside)
+    scratch = CpuWorkspace(WorkspaceStore())
+    told = peak_with_workspace(trace_step(model, step), scratch.inside)
     run = step.prepare(model)
-    run(Unobserved())
-    held = sum(tensor.nbytes for tensor in [*model_tensors(model), *given_to(step)])
-    seen = live_peak_bytes(lambda: run(Unobserved())) + held
+    run(NullObserver())
+    held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
+    seen = live_peak_bytes(lambda: run(NullObserver())) + held
     assert told.total == pytest.approx(seen, rel=0.01)
     assert not scratch.assumed
 

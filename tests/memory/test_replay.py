@@ -8,7 +8,7 @@ from lowtide.core.errors import BudgetError, UsageError
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
-from lowtide.memory.replay import PlanBook, check_replay
+from lowtide.memory.plan_file import PlanFile, check_replay
 
 MIB = 1 << 20
 
@@ -50,16 +50,16 @@ def a_plan(width: int = 100, device_bytes: int = 50 * MIB, **changes) -> Plan:
     return Plan.model_validate({**values, **changes})
 
 
-def book(path, *plans: tuple[str, Plan]) -> PlanBook:
+def book(path, *plans: tuple[str, Plan]) -> PlanFile:
     images = [{"input": name, "plan": plan.model_dump(mode="json")} for name, plan in plans]
     path.write_text(json.dumps({"images": images}))
-    return PlanBook.read(path)
+    return PlanFile.read(path)
 
 
 def test_a_plan_by_itself_is_a_book(tmp_path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(a_plan().model_dump_json())
-    assert PlanBook.read(path).find("any.png", 100, 80) == a_plan()
+    assert PlanFile.read(path).find("any.png", 100, 80) == a_plan()
 
 
 def test_the_plan_of_the_name_comes_before_that_of_the_size(tmp_path) -> None:
@@ -81,12 +81,12 @@ def test_files_that_hold_no_plan(tmp_path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(UsageError, match="plan"):
-        PlanBook.read(path)
+        PlanFile.read(path)
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.json"):
-        PlanBook.read(tmp_path / "nowhere.json")
+        PlanFile.read(tmp_path / "nowhere.json")
 
 
 def test_a_plan_of_other_weights_is_refused() -> None:

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.attention import products
+from lowtide.attention import linear_ops
 from lowtide.core.units import MIB
-from lowtide.memory.estimating.calibration import shipped_runtime
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.estimating.runtime import Objects, count_objects
-from lowtide.memory.measuring.fresh import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.prediction.calibration import shipped_runtime
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.prediction.runtime_objects import RuntimeObjects, count_runtime_objects
+from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
-from lowtide.memory.tracing.work import multiply_adds
 
 COUNTS = 24
 
@@ -26,16 +26,16 @@ class Layers(nn.Module):
 
     def forward(self, x):
         for layer in (self.first, self.second):
-            x = products.linear_in_any_order(x, layer.weight, layer.bias)
-        return products.linear_in_any_order(x[:, :12], self.first.weight, self.first.bias)
+            x = linear_ops.onednn_linear_any_layout(x, layer.weight, layer.bias)
+        return linear_ops.onednn_linear_any_layout(x[:, :12], self.first.weight, self.first.bias)
 
 
 def objects_of(module, step):
     trace = trace_step(module, step)
-    return count_objects(trace, len(trace.ops) - 1), trace
+    return count_runtime_objects(trace, len(trace.ops) - 1), trace
 
 
-needs_onednn = pytest.mark.skipif(not products.has_onednn, reason="no oneDNN here")
+needs_onednn = pytest.mark.skipif(not linear_ops.has_onednn, reason="no oneDNN here")
 
 
 @needs_onednn
@@ -50,8 +50,10 @@ def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
     class Both(Layers):
         def forward(self, x):
             weight = self.first.weight
-            x = products.linear_in_any_order(x, weight, gelu=True)
-            return products.linear_in_any_order(products.linear_in_any_order(x, weight), weight)
+            x = linear_ops.onednn_linear_any_layout(x, weight, gelu=True)
+            return linear_ops.onednn_linear_any_layout(
+                linear_ops.onednn_linear_any_layout(x, weight), weight
+            )
 
     found, _ = objects_of(Both(), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
     assert found.products == 2
@@ -59,7 +61,7 @@ def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
 
 def test_a_linear_layer_by_the_blas_library_does_not_count():
     found, _ = objects_of(nn.Linear(8, 8), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
-    assert found == Objects(
+    assert found == RuntimeObjects(
         convolutions=0,
         backward_convolutions=0,
         low_convolutions=0,
@@ -82,7 +84,7 @@ def run_many(by_onednn):
     """Linear layers of so many numbers of tokens, once each."""
     torch.set_num_threads(1)
     weight, x = torch.randn(180, 180), torch.randn(4096, 180)
-    layer = products.linear_in_any_order if by_onednn else F.linear
+    layer = linear_ops.onednn_linear_any_layout if by_onednn else F.linear
     with torch.inference_mode():
         for tokens in range(1, COUNTS + 1):
             layer(x[: 128 * tokens], weight)

@@ -5,19 +5,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.estimating.calls import is_plain, operand_bytes, signature, widest
-from lowtide.memory.estimating.estimate import trace_step
-from lowtide.memory.estimating.scratch import (
-    HostScratch,
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.cpu_workspace import (
+    CpuWorkspace,
     _asked,
     measure,
-    peak_with_scratch,
+    peak_with_workspace,
 )
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.memory.store import OperatorStore
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.prediction.op_signature import (
+    largest_workspace_ratio,
+    needs_no_workspace,
+    operand_bytes,
+    signature,
+)
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import InferenceStep, TrainingStep, Unobserved, given_to
-from lowtide.memory.tracing.tracer import describe
+from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
+from lowtide.memory.tracing.tracer import describe_argument
 
 _aten = torch.ops.aten
 
@@ -35,7 +40,7 @@ def convolution(
         image = image.to(memory_format=torch.channels_last)
     kernel, bias = torch.empty(24, 16, 3, 3, dtype=dtype), torch.empty(24, dtype=dtype)
     settings = [stride, stride], [1, 1], [1, 1], False, [0, 0], 1
-    args = tuple(describe(arg) for arg in (image, kernel, bias, *settings))
+    args = tuple(describe_argument(arg) for arg in (image, kernel, bias, *settings))
     return _aten.convolution.default, args, {}
 
 
@@ -54,24 +59,24 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
     model = Net().to(memory_format=layout)
     inputs = (torch.rand(1, 3, 96, 104).contiguous(memory_format=layout),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = HostScratch(OperatorStore())
-    told = peak_with_scratch(trace_step(model, step), scratch.inside)
+    scratch = CpuWorkspace(WorkspaceStore())
+    told = peak_with_workspace(trace_step(model, step), scratch.inside)
     run = step.prepare(model)
-    run(Unobserved())
-    held = sum(tensor.nbytes for tensor in [*model_tensors(model), *given_to(step)])
-    seen = live_peak_bytes(lambda: run(Unobserved())) + held
+    run(NullObserver())
+    held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
+    seen = live_peak_bytes(lambda: run(NullObserver())) + held
     assert told.total == pytest.approx(seen, rel=2e-3)
     assert told.total >= told.live
 
 
 def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
-    store = OperatorStore(tmp_path)
-    scratch = HostScratch(store)
+    store = WorkspaceStore(tmp_path)
+    scratch = CpuWorkspace(store)
     first = scratch.inside(convolution())
     assert scratch.inside(convolution()) == first
     assert scratch.measured == 1
     store.save()
-    again = HostScratch(OperatorStore(tmp_path))
+    again = CpuWorkspace(WorkspaceStore(tmp_path))
     assert again.inside(convolution()) == first
     assert again.measured == 0
 
@@ -81,7 +86,7 @@ def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> None:
     call = convolution(1000, stride=stride, channels_last=channels_last, dtype=dtype)
-    scratch = HostScratch(OperatorStore())
+    scratch = CpuWorkspace(WorkspaceStore())
     told = scratch._scaled(call)
     if dtype == torch.float32:
         assert told == pytest.approx(measure(call), rel=0.03)
@@ -91,9 +96,9 @@ def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> 
 
 
 def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
-    scratch = HostScratch(OperatorStore(), limit_bytes=1000)
+    scratch = CpuWorkspace(WorkspaceStore(), limit_bytes=1000)
     call = convolution()
-    assert scratch.inside(call) == widest(call) * operand_bytes(call)
+    assert scratch.inside(call) == largest_workspace_ratio(call) * operand_bytes(call)
     assert [name for name, _ in scratch.assumed.values()] == ["convolution.default"]
     assert scratch.measured == 0
 
@@ -111,10 +116,13 @@ def test_sizes_strides_types_and_settings_make_a_signature() -> None:
 
 
 def test_elementwise_operators_of_one_type_need_no_measuring() -> None:
-    one, low = describe(torch.empty(8, 8)), describe(torch.empty(8, 8, dtype=torch.bfloat16))
-    assert is_plain((_aten.add.Tensor, (one, one), {}))
-    assert not is_plain((_aten.add.Tensor, (one, low), {}))
-    assert not is_plain(convolution())
+    one, low = (
+        describe_argument(torch.empty(8, 8)),
+        describe_argument(torch.empty(8, 8, dtype=torch.bfloat16)),
+    )
+    assert needs_no_workspace((_aten.add.Tensor, (one, one), {}))
+    assert not needs_no_workspace((_aten.add.Tensor, (one, low), {}))
+    assert not needs_no_workspace(convolution())
 
 
 def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
@@ -125,17 +133,17 @@ def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
         asked.append(call[0].__name__)
         return 0
 
-    peak_with_scratch(trace, inside)
+    peak_with_workspace(trace, inside)
     assert len(asked) < len([op for op in trace.ops if op.call]) / 4
 
 
 def test_damaged_stores_are_measured_again(tmp_path) -> None:
-    store = OperatorStore(tmp_path)
+    store = WorkspaceStore(tmp_path)
     store.put("key", 5)
     store.save()
     path = next(tmp_path.iterdir())
     path.write_text("{")
-    assert OperatorStore(tmp_path).get("key") is None
+    assert WorkspaceStore(tmp_path).get("key") is None
     store.put("other", 6)
     store.save()
-    assert OperatorStore(tmp_path).get("other") == 6
+    assert WorkspaceStore(tmp_path).get("other") == 6

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from lowtide.core import heap
+from lowtide.memory.cache import CostStore, cache_folder
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.store import CostStore, cache_folder
 
 COSTS = ModelCosts.model_validate(
     {
@@ -65,7 +65,7 @@ def test_keys_differ_by_what_changes_costs(monkeypatch):
     }
     monkeypatch.setattr(heap, "_tuned", not heap._tuned)
     keys.add(store.key("ab", "cpu", "fp32"))
-    monkeypatch.setattr("lowtide.memory.store.processor", lambda: "another processor")
+    monkeypatch.setattr("lowtide.memory.cache.processor", lambda: "another processor")
     keys.add(store.key("ab", "cpu", "fp32"))
     assert len(keys) == 5
 
@@ -76,7 +76,7 @@ def test_costs_that_lack_a_fact_are_not_found(monkeypatch):
     class MoreCosts(ModelCosts):
         new: int = 0
 
-    monkeypatch.setattr("lowtide.memory.store.ModelCosts", MoreCosts)
+    monkeypatch.setattr("lowtide.memory.cache.ModelCosts", MoreCosts)
     assert CostStore().key("ab", "cpu", "fp32") != before
 
 

@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, given_to
-from lowtide.memory.tracing.strides import pointwise_strides, view_strides
-from lowtide.memory.tracing.tracer import Tracer, record
+from lowtide.memory.tracing.fake_strides import pointwise_strides, view_strides
+from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, input_tensors
+from lowtide.memory.tracing.tracer import Tracer, record_trace
 
 
 def real_trace(model: nn.Module, step: Step):
-    return record(step.prepare(model), weights=model_tensors(model), inputs=given_to(step))
+    return record_trace(
+        step.prepare(model), weights=model_tensors(model), inputs=input_tensors(step)
+    )
 
 
 class Block(nn.Module):
@@ -190,7 +192,7 @@ def test_storages_are_counted_once_and_followed_to_their_end() -> None:
         del second
         torch.ones(1, dtype=torch.uint8)
 
-    trace = record(work)
+    trace = record_trace(work)
     assert trace.peak_bytes == 4000 + 3200
     assert list(trace.live())[-1] == 0
 

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.failures import is_out_of_memory, release
+from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual import VirtualDevice
+from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 def small_net():
@@ -169,7 +169,7 @@ def test_the_numbered_allocation_fails_and_leaves_nothing(number):
             failure = error
         assert f"allocation {number} was told to fail" in str(failure)
         assert device.allocations == number + 1
-        release(failure, "cpu")
+        free_exception(failure, "cpu")
         for parameter in net.parameters():
             parameter.grad = None
         assert device.live == 0
@@ -204,7 +204,7 @@ def test_what_is_refused_is_neither_charged_nor_kept():
         with pytest.raises(SimulatedOutOfMemory) as caught:
             torch.empty(10, dtype=torch.uint8).resize_(2 * MIB)
         assert device.live == MIB + 10  # an argument, as large as it was
-        release(caught.value, "cpu")
+        free_exception(caught.value, "cpu")
         assert device.live == MIB
 
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.estimating.estimate import estimate, traced_estimate
+from lowtide.memory.prediction.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.training.building import build, image_channels, make_inputs
+from lowtide.memory.training.meta_build import build_on_meta, image_channels, make_inputs
 from lowtide.memory.training.vram import BACKENDS, GB, estimate_vram_usage
 
 CARD = load_profile("rtx3060-12gb")
@@ -200,12 +200,12 @@ class Reader(nn.Module):
 
 
 def test_functions_are_built_without_memory_where_possible() -> None:
-    assert all(weight.is_meta for weight in build(Net).parameters())
-    assert not any(weight.is_meta for weight in build(Reader).parameters())
+    assert all(weight.is_meta for weight in build_on_meta(Net).parameters())
+    assert not any(weight.is_meta for weight in build_on_meta(Reader).parameters())
     model = Net()
-    assert build(model) is model
+    assert build_on_meta(model) is model
     with pytest.raises(ModelError, match="gives a dict"):
-        build(dict)  # type: ignore[arg-type]
+        build_on_meta(dict)  # type: ignore[arg-type]
 
 
 def test_inputs_come_from_the_model_the_caller_or_the_first_convolution() -> None:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lowtide.memory.estimating.estimate import trace_step
+from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.attention import attention_as_on
-from lowtide.memory.tracing.fake import Faker
-from lowtide.memory.tracing.steps import TrainingStep, Unobserved
-from lowtide.memory.tracing.work import multiply_adds
+from lowtide.memory.tracing.fake import FakeTwins
+from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.tracing.steps import NullObserver, TrainingStep
 
 
 class Mixed(nn.Module):
@@ -46,12 +46,12 @@ class Mixed(nn.Module):
 
 
 def counted(model: nn.Module, step: TrainingStep, device: str) -> int:
-    faker = Faker()
+    faker = FakeTwins()
     twin, fake = faker.model(model), faker.step(step)
     with faker.running(), attention_as_on(load_profile(device)):
         run = fake.prepare(twin)
         with FlopCounterMode(display=False) as counter:
-            run(Unobserved())
+            run(NullObserver())
     return counter.get_total_flops() // 2
 
 

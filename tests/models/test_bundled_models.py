@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lowtide.core.errors import ModelError
-from lowtide.core.figures import psnr_y
-from lowtide.models import bundled, describe, load, names, native
+from lowtide.core.metrics import psnr_y
+from lowtide.models import bundled, describe, load, lowtide_files, names
 from lowtide.models.resample import resize_cubic
 
 
@@ -106,7 +106,9 @@ def test_recognized_anywhere_by_its_metadata(tmp_path: Path) -> None:
 def test_wrong_metadata(tmp_path: Path, architecture: str, config: str, words: str) -> None:
     path = tmp_path / "model.safetensors"
     tensors = load_file(bundled.find("lowtide-x2").path)
-    save_file(tensors, path, {native.ARCHITECTURE: architecture, native.CONFIG: config})
+    save_file(
+        tensors, path, {lowtide_files.ARCHITECTURE: architecture, lowtide_files.CONFIG: config}
+    )
     with pytest.raises(ModelError, match=words):
         load(path)
 

@@ -22,8 +22,8 @@ from spandrel.architectures.ESRGAN import ESRGAN
 from torch import nn
 
 from lowtide.core.errors import ModelError
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.memory.limits import process_limit
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.rlimit import process_limit
 from lowtide.models import load
 
 Networks = Callable[[str], nn.Module]

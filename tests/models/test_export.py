@@ -12,15 +12,15 @@ from torch import nn
 import lowtide
 from lowtide.attention.spatial import onnx_graph
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models import Model, SizeRule, native
+from lowtide.models import Model, SizeRule, lowtide_files
 from lowtide.models.export import (
     LARGEST_DIFFERENCE,
     CannotRunError,
     OnnxRunner,
     SizeCheck,
     checked_sizes,
-    compare,
-    label,
+    compare_fp32,
+    write_metadata,
     write_onnx,
 )
 from lowtide.models.export.onnx_check import random_image
@@ -53,7 +53,7 @@ def variant(folder, name, scale=2, **changes):
     config = VariantConfig.of(name, scale, **{"attention": "window", **changes})
     network = awake(ParagonVariant(config))
     path = folder / f"{name}.safetensors"
-    save_file(network.state_dict(), path, native.entries_of(network.config))
+    save_file(network.state_dict(), path, lowtide_files.metadata_for(network.config))
     return lowtide.load(path)
 
 
@@ -67,7 +67,7 @@ def tier(folder, name, scale=2, share=0.5, **changes):
 def checks(model, path, sizes=SIZES, **options):
     network = write_onnx(model, path, **options)
     run = OnnxRunner(path)
-    return [compare(run, model, network, size) for size in sizes]
+    return [compare_fp32(run, model, network, size) for size in sizes]
 
 
 def assert_same(model, path, **options):
@@ -211,7 +211,7 @@ def test_height_and_width_are_free_and_nothing_else(tmp_path):
 def test_a_file_says_what_it_is(checked, tmp_path):
     model, path = lowtide.load("lowtide-x2"), tmp_path / "model.onnx"
     write_onnx(model, path)
-    label(path, model, precision="fp32", checked=checked)
+    write_metadata(path, model, precision="fp32", checked=checked)
     found = {one.key: one.value for one in onnx.load(path).metadata_props}
     assert found == {
         "lowtide.architecture": "ParagonConv",

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from lowtide.models.fused import fold
+from lowtide.models.fold_conv import fold_convs
 
 
 def test_folded_layers_give_the_same_bits():
@@ -15,7 +15,7 @@ def test_folded_layers_give_the_same_bits():
     image = torch.rand(1, 3, 21, 18)
     with torch.no_grad():
         expected = model(image.clone())
-        folded = fold(copy.deepcopy(model))
+        folded = fold_convs(copy.deepcopy(model))
         assert torch.equal(folded(image.clone()), expected)
     assert count(folded) < count(model) / 3
 
@@ -23,7 +23,7 @@ def test_folded_layers_give_the_same_bits():
 def test_other_models_are_left_alone():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.ReLU())
     names = [name for name, _ in model.named_modules()]
-    assert [name for name, _ in fold(model).named_modules()] == names
+    assert [name for name, _ in fold_convs(model).named_modules()] == names
 
 
 def count(model):

@@ -16,7 +16,7 @@ import hostile_models
 
 import lowtide
 from lowtide.core.errors import LowtideError
-from lowtide.memory.limits import process_limit
+from lowtide.memory.rlimit import process_limit
 from support.fuzz_workers import run_all
 
 FILES, SEED = 200, 58

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.models import low_precision
-from lowtide.models.fast.adapt import adapt
-from lowtide.models.low_precision import Edge, LowPrecision, lower
+from lowtide.models.low_precision import EdgeConv, LowPrecision, to_low_precision
+from lowtide.models.optimized.replace import replace_modules
 
 
 def picture(height=45, width=38, channels=3):
@@ -26,7 +26,7 @@ def decibels(result, expected):
 
 
 def edges(network):
-    return [name for name, part in network.named_modules() if isinstance(part, Edge)]
+    return [name for name, part in network.named_modules() if isinstance(part, EdgeConv)]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def edges(network):
 @torch.no_grad()
 def test_both_ends_of_a_network_stay_in_fp32(network, name, ends):
     plain = network(name).eval()
-    adapt(plain)  # spandrel's own windows do not run in bf16
+    replace_modules(plain)  # spandrel's own windows do not run in bf16
     images = picture(48, 40)
-    expected, low = plain(images), lower(plain, torch.bfloat16, images)
+    expected, low = plain(images), to_low_precision(plain, torch.bfloat16, images)
     assert edges(low.body) == ends and low.reason == ""
     types = {weight.dtype for weight in low.body.parameters()}
     assert types == {torch.float32, torch.bfloat16}
@@ -83,11 +83,11 @@ class Shifted(nn.Module):
 @torch.no_grad()
 def test_convolutions_between_pictures_belong_to_the_ends():
     network = Shifted().eval()
-    low = lower(network, torch.bfloat16, picture())
+    low = to_low_precision(network, torch.bfloat16, picture())
     assert set(edges(low.body)) == {"before", "head", "tail", "behind"}
     # Also where a faster part stands for them.
-    adapt(network)
-    again = lower(network, torch.bfloat16, picture())
+    replace_modules(network)
+    again = to_low_precision(network, torch.bfloat16, picture())
     assert set(edges(again.body)) == {"before", "head", "tail", "behind"}
     torch.testing.assert_close(again(picture()), low(picture()), atol=1e-5, rtol=0)
 
@@ -106,7 +106,7 @@ class Loose(nn.Module):
 
 @torch.no_grad()
 def test_a_network_that_cannot_be_run_so_is_all_in_the_low_precision():
-    low = lower(Loose().eval(), torch.bfloat16, picture())
+    low = to_low_precision(Loose().eval(), torch.bfloat16, picture())
     assert "type" in low.reason and low.given == torch.bfloat16 and not edges(low)
     assert low(picture()).dtype == torch.float32
 
@@ -128,7 +128,7 @@ FORMS = [
 @torch.no_grad()
 def test_strips_give_what_the_whole_gives(monkeypatch, form, order):
     plain = nn.Conv2d(6, 4, **form).eval()
-    edge = Edge.of(plain, torch.bfloat16)
+    edge = EdgeConv.of(plain, torch.bfloat16)
     images = torch.randn(2, 6, 31, 17).bfloat16().contiguous(memory_format=order)
     expected = plain(images.float()).bfloat16()
     for height in (1, 2, 5, 30):
@@ -141,7 +141,7 @@ def test_strips_give_what_the_whole_gives(monkeypatch, form, order):
 
 @torch.no_grad()
 def test_ends_hold_strips_of_what_they_convert():
-    edge = Edge.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
+    edge = EdgeConv.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
     images = torch.randn(1, 64, 640, 512).bfloat16()
     converted = 4 * images.numel()
     # What a convolution takes beside what it is given differs by processor.
@@ -151,7 +151,7 @@ def test_ends_hold_strips_of_what_they_convert():
 
 @torch.no_grad()
 def test_a_copy_of_it_is_the_same():
-    low = lower(Shifted().eval(), torch.float16, picture())
+    low = to_low_precision(Shifted().eval(), torch.float16, picture())
     assert isinstance(low, LowPrecision)
     assert torch.equal(copy.deepcopy(low)(picture()), low(picture()))
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lowtide.core.errors import ModelError
-from lowtide.models import foreign, load
+from lowtide.models import load, spandrel_files
 
 Networks = Callable[[str], nn.Module]
 
@@ -190,4 +190,4 @@ def test_no_image_to_image_model(purpose: str, channels: tuple[int, int], words:
         architecture=SimpleNamespace(name="Some"),
     )
     with pytest.raises(ModelError, match=words):
-        foreign._require_image_model(Path("file.pth"), found)
+        spandrel_files._require_image_model(Path("file.pth"), found)

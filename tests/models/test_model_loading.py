@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import UsageError
-from lowtide.models import Model, foreign, load
+from lowtide.models import Model, load, spandrel_files
 
 Writer = Callable[[nn.Module, str], Path]
 Networks = Callable[[str], nn.Module]
@@ -60,7 +60,7 @@ def test_module_contract(network: Networks, write: Writer, name: str) -> None:
     assert raw.shape == (2, facts.out_channels, 16 * facts.scale, 24 * facts.scale)
     assert torch.equal(raw.clamp(0, 1), whole)
     # Only a family with a call of its own is wrapped.
-    assert isinstance(model.module, foreign.Called) == (name == "dncnn")
+    assert isinstance(model.module, spandrel_files.SpandrelCall) == (name == "dncnn")
     assert not model.module.training
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.munet.branches import Edges, Spectra, luma
-from lowtide.models.munet.config import MUNetConfig
+from lowtide.models.munet.branches import EdgeBranch, SpectrumBranch, luma
+from lowtide.models.munet.munet_config import MUNetConfig
 from lowtide.models.munet.network import BRANCHES, MUNet
 
 # Learned values of the usual shape.
@@ -84,7 +84,7 @@ def test_weights_stay_bounded():
 
 @torch.no_grad()
 def test_edges_are_differences_of_luma():
-    branch = Edges(8, 0.2)
+    branch = EdgeBranch(8, 0.2)
     branch.refine = nn.Identity()
     image = torch.rand(1, 3, 5, 6)
     seen = branch(image)
@@ -96,7 +96,7 @@ def test_edges_are_differences_of_luma():
 
 @torch.no_grad()
 def test_spectra_tell_fine_stripes_from_coarse_ones_where_they_are():
-    branch = Spectra(8, 0.2)
+    branch = SpectrumBranch(8, 0.2)
     seen = []
     branch.read = nn.Identity()
     branch.read.register_forward_hook(lambda _module, _given, made: seen.append(made))

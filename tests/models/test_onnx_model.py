@@ -10,14 +10,14 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.jobs.python_models import given_model
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.memory.limits import process_limit
+from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.meter import anonymous_bytes
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.rlimit import process_limit
 from lowtide.models import Model, SizeRule
 from lowtide.models.export import write_onnx
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.streaming.reach import measure_reach
+from lowtide.streaming.probe.receptive_field import measure_receptive_field
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -162,7 +162,7 @@ def test_what_cannot_be_asked_of_a_file(bundled):
     with pytest.raises(ModelError, match="is an ONNX file already"):
         write_onnx(model, bundled.with_name("again.onnx"))
     with pytest.raises(ModelError, match="cannot be trained"):
-        given_model(bundled)
+        load_user_model(bundled)
 
 
 def test_a_mean_over_the_whole_that_drops_nan_is_found_all_the_same(tmp_path):
@@ -178,7 +178,7 @@ def test_a_mean_over_the_whole_that_drops_nan_is_found_all_the_same(tmp_path):
     model = lowtide.load(graph_file(tmp_path / "model.onnx", nodes, little))
 
     def reach(**options):
-        return measure_reach(
+        return measure_receptive_field(
             model.module, channels=3, scale=1, align=1, minimum=0, **options
         ).pixels
 
@@ -188,7 +188,9 @@ def test_a_mean_over_the_whole_that_drops_nan_is_found_all_the_same(tmp_path):
 
 def test_reach_is_that_of_the_network(tmp_path):
     model = lowtide.load(conv_file(tmp_path / "model.onnx", side=5))
-    found = measure_reach(model.module, channels=3, scale=1, align=1, minimum=0, passes_nan=False)
+    found = measure_receptive_field(
+        model.module, channels=3, scale=1, align=1, minimum=0, passes_nan=False
+    )
     assert found.pixels == 2
 
 

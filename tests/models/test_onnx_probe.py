@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import lowtide
 from lowtide.core.errors import ModelError
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.memory.limits import process_limit
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.rlimit import process_limit
 from lowtide.models import SizeRule, onnx_probe
 
 onnx = pytest.importorskip("onnx")

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 
 import lowtide
 from lowtide.core.errors import ModelError
-from lowtide.models.paragonsr2.magic import BLUR, SHARP, MagicBase
+from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
+from lowtide.models.paragonsr2.shifted_windows import ShiftedWindowAttention
 from lowtide.models.paragonsr2.tier_config import TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
-from lowtide.models.paragonsr2.wrapped_windows import WrappedWindows
 
 # Learned values at ×4, of the public README's counts without the 72 of the fixed path.
 COUNTS = {"realtime": 44_620, "stream": 221_068, "photo": 1_188_428, "pro": 2_436_556}
@@ -118,7 +118,7 @@ def test_the_fixed_path_is_what_it_stands_for(scale, height, width):
 
     sharp = image + 0.4 * (filtered(image, SHARP) - image)
     expected = filtered(F.interpolate(sharp, scale_factor=scale, mode="nearest"), BLUR)
-    found = MagicBase(3, scale, 0.4).double()(image)
+    found = MagicKernelUpsample(3, scale, 0.4).double()(image)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
@@ -126,7 +126,7 @@ def test_the_fixed_path_is_what_it_stands_for(scale, height, width):
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 11), (3, 8)])
 @torch.no_grad()
 def test_windows_are_filled_with_zeros_and_go_round(height, width, shift):
-    module = WrappedWindows(8, 2, 4, shift).double()
+    module = ShiftedWindowAttention(8, 2, 4, shift).double()
     image = torch.randn(1, 8, height, width, dtype=torch.float64)
     rows, columns = (-(-side // 4) * 4 for side in (height, width))
     full = F.pad(image, (0, columns - width, 0, rows - height))

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import lowtide
 from lowtide.core.errors import ModelError
-from lowtide.models import native
+from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.variant import ParagonVariant
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 
@@ -121,7 +121,7 @@ def test_bands_give_what_the_whole_gives(name, attention):
 def test_a_file_holds_all_that_there_is_to_know(tmp_path):
     network = variant("tiny", 4, form="blended")
     path = tmp_path / "4x_mine.safetensors"
-    save_file(network.state_dict(), path, native.entries_of(network.config))
+    save_file(network.state_dict(), path, lowtide_files.metadata_for(network.config))
     model = lowtide.load(path)
     facts = model.descriptor
     assert isinstance(model.module, ParagonVariant)
@@ -131,7 +131,7 @@ def test_a_file_holds_all_that_there_is_to_know(tmp_path):
     image = torch.rand(1, 3, 21, 17)
     with torch.no_grad():
         assert torch.equal(model(image), network(image).clamp(0, 1))
-    described = native.describe(path, native.metadata(path), "mine", "")
+    described = lowtide_files.describe_file(path, lowtide_files.metadata(path), "mine", "")
     assert described.parameters == facts.parameters
     assert described.weight_bytes == facts.weight_bytes
 
@@ -146,7 +146,7 @@ def test_weights_of_another_variant_are_refused(tmp_path):
     path = tmp_path / "mine.safetensors"
     save_file(variant("nano").state_dict(), path)
     other = VariantConfig.of("tiny", 2, attention="window")
-    save_file(load_file(path), path, native.entries_of(other))
+    save_file(load_file(path), path, lowtide_files.metadata_for(other))
     with pytest.raises(ModelError, match="do not fit its metadata"):
         lowtide.load(path)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import lowtide
 from lowtide.cli.main import app
-from lowtide.jobs.networks import ensemble_of, network_of
+from lowtide.jobs.build_network import build_network, ensemble_network
 from lowtide.models.self_ensemble import SelfEnsemble, as_ensemble
 
 
@@ -59,7 +59,7 @@ def test_costs_are_not_those_of_the_model_alone():
 
 
 def test_what_half_precision_is_compared_with_is_an_ensemble_too():
-    network = ensemble_of(network_of(lowtide.load("lowtide-x2"), "cpu", "bf16"))
+    network = ensemble_network(build_network(lowtide.load("lowtide-x2"), "cpu", "bf16"))
     image = torch.rand(1, 3, 24, 31, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = SelfEnsemble(lowtide.load("lowtide-x2").module)(image)

@@ -5,9 +5,9 @@ import window_transformers
 from torch import nn
 
 from lowtide.models import Model
+from lowtide.models.dedupe_buffers import share_equal_buffers
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
-from lowtide.models.model import weight_bytes
-from lowtide.models.shared_buffers import share_equal_buffers
+from lowtide.models.loaded_model import weight_bytes
 
 SIDE = 256  # of buffers that are worth sharing, in half precision too
 

@@ -6,7 +6,7 @@ import torch
 from toys import conv_net, make_plan, network, run_array
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.channels import ChannelPlan
+from lowtide.streaming.tiles.image_adapter import ChannelPlan
 
 
 class Sharpen(torch.nn.Module):

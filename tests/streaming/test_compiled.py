@@ -9,9 +9,9 @@ from torch import nn
 from toys import conv_net, make_plan, network, pictures
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.compiled import CompileStore, compile_for
-from lowtide.streaming.one_shape import ForOneShape, SpeedFacts
-from lowtide.streaming.pricing.compiled import compiled
+from lowtide.streaming.planner.compile_candidates import with_compile
+from lowtide.streaming.specialize.shape_specialized import ShapeSpecialized, SpecializationGain
+from lowtide.streaming.specialize.torch_compile import CompileCache, compile_for
 
 picture = pictures()
 
@@ -26,7 +26,7 @@ def test_the_same_numbers_by_one_shape_only():
     fast, facts = compile_for(plain, (1, 3, 24, 20))
     assert facts.ratio > 0
     assert facts.warmup_seconds > 0
-    assert isinstance(fast.forward, ForOneShape)
+    assert isinstance(fast.forward, ShapeSpecialized)
     assert (fast.scale, fast.device) == (plain.scale, plain.device)
     with torch.inference_mode():
         for shape in ((1, 3, 24, 20), (2, 3, 24, 20), (1, 3, 8, 9)):
@@ -55,21 +55,21 @@ def test_what_differs_or_cannot_be_compiled_is_refused():
 
 
 def test_what_was_found_out_is_kept_by_model_and_precision():
-    facts = SpeedFacts(ratio=0.7, warmup_seconds=21.0, host_bytes=300 << 20)
-    CompileStore("cpu").put("a" * 64, "fp32", facts)
-    assert CompileStore("cpu").get("a" * 64, "fp32") == facts
-    assert CompileStore("cpu").get("a" * 64, "bf16") is None
+    facts = SpecializationGain(ratio=0.7, warmup_seconds=21.0, host_bytes=300 << 20)
+    CompileCache("cpu").put("a" * 64, "fp32", facts)
+    assert CompileCache("cpu").get("a" * 64, "fp32") == facts
+    assert CompileCache("cpu").get("a" * 64, "bf16") is None
 
 
 def test_a_compiled_plan_waits_and_counts_the_compiler(plan):
-    facts = SpeedFacts(ratio=0.5, warmup_seconds=20.0, host_bytes=200 << 20)
-    one, many = compiled(plan, facts, 1), compiled(plan, facts, 40)
+    facts = SpecializationGain(ratio=0.5, warmup_seconds=20.0, host_bytes=200 << 20)
+    one, many = with_compile(plan, facts, 1), with_compile(plan, facts, 40)
     assert one.seconds == pytest.approx(plan.seconds * 0.5 + 20)
     assert many.seconds == pytest.approx(plan.seconds * 0.5 + 0.5)
     assert one.predicted_bytes == plan.predicted_bytes + (200 << 20)
     assert one.upper_bytes == plan.upper_bytes + (300 << 20)
     assert "compiled" in one.title
-    unknown = compiled(plan, None, 1)
+    unknown = with_compile(plan, None, 1)
     assert unknown.ledger[-1].origin == "prior"
     assert unknown.seconds > plan.seconds
 

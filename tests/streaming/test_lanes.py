@@ -9,8 +9,8 @@ import torch
 from toys import conv_net, make_plan, network, pictures, run_array
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.streaming.lanes import Lane, Lanes
-from lowtide.streaming.pricing.lanes import in_lanes
+from lowtide.streaming.planner.multi_device import on_several_devices
+from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
 
 picture = pictures()
 
@@ -21,7 +21,7 @@ def array():
 
 
 def plan_of(array, lanes=3, **wishes):
-    return in_lanes(make_plan(array, 4, tile=40, **wishes), lanes)
+    return on_several_devices(make_plan(array, 4, tile=40, **wishes), lanes)
 
 
 def running():
@@ -88,9 +88,9 @@ def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
                 raise RuntimeError("lost")
             return [group]
 
-        return Lane(name, mock.Mock(batch=1, events=[], side_effect=run))
+        return DeviceWorker(name, mock.Mock(batch=1, events=[], side_effect=run))
 
-    lanes = Lanes([lane(name) for name in "abc"])
+    lanes = DeviceWorkers([lane(name) for name in "abc"])
     assert list(lanes.run("uvwxyz")) == [[group] for group in "uvwxyz"]
     assert lanes.events == told
     lanes.close()
@@ -151,4 +151,4 @@ def test_a_plan_for_lanes_counts_what_each_has(array):
     assert plan_of(array, lanes=4).seconds == pytest.approx(one.seconds / 3)
     assert "2 devices" in two.title
     whole = make_plan(array, 4, strategy="whole")
-    assert in_lanes(whole, 4) is whole
+    assert on_several_devices(whole, 4) is whole

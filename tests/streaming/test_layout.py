@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.core.errors import UsageError
-from lowtide.streaming.layout import least_tile, reflect_index, split_axis, tightest_tile
+from lowtide.streaming.tiles.grid import min_tile, reflect_index, smallest_equal_tile, split_axis
 
 TILES = [(8, 0, 1), (16, 4, 1), (33, 12, 1), (32, 8, 8), (64, 20, 16), (48, 16, 16), (25, 24, 1)]
 
@@ -50,14 +50,14 @@ def test_the_tightest_tile_needs_no_more_tiles_and_a_smaller_one_would(tile, ove
     grain = math.lcm(align, 8)
     for length in range(1, 401):
         count = len(split_axis(length, tile, overlap, align=align).starts)
-        tight = tightest_tile(length, tile, overlap, align)
+        tight = smallest_equal_tile(length, tile, overlap, align)
         assert tight <= min(tile, length)
         assert tight % align == 0 or tight == length
         assert len(split_axis(length, tight, overlap, align=align).starts) == count
         smaller = (tight - 1) // grain * grain
-        if smaller >= least_tile(overlap, align):
+        if smaller >= min_tile(overlap, align):
             assert len(split_axis(length, smaller, overlap, align=align).starts) > count
-        assert tightest_tile(length, tile, overlap, align, least=tile) == min(tile, length)
+        assert smallest_equal_tile(length, tile, overlap, align, least=tile) == min(tile, length)
 
 
 def test_a_tile_off_the_grid_is_refused():
@@ -71,7 +71,7 @@ def test_a_tile_off_the_grid_is_refused():
 def test_ramps_are_disjoint_and_inside_both_tiles(data):
     align = data.draw(st.sampled_from([1, 2, 8, 16]))
     overlap = data.draw(st.integers(0, 60))
-    tile = least_tile(overlap, align) + align * data.draw(st.integers(0, 8))
+    tile = min_tile(overlap, align) + align * data.draw(st.integers(0, 8))
     length = data.draw(st.integers(1, 60 * align))
     axis = split_axis(length, tile, overlap, align=align, blend=data.draw(st.integers(0, overlap)))
     edge = 0

@@ -7,10 +7,10 @@ import pytest
 import torch
 from toys import ArraySink, network
 
-from lowtide.core.rows import ImageInfo
-from lowtide.streaming.layout import split_axis
-from lowtide.streaming.merge import StripMerger
-from lowtide.streaming.step import TileStep
+from lowtide.core.signal import ImageInfo
+from lowtide.streaming.tiles.grid import split_axis
+from lowtide.streaming.tiles.merge import StripMerger
+from lowtide.streaming.tiles.tile_step import TileStep
 
 
 def coordinates(height, width, scale):

@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_banded import assert_same, run_plan
+from test_run_streamed import assert_same, run_plan
 from toys import ArraySink, ArraySource, Strided, conv_net, costs, network, pictures
 
 from lowtide.core import scratch
 from lowtide.core.errors import Cancelled, ImageError, OutputError
-from lowtide.core.rows import ImageInfo
-from lowtide.streaming.bands.programs import Programs
-from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.executor import run
-from lowtide.streaming.panels import MOVED_ROWS, RowFile, panel_columns
-from lowtide.streaming.pricing.facts import Picture, Shape
-from lowtide.streaming.pricing.streamed import BandPricing
+from lowtide.core.signal import ImageInfo
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.tiles.panels import MOVED_ROWS, RowFile, panel_columns
+from lowtide.streaming.tiles.runner import execute_plan
 
 picture = pictures(seed=3)
 REACH = 4  # of `conv_net`
@@ -26,9 +26,9 @@ REACH = 4  # of `conv_net`
 def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None):
     height, width = size
     padded = -(-height // align) * align, -(-width // align) * align
-    shape = Shape(net.scale, net.in_channels, net.out_channels, align)
+    shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
     info = ImageInfo(width, height, bands, sample)
-    return BandPricing(costs(reach), shape, Picture(info, padded), Programs(net), panel)
+    return BandCandidates(costs(reach), shape, ImageTask(info, padded), ProgramCache(net), panel)
 
 
 def in_panels(net, array, panel, **more):
@@ -75,7 +75,7 @@ def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, programs = in_panels(net, array, 20)
     told = []
-    run(net, ArraySource(array), ArraySink(), plan, programs=programs, on_rows=told.append)
+    execute_plan(net, ArraySource(array), ArraySink(), plan, programs=programs, on_rows=told.append)
     assert sum(told) == 80
     assert all(rows > 0 for rows in told)
 
@@ -90,7 +90,9 @@ def test_stops_between_bands(tmp_path):
         return len(asked) == 6
 
     with pytest.raises(Cancelled):
-        run(net, ArraySource(array), sink, plan, programs=programs, cancel=cancel, scratch=tmp_path)
+        execute_plan(
+            net, ArraySource(array), sink, plan, programs=programs, cancel=cancel, scratch=tmp_path
+        )
     assert not sink.parts
     assert not list(tmp_path.iterdir())
 
@@ -101,7 +103,7 @@ def test_a_file_that_ends_early_is_named_as_such():
     source = ArraySource(array)
     source.array = array[:17]
     with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
-        run(net, source, ArraySink(), plan, programs=programs)
+        execute_plan(net, source, ArraySink(), plan, programs=programs)
 
 
 def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
@@ -109,7 +111,7 @@ def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     plan, programs = in_panels(net, array, 20)
     program = programs.of(plan.padded_height, plan.tile_width)
     cuts = (list(program.steps)[len(program.steps) // 2],)
-    bands = (3,) * len(segment(program, cuts))
+    bands = (3,) * len(cut_segments(program, cuts))
     how = plan.banded.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
     made, create = [], scratch.ScratchBlocks.__init__
     monkeypatch.setattr(

@@ -5,24 +5,28 @@ import pytest
 from toys import costs, make_plan
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import choose
-from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, Reused, TracedPoint
-from lowtide.memory.estimating.calibration import Calibration, RunBounds
-from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
-from lowtide.streaming.pricing.ledger import activations, affordable_pixels, comparable_pixels
-from lowtide.streaming.pricing.tiles import candidates
+from lowtide.memory.choice import choose_plan
+from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, ReusedBlocks, TracedPoint
+from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.streaming.planner.ledger_rows import (
+    activation_row,
+    affordable_pixels,
+    comparable_pixels,
+)
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.tile_candidates import tile_candidates
 
 PHOTO = ImageInfo(3000, 2000, 3)
-SHAPE = Shape(2, 3, 3)
+SHAPE = ModelGeometry(2, 3, 3)
 
 
 def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
-    picture = picture or Picture(PHOTO, (PHOTO.height, PHOTO.width))
+    picture = picture or ImageTask(PHOTO, (PHOTO.height, PHOTO.width))
     measured = costs(reach, batchable=batchable, device=device)
-    return candidates(measured, shape, picture, Wishes(**wishes))
+    return tile_candidates(measured, shape, picture, Overrides(**wishes))
 
 
 def test_wishes_are_respected():
@@ -45,7 +49,7 @@ def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
 
 def test_tiles_of_a_plan_hold_no_more_than_their_number_needs():
     """1730 pixels in four columns: tiles of 512 would share a fifth of themselves."""
-    picture = Picture(ImageInfo(1730, 1156, 3), (1156, 1730))
+    picture = ImageTask(ImageInfo(1730, 1156, 3), (1156, 1730))
     tiles = plans(7, picture=picture, strategy="tiled")
     for plan in tiles:
         run = plan.tile_width * plan.tile_height * plan.tiles
@@ -81,14 +85,14 @@ def test_batches_are_tried_where_they_gain():
 
 def test_no_batch_is_larger_than_a_row_of_tiles():
     """Neighbors in a row run at once: what a fuller batch would take is never taken."""
-    narrow = Picture(ImageInfo(600, 400, 3), (400, 600))
+    narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
     asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
     assert {plan.batch for plan in asked} == {2}
     assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
 
 
 def test_models_that_must_see_everything_are_never_cut():
-    shape = Shape(2, 3, 3, tileable=False)
+    shape = ModelGeometry(2, 3, 3, tileable=False)
     assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
     for wish in (dict(tile=64), dict(overlap=8), dict(batch=2), dict(hann_blend=True)):
         with pytest.raises(UsageError, match="whole image"):
@@ -96,18 +100,18 @@ def test_models_that_must_see_everything_are_never_cut():
 
 
 def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
-    shape = Shape(2, 3, 3, align=16, minimum=96)
-    for plan in plans(shape=shape, picture=Picture(PHOTO, (2000, 3008)), strategy="tiled"):
+    shape = ModelGeometry(2, 3, 3, align=16, minimum=96)
+    for plan in plans(shape=shape, picture=ImageTask(PHOTO, (2000, 3008)), strategy="tiled"):
         assert plan.tile_width % 16 == plan.tile_height % 16 == 0
         assert min(plan.tile_width, plan.tile_height) >= 96
-    square = Shape(2, 3, 3, align=16, square=True)
-    for plan in plans(shape=square, picture=Picture(PHOTO, (3008, 3008)), strategy="tiled"):
+    square = ModelGeometry(2, 3, 3, align=16, square=True)
+    for plan in plans(shape=square, picture=ImageTask(PHOTO, (3008, 3008)), strategy="tiled"):
         assert plan.tile_width == plan.tile_height
 
 
 def test_an_image_smaller_than_any_tile_is_one_tile():
-    shape = Shape(2, 3, 3, align=512)
-    picture = Picture(ImageInfo(500, 400, 3), (512, 512))
+    shape = ModelGeometry(2, 3, 3, align=512)
+    picture = ImageTask(ImageInfo(500, 400, 3), (512, 512))
     assert [plan.tiles for plan in plans(shape=shape, picture=picture, strategy="tiled")] == [1]
 
 
@@ -121,8 +125,8 @@ def test_wide_images_get_low_tiles(width):
     def buffers(plan):
         return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
 
-    picture = Picture(ImageInfo(width, 2000, 3), (2000, width), row_bytes=40 * MIB)
-    free = Picture(picture.info, picture.padded)
+    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_bytes=40 * MIB)
+    free = ImageTask(picture.info, picture.padded)
     lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
     kept = plans(picture=picture, strategy="tiled")
     assert kept
@@ -131,9 +135,9 @@ def test_wide_images_get_low_tiles(width):
 
 def test_small_tiles_are_for_small_budgets():
     size = dict(info=PHOTO, padded=(2000, 3000))
-    ample = plans(picture=Picture(**size, easy_bytes=400 * MIB), strategy="tiled")
+    ample = plans(picture=ImageTask(**size, easy_bytes=400 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in ample) >= 240 * 240
-    scarce = plans(picture=Picture(**size, easy_bytes=20 * MIB), strategy="tiled")
+    scarce = plans(picture=ImageTask(**size, easy_bytes=20 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in scarce) == 64 * 64
     # Where small ones are faster, they stay.
     slower = [
@@ -146,20 +150,20 @@ def test_small_tiles_are_for_small_budgets():
         for side in (64, 128, 256)
     ]
     measured = costs(4).model_copy(update={"points": tuple(slower)})
-    picture = Picture(**size, easy_bytes=400 * MIB)
-    cached = candidates(measured, SHAPE, picture, Wishes(strategy="tiled"))
+    picture = ImageTask(**size, easy_bytes=400 * MIB)
+    cached = tile_candidates(measured, SHAPE, picture, Overrides(strategy="tiled"))
     assert min(plan.run_pixels for plan in cached) == 64 * 64
 
 
 def test_the_ledger_prices_formats_scratch_and_alpha():
     base = plans(strategy="whole")[0]
-    picture = Picture(PHOTO, (2000, 3000), codecs=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB)
+    picture = ImageTask(PHOTO, (2000, 3000), codecs=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB)
     priced = plans(picture=picture, strategy="whole")[0]
     assert priced.upper_bytes == base.upper_bytes + 50 * MIB
     assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
     assert priced.bytes_at("disk") == 7 * MIB
     rgba = ImageInfo(3000, 2000, 4)
-    alpha = plans(picture=Picture(rgba, (2000, 3000)), strategy="whole")[0]
+    alpha = plans(picture=ImageTask(rgba, (2000, 3000)), strategy="whole")[0]
     assert alpha.run_pixels == 2 * base.run_pixels
     assert alpha.upper_bytes > 1.8 * base.upper_bytes
 
@@ -210,7 +214,7 @@ def test_a_budget_below_the_smallest_plan_names_it():
 def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     def bytes_with(calibration):
         size = (PHOTO.height, PHOTO.width)
-        picture = Picture(PHOTO, size, tiled=RunBounds(usual=calibration))
+        picture = ImageTask(PHOTO, size, tiled=RunBounds(usual=calibration))
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
 
@@ -227,14 +231,14 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
 
 @pytest.mark.parametrize("heap", ["keeps", None])
 def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
-    monkeypatch.setattr("lowtide.streaming.pricing.ledger.heap_setting", lambda: heap)
-    blocks = tuple(Reused(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
+    monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_setting", lambda: heap)
+    blocks = tuple(ReusedBlocks(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
     points = tuple(
         TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused=blocks)
         for side in (64, 128)
     )
     measured = costs(4).model_copy(update={"traced": points})
-    (kept,) = (one for one in activations(measured, 64 * 64) if one.name == "allocator")
+    (kept,) = (one for one in activation_row(measured, 64 * 64) if one.name == "allocator")
     told = blocks[-1].kept if heap else measured.slack_bytes(64 * 64)
     assert kept.value == told
 
@@ -243,7 +247,7 @@ def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
     bounds = RunBounds(usual=kept, thrifty=thrifty, can_give_back=True)
-    picture = Picture(PHOTO, (PHOTO.height, PHOTO.width), tiled=bounds)
+    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled=bounds)
     both = plans(picture=picture)
     by_heap = {
         heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}
@@ -255,10 +259,10 @@ def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
         assert other.upper_bytes < plan.upper_bytes
         assert other.seconds > plan.seconds
         assert not any(row.value for row in other.ledger if row.name == "allocator")
-    plenty = choose(both, Budget(64 * GIB, 64 * GIB, 64 * GIB))
+    plenty = choose_plan(both, Budget(64 * GIB, 64 * GIB, 64 * GIB))
     assert plenty.heap == "keeps"
     least = min(plan.upper_bytes for plan in both)
-    scarce = choose(both, Budget(least, 64 * GIB, 64 * GIB))
+    scarce = choose_plan(both, Budget(least, 64 * GIB, 64 * GIB))
     assert scarce.heap == "gives back"
     assert scarce.title.endswith("memory given back at once")
     assert {plan.heap for plan in plans()} == {"as it is"}

@@ -5,11 +5,13 @@ import torch
 from torch import nn
 from toys import Centered, Strided, conv_net
 
-from lowtide.streaming.reach import measure_reach
+from lowtide.streaming.probe.receptive_field import measure_receptive_field
 
 
 def reach(module, *, scale=2, channels=3, align=1):
-    return measure_reach(module, channels=channels, scale=scale, align=align, minimum=0).pixels
+    return measure_receptive_field(
+        module, channels=channels, scale=scale, align=align, minimum=0
+    ).pixels
 
 
 @pytest.mark.parametrize("layers", [1, 3, 9])

@@ -6,9 +6,9 @@ from torch import nn
 from toys import conv_net, make_plan, network, pictures
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.streaming.one_shape import ForOneShape
-from lowtide.streaming.pricing.recorded import recorded
-from lowtide.streaming.recorded import record_for
+from lowtide.streaming.planner.graph_candidates import with_cuda_graph
+from lowtide.streaming.specialize.cuda_graph import cuda_graph_for
+from lowtide.streaming.specialize.shape_specialized import ShapeSpecialized
 
 picture = pictures()
 SHAPE = (2, 3, 24, 20)
@@ -27,9 +27,9 @@ def frozen(run):
 
 def test_the_same_numbers_by_one_shape_only():
     plain = network(conv_net())
-    fast, facts = record_for(plain, SHAPE, again)
+    fast, facts = cuda_graph_for(plain, SHAPE, again)
     assert facts.ratio > 0
-    assert isinstance(fast.forward, ForOneShape)
+    assert isinstance(fast.forward, ShapeSpecialized)
     assert (fast.scale, fast.device) == (plain.scale, plain.device)
     with torch.inference_mode():
         for shape in (SHAPE, (1, 3, 24, 20), (2, 3, 8, 9)):
@@ -39,7 +39,7 @@ def test_the_same_numbers_by_one_shape_only():
 
 
 def test_results_and_images_have_memory_of_their_own():
-    fast, _ = record_for(network(conv_net()), SHAPE, again)
+    fast, _ = cuda_graph_for(network(conv_net()), SHAPE, again)
     with torch.inference_mode():
         images = torch.rand(SHAPE)
         first = fast.forward(images)
@@ -54,7 +54,7 @@ def test_channels_that_lie_last_do_so_in_the_recording():
     seen = []
     net = network(conv_net(), channels_last=True)
     net.forward.register_forward_pre_hook(lambda _, given: seen.append(given[0].stride()))
-    record_for(net, SHAPE, again)
+    cuda_graph_for(net, SHAPE, again)
     assert len(set(seen)) == 1
     assert seen[0] == torch.empty(SHAPE).contiguous(memory_format=torch.channels_last).stride()
 
@@ -75,24 +75,24 @@ class AsksTheHost(nn.Module):
 
 def test_what_differs_or_cannot_be_recorded_is_refused():
     with pytest.raises(ModelError, match="recorded network differs by"):
-        record_for(network(conv_net()), SHAPE, frozen)
+        cuda_graph_for(network(conv_net()), SHAPE, frozen)
     refused = RuntimeError("operation not permitted when stream is capturing\nmore")
     with pytest.raises(ModelError, match=r"cannot be recorded.*capturing$") as caught:
-        record_for(network(AsksTheHost(refused), scale=1), SHAPE, again)
+        cuda_graph_for(network(AsksTheHost(refused), scale=1), SHAPE, again)
     assert "--cuda-graphs" in caught.value.hint
     lack = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(torch.OutOfMemoryError):
-        record_for(network(AsksTheHost(lack), scale=1), SHAPE, again)
+        cuda_graph_for(network(AsksTheHost(lack), scale=1), SHAPE, again)
 
 
 def test_the_cpu_has_no_graphs():
     with pytest.raises(UsageError, match="cpu has no CUDA graphs"):
-        record_for(network(conv_net()), SHAPE)
+        cuda_graph_for(network(conv_net()), SHAPE)
 
 
 def test_a_recorded_plan_counts_the_graph_and_its_making():
     plan = make_plan(picture(120, 160, 3, "uint8"), 4, tile=64)
-    one, many = recorded(plan, 1), recorded(plan, 40)
+    one, many = with_cuda_graph(plan, 1), with_cuda_graph(plan, 40)
     # What the allocator keeps for it is in the graph's pool as well.
     held = "live activations and scratch", "allocator"
     graph = sum(row.value for row in plan.ledger if row.name in held)

@@ -9,7 +9,7 @@ import torch
 from toys import conv_net, make_plan, network, run_array
 
 from lowtide.core.errors import OutOfMemoryError
-from lowtide.memory.failures import is_out_of_memory, release
+from lowtide.memory.oom import free_exception, is_out_of_memory
 
 ARRAY = np.random.default_rng(1).integers(0, 256, (120, 150, 3), np.uint8)
 
@@ -126,7 +126,7 @@ def test_a_released_error_holds_no_tensor():
         kept = error
     gc.collect()
     assert watch[0]() is not None  # the traceback holds the frame, the frame the tensor
-    release(kept, "cpu")
+    free_exception(kept, "cpu")
     assert watch[0]() is None
 
 

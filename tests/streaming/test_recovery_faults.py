@@ -12,9 +12,9 @@ from toys import costs, make_plan, network, run_array
 
 import lowtide
 from lowtide.jobs import prepare
-from lowtide.memory.simulation.virtual import VirtualDevice
-from lowtide.memory.store import CostStore
-from lowtide.streaming.merge import StripMerger
+from lowtide.memory.cache import CostStore
+from lowtide.memory.simulation.virtual_device import VirtualDevice
+from lowtide.streaming.tiles.merge import StripMerger
 
 REACH = 7  # of lowtide-x2
 REPEATED = "out of memory once: what had failed was repeated, with success"

@@ -9,16 +9,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from toys import conv_net, network
 from toys import costs as toy_costs
 
-from lowtide.core.rows import ImageInfo
-from lowtide.memory.estimating import scratch
-from lowtide.memory.estimating.calls import operand_bytes
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.streaming import tracing
-from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
-from lowtide.streaming.pricing.tiles import candidates
-from lowtide.streaming.probe import probe
-from lowtide.streaming.step import Network
-from lowtide.streaming.tracing import trace_grain, trace_points
+from lowtide.core.signal import ImageInfo
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction import cpu_workspace
+from lowtide.memory.prediction.op_signature import operand_bytes
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.tile_candidates import tile_candidates
+from lowtide.streaming.probe import trace_memory
+from lowtide.streaming.probe.measure_costs import probe_costs
+from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +48,14 @@ def test_points_tell_what_lives_in_small_blocks() -> None:
 
 def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
-    measure = scratch._asked
+    measure = cpu_workspace._asked
 
     def asked(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(scratch, "_asked", asked)
-    net = Network(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
+    monkeypatch.setattr(cpu_workspace, "_asked", asked)
+    net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run
     assert max(run) <= limit
@@ -76,8 +76,8 @@ class InParts(nn.Module):
 
 
 def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
-    parts = Network(InParts(), 1, 3, 3)
-    monkeypatch.setattr(tracing, "_MANY_OPERATORS", 500)
+    parts = NetworkSpec(InParts(), 1, 3, 3)
+    monkeypatch.setattr(trace_memory, "_MANY_OPERATORS", 500)
     few = trace_points(parts, align=1, minimum=0)
     assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
     # What lies beyond goes on as it was: the image, the result and a part.
@@ -86,7 +86,7 @@ def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch
 
 
 def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
-    probe(network(conv_net()), sha256="0", weight_bytes=0, align=1, minimum=0)
+    probe_costs(network(conv_net()), sha256="0", weight_bytes=0, align=1, minimum=0)
     assert not FakeTensorMode.cache
 
 
@@ -95,8 +95,8 @@ def test_what_cannot_be_traced_has_no_points() -> None:
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    assert trace_points(Network(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
-    assert trace_points(Network(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
+    assert trace_points(NetworkSpec(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
+    assert trace_points(NetworkSpec(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
 
 
 class Padding(nn.Module):
@@ -114,17 +114,17 @@ class Padding(nn.Module):
 
 @pytest.mark.parametrize(("grain", "align"), [(1, 1), (2, 1), (8, 1), (64, 1), (24, 12), (16, 16)])
 def test_the_grain_is_what_a_network_pads_to(grain: int, align: int) -> None:
-    assert trace_grain(Network(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
+    assert padding_multiple(NetworkSpec(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
 
 
 def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
-    assert trace_grain(Network(lambda x: x, 1, 3, 3), align=4) == 4
+    assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
 
 
 def test_pixels_that_a_network_pads_are_priced() -> None:
     costs = toy_costs(None).model_copy(update={"grain": 64})
-    picture = Picture(ImageInfo(500, 300, 3), (300, 500))
-    plans = candidates(costs, Shape(1, 3, 3, align=64), picture, Wishes())
+    picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
+    plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
     whole = next(plan for plan in plans if plan.strategy == "whole")
     assert whole.run_pixels == 320 * 512
     for plan in plans:

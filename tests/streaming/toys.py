@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import choose
+from lowtide.memory.choice import choose_plan
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.streaming.executor import run
-from lowtide.streaming.pricing.facts import Picture, Shape, Wishes
-from lowtide.streaming.pricing.tiles import candidates
-from lowtide.streaming.step import Network
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.tile_candidates import tile_candidates
+from lowtide.streaming.tiles.runner import execute_plan
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 GIB = 1 << 30
 
@@ -94,7 +94,7 @@ class Strided(nn.Module):
 
 def network(module, scale=2, channels=3, **more):
     """The module as the runner sees it."""
-    return Network(module, scale, channels, channels, **more)
+    return NetworkSpec(module, scale, channels, channels, **more)
 
 
 def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
@@ -126,14 +126,14 @@ def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=G
     height, width, bands = array.shape
     pad = lambda side: -(-max(side, minimum) // align) * align  # noqa: E731
     info = ImageInfo(width, height, bands, str(array.dtype))
-    shape = Shape(scale, channels, channels, align, minimum)
-    picture = Picture(info, (pad(height), pad(width)))
-    plans = candidates(costs(reach), shape, picture, Wishes(**wishes))
-    return choose(plans, Budget(budget, budget, budget))
+    shape = ModelGeometry(scale, channels, channels, align, minimum)
+    picture = ImageTask(info, (pad(height), pad(width)))
+    plans = tile_candidates(costs(reach), shape, picture, Overrides(**wishes))
+    return choose_plan(plans, Budget(budget, budget, budget))
 
 
 def run_array(net, array, plan, **more):
     """Run an array through the plan; returns (result, outcome)."""
     sink = ArraySink()
-    outcome = run(net, ArraySource(array), sink, plan, **more)
+    outcome = execute_plan(net, ArraySource(array), sink, plan, **more)
     return sink.commit(), outcome

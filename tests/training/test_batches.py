@@ -15,7 +15,7 @@ from lowtide.training.data import (
     ImageCache,
     PairedFolders,
     RealDegradation,
-    bicubic,
+    bicubic_downscale,
 )
 
 COUNT = 7
@@ -37,7 +37,7 @@ def noises(tmp_path, save):
     return tmp_path / "noises"
 
 
-def batches(folder, *, degradation=bicubic, cache=None, **changes):
+def batches(folder, *, degradation=bicubic_downscale, cache=None, **changes):
     data = HighResolutionFolders([folder], 2, degradation, cache=cache)
     return Batches(data, **(dict(patch=8, batch=3, seed=5) | changes))
 
@@ -59,7 +59,7 @@ def test_shapes(noises):
     assert low.min() >= 0 and high.max() <= 1
 
 
-@pytest.mark.parametrize("degradation", [bicubic, RealDegradation()])
+@pytest.mark.parametrize("degradation", [bicubic_downscale, RealDegradation()])
 def test_a_step_is_the_same_whenever_it_comes(noises, degradation):
     changes = dict(degradation=degradation, color=True)
     one = batches(noises, **changes)
@@ -200,7 +200,7 @@ def test_no_more_is_computed_ahead_than_two_for_each_thread(folder):
 
     def noted(gt, scale, generator):
         steps.append(0)
-        return bicubic(gt, scale, generator)
+        return bicubic_downscale(gt, scale, generator)
 
     ahead = batches(folder, workers=2, batch=1, degradation=noted).prefetch(0)
     next(ahead)

@@ -5,9 +5,9 @@ import torch
 import yaml
 
 from lowtide.core.errors import UsageError
-from lowtide.training.config import LossEntry, Scheduler, parse_config, read_config
-from lowtide.training.networks import GENERATORS, make_discriminator, make_generator
-from lowtide.training.schedule import ema_decay, loss_weight, rate_share
+from lowtide.training.lr_schedule import ema_decay, loss_weight, lr_factor
+from lowtide.training.network_factory import GENERATORS, make_discriminator, make_generator
+from lowtide.training.train_config import LossEntry, Scheduler, parse_config, read_config
 
 
 def plain(**changes):
@@ -243,13 +243,13 @@ def test_discriminators():
 
 def test_the_rate_rises_and_falls():
     cosine = Scheduler(type="cosine", eta_min=0.1)
-    shares = [rate_share(cosine, step, 100, 10) for step in range(100)]
+    shares = [lr_factor(cosine, step, 100, 10) for step in range(100)]
     assert shares[0] == pytest.approx(1 / 11)
     assert max(shares) == shares[10] > 0.97
     assert shares[-1] == pytest.approx(0.1, abs=1e-3)
     steps = Scheduler(type="multistep", milestones=[5, 8], gamma=0.5)
-    assert [rate_share(steps, step, 10, 0) for step in (4, 5, 8)] == [1.0, 0.5, 0.25]
-    assert rate_share(Scheduler(type="constant"), 7, 10, 0) == 1.0
+    assert [lr_factor(steps, step, 10, 0) for step in (4, 5, 8)] == [1.0, 0.5, 0.25]
+    assert lr_factor(Scheduler(type="constant"), 7, 10, 0) == 1.0
 
 
 def test_weights_of_losses_ramp_in():

@@ -10,7 +10,7 @@ import yaml
 
 from lowtide.cli.train import EXAMPLE
 from lowtide.core.errors import LowtideError
-from lowtide.training.config import read_config
+from lowtide.training.train_config import read_config
 from support.fuzz_workers import run_all
 
 CASES = 300

@@ -11,7 +11,7 @@ from lowtide.training.data import (
     HighResolutionFolders,
     ImageCache,
     PairedFolders,
-    bicubic,
+    bicubic_downscale,
     read_rgb,
     size_of,
 )
@@ -217,12 +217,12 @@ def test_folders_without_images(tmp_path, folders):
         with pytest.raises(InputError, match=said):
             PairedFolders([folders[0]], [tmp_path / name], 2)
         with pytest.raises(InputError, match=said):
-            HighResolutionFolders([tmp_path / name], 2, bicubic)
+            HighResolutionFolders([tmp_path / name], 2, bicubic_downscale)
 
 
 def test_pictures_smaller_than_a_patch(folders, save):
     save(folders[0] / "low.png", noise(32, 60)), save(folders[1] / "lowx2.png", noise(16, 30))
-    data, single = paired(folders), HighResolutionFolders([folders[0]], 2, bicubic)
+    data, single = paired(folders), HighResolutionFolders([folders[0]], 2, bicubic_downscale)
     data.check(16), single.check(16)
     with pytest.raises(InputError, match=r"1 problem .*\n.*lowx2\.png: 30 x 16 pixels .* 20 x 20"):
         data.check(20)
@@ -245,7 +245,7 @@ def test_high_resolution_files_that_cannot_be_used(folders, save):
     save(folders[0] / "clear.png", noise(32, 40, 4))
     (folders[0] / "text.png").write_text("no image")
     with pytest.raises(InputError, match="3 problems") as caught:
-        HighResolutionFolders([folders[0]], 2, bicubic)
+        HighResolutionFolders([folders[0]], 2, bicubic_downscale)
     assert all(f"{name}.png: " in caught.value.message for name in ("gray", "clear", "text"))
 
 
@@ -257,7 +257,7 @@ def test_a_patch_is_that_of_the_whole_picture_made_smaller(tmp_path, save, scale
     rows, columns = photo.shape[0] // scale, photo.shape[1] // scale
     high = photo[: rows * scale, : columns * scale]
     whole = resize_cubic(high, rows, columns).astype(np.float32) / np.float32(255)
-    data = HighResolutionFolders([tmp_path], scale, bicubic)
+    data = HighResolutionFolders([tmp_path], scale, bicubic_downscale)
     # A photograph of 15 or more LQ pixels: patches of 12 touch its borders now and then.
     for seed in range(25):
         lq, gt = data.pair(0, 12, STILL, np.random.default_rng(seed))
@@ -271,7 +271,7 @@ def test_a_patch_is_that_of_the_whole_picture_made_smaller(tmp_path, save, scale
 def test_16_bit_pictures_are_made_smaller(tmp_path, save):
     wide = skimage.data.coffee()[:64, :64].astype(np.uint16) * 257
     save(tmp_path / "a.png", wide)
-    data = HighResolutionFolders([tmp_path], 4, bicubic)
+    data = HighResolutionFolders([tmp_path], 4, bicubic_downscale)
     lq, gt = data.pair(0, 16, STILL, np.random.default_rng(0))
     assert np.array_equal(gt, wide.astype(np.float32) / np.float32(65535))
     expected = resize_cubic(skimage.data.coffee()[:64, :64], 16, 16)

@@ -14,10 +14,10 @@ from lowtide.training.data import (
     RealConfig,
     RealDegradation,
     StageConfig,
-    bicubic,
+    bicubic_downscale,
 )
-from lowtide.training.data.degrade import jpeg, resized
-from lowtide.training.data.kernels import draw_kernel, filtered, gaussian_kernel, sinc_kernel
+from lowtide.training.data.degrade import jpeg_roundtrip, resize_image
+from lowtide.training.data.kernels import apply_kernel, draw_kernel, gaussian_kernel, sinc_kernel
 
 NOTHING = StageConfig(
     BlurConfig(share=0.0),
@@ -47,7 +47,7 @@ def astronaut():
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 4])
 def test_bicubic_is_what_matlab_makes_of_files(astronaut, scale):
-    low = bicubic(astronaut, scale, numbers())
+    low = bicubic_downscale(astronaut, scale, numbers())
     levels = np.rint(astronaut * 255).astype(np.uint8)
     expected = resize_cubic(levels, 96 // scale, 96 // scale)
     assert low.dtype == np.float32
@@ -83,7 +83,7 @@ def test_the_picture_stays_in_its_place(astronaut):
     """No filter or resizing may move it: that would teach a network to."""
     mean = np.mean([RealDegradation()(astronaut, 2, numbers(seed)) for seed in range(60)], axis=0)
     smooth = gaussian_kernel(9, (1.5, 1.5), 0.0)
-    expected = filtered(bicubic(astronaut, 2, numbers()), smooth)
+    expected = apply_kernel(bicubic_downscale(astronaut, 2, numbers()), smooth)
     inner = (slice(6, -6), slice(6, -6))
     errors = {
         (down, right): np.square(np.roll(mean, (down, right), (0, 1)) - expected)[inner].mean()
@@ -163,42 +163,42 @@ def test_shapes_are_what_they_are_called():
 
 def test_filters_are_convolutions(astronaut):
     kernel = np.random.default_rng(0).random((7, 7))
-    seen = filtered(astronaut[:30, :20], kernel)
+    seen = apply_kernel(astronaut[:30, :20], kernel)
     around = np.pad(astronaut[:30, :20], ((3, 3), (3, 3), (0, 0)), "reflect")
     windows = np.lib.stride_tricks.sliding_window_view(around, (7, 7), (0, 1))
     assert seen == pytest.approx(np.einsum("hwcij,ij->hwc", windows, kernel[::-1, ::-1]), abs=1e-4)
     spot = np.zeros((7, 7))
     spot[3, 3] = 1
-    assert filtered(astronaut, spot) == pytest.approx(astronaut, abs=1e-6)
+    assert apply_kernel(astronaut, spot) == pytest.approx(astronaut, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["area", "bilinear", "bicubic"])
 def test_resizing(astronaut, kind):
-    assert resized(astronaut, (96, 96), kind) == pytest.approx(astronaut, abs=1e-6)
+    assert resize_image(astronaut, (96, 96), kind) == pytest.approx(astronaut, abs=1e-6)
     flat = np.full((13, 17, 3), 0.3, np.float32)
     for size in ((5, 6), (40, 19), (1, 1)):
-        assert resized(flat, size, kind) == pytest.approx(np.full((*size, 3), 0.3), abs=1e-6)
+        assert resize_image(flat, size, kind) == pytest.approx(np.full((*size, 3), 0.3), abs=1e-6)
     ramp = np.linspace(0, 1, 40, dtype=np.float32)[:, None, None].repeat(3, 2)
     # Pixel centers are at half integers.
-    assert resized(ramp, (10, 1), kind)[2:-2] == pytest.approx(
+    assert resize_image(ramp, (10, 1), kind)[2:-2] == pytest.approx(
         ramp.reshape(10, 4, 1, 3).mean(1)[2:-2], abs=1e-5
     )
 
 
 def test_area_is_a_mean(astronaut):
-    halves = resized(astronaut, (48, 32), "area")
+    halves = resize_image(astronaut, (48, 32), "area")
     assert halves == pytest.approx(astronaut.reshape(48, 2, 32, 3, 3).mean((1, 3)), abs=1e-6)
-    part = resized(astronaut, (37, 61), "area")
+    part = resize_image(astronaut, (37, 61), "area")
     assert part.mean((0, 1)) == pytest.approx(astronaut.mean((0, 1)), abs=1e-5)
 
 
 def test_a_lower_quality_is_further_away(astronaut):
     errors = [
-        np.square(jpeg(astronaut, quality) - astronaut).mean()
+        np.square(jpeg_roundtrip(astronaut, quality) - astronaut).mean()
         for quality in (10, 20, 30, 50, 70, 85, 95)
     ]
     assert errors == sorted(errors, reverse=True)
-    assert jpeg(astronaut[:5, :7], 50).shape == (5, 7, 3)
+    assert jpeg_roundtrip(astronaut[:5, :7], 50).shape == (5, 7, 3)
 
 
 def test_changes_are_all_eight_and_colors_change_in_half():

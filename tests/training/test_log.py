@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from lowtide.core.errors import OutputError
-from lowtide.training.log import Log, read_log
+from lowtide.training.train_log import TrainLog, read_log
 
 
 def write(folder, *texts):
@@ -35,7 +35,7 @@ TORN = {
 def test_a_torn_log_is_cut_back_to_whole_rows(tmp_path, torn):
     write(tmp_path, *TORN[torn])
     assert steps_of(tmp_path) == [1, 2]
-    log = Log(tmp_path, 2)
+    log = TrainLog(tmp_path, 2)
     log.add(3, {"l1loss": 0.5})
     log.close()
     assert (tmp_path / "log.jsonl").read_bytes() == row(1) + row(2) + row(3, l1loss=0.5)
@@ -43,7 +43,7 @@ def test_a_torn_log_is_cut_back_to_whole_rows(tmp_path, torn):
 
 def test_a_last_row_without_its_end_counts(tmp_path):
     write(tmp_path, row(1), row(2)[:-1])
-    log = Log(tmp_path, 2)
+    log = TrainLog(tmp_path, 2)
     log.add(3, {})
     log.close()
     assert steps_of(tmp_path) == [1, 2, 3]
@@ -52,7 +52,7 @@ def test_a_last_row_without_its_end_counts(tmp_path):
 def test_rows_beyond_what_is_done_go_and_others_stay_as_they_were(tmp_path):
     first = b'{"step":1,  "l1loss": 0.10}\n'
     write(tmp_path, first, row(2), row(3))
-    Log(tmp_path, 2).close()
+    TrainLog(tmp_path, 2).close()
     assert (tmp_path / "log.jsonl").read_bytes() == first + row(2)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
@@ -62,7 +62,7 @@ def test_what_a_killed_run_left_of_it_goes(tmp_path):
     other = tmp_path / ".mine.log.jsonl.lowtide.part"
     for path in (left, other):
         path.write_bytes(row(1))
-    Log(tmp_path, 0).close()
+    TrainLog(tmp_path, 0).close()
     assert not left.exists()
     assert other.exists()
 
@@ -74,10 +74,10 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
     run.mkdir()
     (run / "log.jsonl").symlink_to(mine)
     with pytest.raises(OutputError, match=r"log\.jsonl: .*it is a link"):
-        Log(run, 0)
+        TrainLog(run, 0)
     (run / "log.jsonl").unlink()
     os.link(mine, run / "log.jsonl")
-    log = Log(run, 9)
+    log = TrainLog(run, 9)
     log.add(10, {})
     log.close()
     assert mine.read_bytes() == row(9)
@@ -91,7 +91,7 @@ def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path):
 
     def begin():
         with pytest.raises(OutputError, match="it is no file"):
-            Log(tmp_path, 0)
+            TrainLog(tmp_path, 0)
         found.append(True)
 
     thread = threading.Thread(target=begin, daemon=True)

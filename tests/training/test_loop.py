@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import Cancelled, NotFiniteError, OutputError, UsageError
-from lowtide.training.config import parse_config
-from lowtide.training.loop import Trainer
-from lowtide.training.networks import make_discriminator, make_generator
+from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.train_config import parse_config
+from lowtide.training.trainer import Trainer
 
 GAN = {
     "network_d": {"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2},

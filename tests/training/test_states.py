@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from lowtide.core.errors import InputError
-from lowtide.training.state import State, last_state, save_state
+from lowtide.training.state import TrainState, last_state, save_state
 
 
 def state_of(step):
-    return State(step, {"a": {"w": torch.full((64, 64), float(step))}}, best=1.5)
+    return TrainState(step, {"a": {"w": torch.full((64, 64), float(step))}}, best=1.5)
 
 
 def names_in(folder):

@@ -1,10 +1,10 @@
 """Attention: one call, every backend, and a reason for each that is not taken."""
 
 from lowtide.attention.backends import BACKENDS
-from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice
+from lowtide.attention.dispatch import Policy, Resolution, Verdict, resolve
 from lowtide.attention.functional import attention, explain
-from lowtide.attention.resolution import Policy, Resolution, Verdict, resolve
-from lowtide.attention.routing import Use, use
+from lowtide.attention.patch import Use, use
+from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
 
 __all__ = [
     "BACKENDS",

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lowtide.attention.call import AttentionSpec
+from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import attention
-from lowtide.attention.resolution import Policy
-from lowtide.attention.routing import Router, lenient
+from lowtide.attention.patch import AttentionRouter, lenient_policy
+from lowtide.attention.spec import AttentionSpec
 from lowtide.core.errors import UsageError
 
 
@@ -28,7 +28,7 @@ class RoutedProcessor:
         self, processor: Any, backend: str | None = None, *, policy: Policy | None = None
     ) -> None:
         self.processor = processor
-        self._router = Router(backend, policy)
+        self._router = AttentionRouter(backend, policy)
 
     @staticmethod
     def of(
@@ -77,7 +77,7 @@ def register_with_transformers(
             "transformers is not installed, or older than 4.53",
             hint="pip install 'transformers>=4.53'",
         ) from error
-    policy = lenient(backend, policy)
+    policy = lenient_policy(backend, policy)
 
     def forward(
         module: nn.Module,

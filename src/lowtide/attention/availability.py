@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.attention.backends import BACKENDS
-from lowtide.attention.call import LocalDevice
-from lowtide.attention.halo.attend import is_preferred
-from lowtide.attention.halo.attend import missing as halo_missing
+from lowtide.attention.halo.autograd import is_preferred
+from lowtide.attention.halo.autograd import missing as halo_missing
+from lowtide.attention.spec import LocalDevice
 
 _HALO = "triton-halo"
 

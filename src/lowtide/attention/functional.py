@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends import get
-from lowtide.attention.call import AttentionCall, AttentionSpec, LocalDevice, describe_call
-from lowtide.attention.resolution import Policy, Resolution, resolve
+from lowtide.attention.dispatch import Policy, Resolution, resolve
+from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice, describe_call
 from lowtide.core.errors import UsageError
 
 _DEFAULT = AttentionSpec()

@@ -17,7 +17,7 @@ from packaging.version import Version
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.attention.call import AttentionCall, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice
 
 AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
 
@@ -26,17 +26,17 @@ _HALF = (torch.float16, torch.bfloat16)
 _BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
 
 
-def path_of(device: Device, call: AttentionCall) -> AttentionPath:
+def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPath:
     """The kernel that ``device`` takes for ``call``."""
     if device.kind == "cpu":
         return "math" if refusal("cpu_flash", device, call) else "cpu_flash"
-    for path in priority(device):
+    for path in kernel_priority(device):
         if refusal(path, device, call) is None:
             return path
     return "math"
 
 
-def priority(device: Device) -> tuple[AttentionPath, ...]:
+def kernel_priority(device: AttentionDevice) -> tuple[AttentionPath, ...]:
     """Fused kernels of a CUDA device, in the order in which they are tried."""
     if prefers_cudnn(device.capability, *installed_versions()):
         return "cudnn", "flash", "efficient"
@@ -79,7 +79,7 @@ def promotes_three_dimensions() -> bool:
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
-def refusal(path: AttentionPath, device: Device, call: AttentionCall) -> str | None:
+def refusal(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
     """Why ``path`` does not take ``call`` on the device, or None if it does."""
     if path == "math":
         return None
@@ -89,17 +89,17 @@ def refusal(path: AttentionPath, device: Device, call: AttentionCall) -> str | N
     return next((reason for reason, refuses in rules if refuses(device, call)), None)
 
 
-_Rule = tuple[str, Callable[[Device, AttentionCall], bool]]
+_Rule = tuple[str, Callable[[AttentionDevice, AttentionCall], bool]]
 
 
-def _backward_is_missing(device: Device, call: AttentionCall) -> bool:
+def _backward_is_missing(device: AttentionDevice, call: AttentionCall) -> bool:
     major, minor = device.capability
     small = (major == 8 and 6 <= minor <= 9) or (major == 12 and minor <= 1)
     fits = call.head_dim <= 192 or (call.head_dim > 224 and call.dropout == 0)
     return call.needs_grad and small and not fits
 
 
-def _is_misaligned(device: Device, call: AttentionCall) -> bool:
+def _is_misaligned(device: AttentionDevice, call: AttentionCall) -> bool:
     half = call.dtype in _HALF
     if device.capability >= (8, 0):
         multiple = 8 if half else 4
@@ -108,7 +108,7 @@ def _is_misaligned(device: Device, call: AttentionCall) -> bool:
     return bool(call.head_dim % multiple or call.value_dim % multiple)
 
 
-def _is_too_wide_for_cudnn(device: Device, call: AttentionCall) -> bool:
+def _is_too_wide_for_cudnn(device: AttentionDevice, call: AttentionCall) -> bool:
     cudnn = installed_versions()[1]
     dims = call.head_dim, call.value_dim
     if device.capability == (9, 0) or device.capability[0] == 10:
@@ -120,7 +120,7 @@ def _is_too_wide_for_cudnn(device: Device, call: AttentionCall) -> bool:
     return max(dims) > 128
 
 
-def _is_outside(low: tuple[int, int]) -> Callable[[Device, AttentionCall], bool]:
+def _is_outside(low: tuple[int, int]) -> Callable[[AttentionDevice, AttentionCall], bool]:
     return lambda device, _: not low <= device.capability <= (12, 1)
 
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.shell import guarded, option
+from lowtide.cli.shell import handle_errors, option
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lowtide.jobs.bench_upscale import BenchReport, Row
+    from lowtide.jobs.bench_upscale import BenchReport, BenchRow
 
 _MAIN, _OUT = "Main", "Output"
 
 
-@guarded
+@handle_errors
 def upscale(
     image: Annotated[Path, typer.Argument(help="An image file; a small one takes less long.")],
     model: Annotated[
@@ -94,9 +94,9 @@ def upscale(
 def _seams(image: Path, model: str, device: str, budget: str, tile: int, *, as_json: bool) -> None:
     from rich.table import Table
 
-    from lowtide.jobs.bench_seams import seams
+    from lowtide.jobs.bench_seams import compare_seams
 
-    report = seams(
+    report = compare_seams(
         image,
         model=model,
         device=device,
@@ -168,7 +168,7 @@ def _show(table: Table) -> None:
     Console(width=None if Console().is_terminal else 150).print(table)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: BenchRow) -> tuple[str, ...]:
     if row.refused:
         return row.way.name, row.way.words, "–", "–", "–", "–", "refused", row.refused
     fast = "–" if row.times_as_fast is None else f"{row.times_as_fast:.2f}"

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from lowtide.cli.shell import guarded
+from lowtide.cli.shell import handle_errors
 from lowtide.core.units import format_bytes
 
 
-@guarded
+@handle_errors
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show versions, devices, what half precision costs, extras and attention backends."""
-    from lowtide.jobs.doctor import examine
+    from lowtide.jobs.doctor import examine_machine
 
-    facts = examine()
+    facts = examine_machine()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

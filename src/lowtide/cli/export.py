@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lowtide.cli.progress import steps
-from lowtide.cli.shell import guarded, option
+from lowtide.cli.progress_bar import step_printer
+from lowtide.cli.shell import handle_errors, option
 
 _MAIN, _OUT = "Main", "Output"
 
@@ -20,7 +20,7 @@ class FilePrecision(StrEnum):
     fp32, fp16, bf16, int8 = "fp32", "fp16", "bf16", "int8"
 
 
-@guarded
+@handle_errors
 def onnx(
     model: Annotated[
         str,
@@ -81,7 +81,7 @@ def onnx(
 
     ONNX Runtime runs the file at several sizes; it is kept only if its results are PyTorch's.
     """
-    with steps("exporting", "loading", quiet=quiet) as tell:
+    with step_printer("exporting", "loading", quiet=quiet) as tell:
         from lowtide.jobs.export import export_onnx
 
         report = export_onnx(

@@ -25,9 +25,9 @@ from lowtide.cli import (
     train,
     upscale,
 )
-from lowtide.cli.shell import State, complain, print_failure
+from lowtide.cli.shell import CliState, print_error, print_failure
+from lowtide.core.atomic_file import is_lack_of_space, write_error
 from lowtide.core.errors import UsageError
-from lowtide.core.part_file import is_lack_of_space, write_error
 
 _EXIT_CODES = (
     "Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the budget ·"
@@ -111,7 +111,7 @@ def _common(
         False, "--debug", help="Show tracebacks. Works anywhere on the line."
     ),
 ) -> None:
-    State.debug = State.debug or debug
+    CliState.debug = CliState.debug or debug
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,19 +122,19 @@ def main(argv: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     options, names = words[:end], words[end:]
-    State.debug, State.json = "--debug" in options, "--json" in options
+    CliState.debug, CliState.json = "--debug" in options, "--json" in options
     words = [_spell(word) for word in options if word != "--debug"] + names
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A name or sign that the terminal's encoding lacks must not undo a finished job.
             stream.reconfigure(errors="backslashreplace")
-    if not State.debug:
+    if not CliState.debug:
         # Deprecations inside model files' architectures are nothing a user can act on.
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     try:
         app(words, prog_name="lowtide")
     except OSError as error:
-        if State.debug or not is_lack_of_space(error):
+        if CliState.debug or not is_lack_of_space(error):
             raise
         _out_of_space(error)
 
@@ -147,7 +147,7 @@ def _out_of_space(error: OSError) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    complain(full.message, full.hint)
+    print_error(full.message, full.hint)
     sys.exit(full.exit_code)
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.shell import guarded
+from lowtide.cli.shell import handle_errors
 from lowtide.core.units import format_bytes
 
 if TYPE_CHECKING:
     from lowtide.models import ModelDescriptor
 
 
-@guarded
+@handle_errors
 def models(
     files: Annotated[
         list[str] | None,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lowtide.cli.progress import steps
-from lowtide.cli.shell import guarded, option, print_result
+from lowtide.cli.progress_bar import step_printer
+from lowtide.cli.shell import handle_errors, option, print_result
 from lowtide.core.errors import UsageError
 
 _STEP, _DEVICE, _OUT = "Training step", "Device", "Output"
@@ -35,7 +35,7 @@ class TrainPrecision(StrEnum):
     fp32, bf16, fp16 = "fp32", "bf16", "fp16"
 
 
-@guarded
+@handle_errors
 def train(
     model: Annotated[
         str,
@@ -170,11 +170,11 @@ def train(
         validation_size=validation_size,
         budget=budget,
     )
-    with steps("tracing", "the step", quiet=quiet) as tell:
+    with step_printer("tracing", "the step", quiet=quiet) as tell:
         from lowtide.jobs import plan_train as job
 
         if all_devices:
-            result = job.plan_on_all_cards(model, progress=tell, **settings)
+            result = job.plan_training_on_all_gpus(model, progress=tell, **settings)
         else:
             result = job.plan_training(model, device=device, plot=plot, progress=tell, **settings)
     # That nothing fits is an error, and the plan is shown all the same.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli import upscale as command
-from lowtide.cli.shell import error_detail, guarded, option
+from lowtide.cli.shell import error_detail, handle_errors, option
 from lowtide.core.errors import LowtideError, UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _command() -> Any:
         "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
     )
     plan.__doc__ = "What upscaling would do and use: reads headers only, writes nothing."
-    result = guarded(plan)
+    result = handle_errors(plan)
     result.__signature__ = shape.replace(parameters=[*kept, added])  # pyright: ignore[reportFunctionMemberAccess]
     return result
 

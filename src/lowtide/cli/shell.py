@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class State:
+class CliState:
     """What the whole command line shares; ``json`` is whether one document is to be printed."""
 
     debug = False
@@ -31,7 +31,7 @@ def option(*names: str, panel: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
+def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn `LowtideError` and Ctrl-C into a message and the documented exit code; with ``--json``
     into a document with an ``error``, as is whatever else goes wrong before its traceback."""
 
@@ -41,9 +41,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except LowtideError as error:
             print_failure(error)
-            if State.debug:
+            if CliState.debug:
                 raise
-            complain(error.message, error.hint)
+            print_error(error.message, error.hint)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             stopped = Cancelled(
@@ -51,9 +51,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
                 hint="the same command goes on where this one stopped",
             )
             print_failure(stopped)
-            if State.debug:
+            if CliState.debug:
                 raise
-            complain(stopped.message, stopped.hint)
+            print_error(stopped.message, stopped.hint)
             raise typer.Exit(stopped.exit_code) from None
         except typer.Exit:
             raise
@@ -66,10 +66,10 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 def print_failure(error: Exception, **more: Any) -> None:
     """With ``--json``: the document of a command that failed, with ``more`` in it."""
-    if State.json:
+    if CliState.json:
         document = {"schema_version": 1, **more, "error": error_detail(error)}
         typer.echo(json.dumps(document, indent=2))
-        State.json = False  # one document, whatever this error passes on its way
+        CliState.json = False  # one document, whatever this error passes on its way
 
 
 def error_detail(error: Exception) -> dict[str, Any]:
@@ -103,17 +103,17 @@ def print_result(
     else:
         print_failure(failure, **result.model_dump(mode="json"))
     if failure is not None:
-        complain(failure.message, failure.hint)
+        print_error(failure.message, failure.hint)
         raise typer.Exit(failure.exit_code)
 
 
-def complain(message: str, hint: str | None = None) -> None:
+def print_error(message: str, hint: str | None = None) -> None:
     """Print an error, and its hint after an empty line, on stderr."""
     typer.echo(typer.style("error: ", fg="red", bold=True) + message, err=True)
     if hint:
         typer.echo("\n" + typer.style("hint: ", fg="cyan", bold=True) + hint, err=True)
 
 
-def on_terminal() -> bool:
+def stderr_is_terminal() -> bool:
     """Whether a person watches stderr."""
     return sys.stderr.isatty()

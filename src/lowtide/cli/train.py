@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.shell import guarded, on_terminal, option
+from lowtide.cli.shell import handle_errors, option, stderr_is_terminal
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_seconds
 
 if TYPE_CHECKING:
     from lowtide.jobs.train_sr import TrainReport
-    from lowtide.training.loop import Moment
+    from lowtide.training.trainer import StepEvent
 
 _RUN, _OUT = "Run", "Output"
 EXAMPLE = """\
@@ -57,7 +57,7 @@ logger:
 """
 
 
-@guarded
+@handle_errors
 def sr(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help=("A YAML file; --example prints one."))
@@ -115,7 +115,7 @@ def sr(
     if config is None:
         raise UsageError("no configuration is given", hint="lowtide train sr CONFIG.yaml")
     from lowtide.jobs.train_sr import train_sr
-    from lowtide.training.processes import Processes
+    from lowtide.training.distributed import ProcessGroup
 
     say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
     with _until_interrupted() as stop:
@@ -127,10 +127,10 @@ def sr(
             cancel=stop,
             accept_changed_data=accept_changed_data,
             on_plan=lambda plan: say(str(plan)),
-            on_step=None if quiet else Lines(),
+            on_step=None if quiet else ProgressLines(),
             on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
         )
-    if Processes.here().first:
+    if ProcessGroup.here().first:
         typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
 
 
@@ -152,15 +152,15 @@ def _until_interrupted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-class Lines:
+class ProgressLines:
     """A line now and then: more often where somebody watches."""
 
     def __init__(self) -> None:
-        self._every = 1.0 if on_terminal() else 10.0
+        self._every = 1.0 if stderr_is_terminal() else 10.0
         self._said = 0.0
         self._first: int | None = None
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: StepEvent) -> None:
         if self._first is None:
             self._first = moment.step - 1
         if moment.seconds - self._said < self._every and moment.step < moment.total:

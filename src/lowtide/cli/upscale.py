@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.progress import ProgressLine
-from lowtide.cli.shell import guarded, option, print_result
+from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.shell import handle_errors, option, print_result
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,31 +26,31 @@ _MAIN, _SIZE, _TILES, _FILES, _OUT = (
 )
 
 
-class Precision(StrEnum):
+class PrecisionOption(StrEnum):
     """Values of --precision."""
 
     auto, fp32, bf16, fp16, int8, fp8 = "auto", "fp32", "bf16", "fp16", "int8", "fp8"
 
 
-class Strategy(StrEnum):
+class StrategyOption(StrEnum):
     """Values of --strategy."""
 
     auto, whole, streamed, tiled = "auto", "whole", "streamed", "tiled"
 
 
-class Provider(StrEnum):
+class ProviderOption(StrEnum):
     """Values of --provider."""
 
     cpu, tensorrt = "cpu", "tensorrt"
 
 
-class Compile(StrEnum):
+class CompileOption(StrEnum):
     """Values of --compile."""
 
     auto, on, off = "auto", "on", "off"
 
 
-class Accuracy(StrEnum):
+class AccuracyOption(StrEnum):
     """Values of --accuracy."""
 
     exact, bounded, fast = "exact", "bounded", "fast"
@@ -62,7 +62,7 @@ class TiffCompression(StrEnum):
     none, lzw, deflate = "none", "lzw", "deflate"
 
 
-@guarded
+@handle_errors
 def upscale(
     inputs: Annotated[
         list[str],
@@ -157,7 +157,7 @@ def upscale(
         ),
     ] = False,
     precision: Annotated[
-        Precision,
+        PrecisionOption,
         option(
             panel=_TILES,
             help=(
@@ -166,9 +166,9 @@ def upscale(
                 " 8.9 and more, with all else in bf16."
             ),
         ),
-    ] = Precision.auto,
+    ] = PrecisionOption.auto,
     accuracy: Annotated[
-        Accuracy | None,
+        AccuracyOption | None,
         option(
             panel=_MAIN,
             help=(
@@ -179,7 +179,7 @@ def upscale(
         ),
     ] = None,
     strategy: Annotated[
-        Strategy,
+        StrategyOption,
         option(
             panel=_TILES,
             help=(
@@ -187,7 +187,7 @@ def upscale(
                 " pieces."
             ),
         ),
-    ] = Strategy.auto,
+    ] = StrategyOption.auto,
     cuda_graphs: Annotated[
         bool,
         option(
@@ -200,10 +200,10 @@ def upscale(
         ),
     ] = False,
     provider: Annotated[
-        Provider, option(panel=_TILES, help=("What ONNX Runtime runs an .onnx file with."))
-    ] = Provider.cpu,
+        ProviderOption, option(panel=_TILES, help=("What ONNX Runtime runs an .onnx file with."))
+    ] = ProviderOption.cpu,
     compile: Annotated[
-        Compile,
+        CompileOption,
         option(
             panel=_TILES,
             help=(
@@ -211,7 +211,7 @@ def upscale(
                 " where a run with on has found that it pays for this model."
             ),
         ),
-    ] = Compile.auto,
+    ] = CompileOption.auto,
     tile: Annotated[
         int | None,
         option(panel=_TILES, metavar="PIXELS", help=("Side of the tiles, in input pixels.")),
@@ -417,7 +417,7 @@ def _work(
 
 
 def _show(result: UpscaleReport, *, as_json: bool) -> None:
-    from lowtide.cli.report import print_left_out, print_report
+    from lowtide.cli.print_report import print_left_out, print_report
 
     print_left_out(result)
     print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)

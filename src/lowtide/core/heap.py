@@ -61,7 +61,7 @@ def heap_is_tuned() -> bool:
 HeapSetting = Literal["gives back", "keeps"]
 
 
-def use_heap(setting: HeapSetting) -> None:
+def set_heap_mode(setting: HeapSetting) -> None:
     """Change what this process's C heap does with freed blocks, if it is `tune_heap`'s own.
 
     ``"keeps"`` is faster. ``"gives back"`` takes what lives and no more: kept blocks that no new
@@ -77,21 +77,21 @@ def use_heap(setting: HeapSetting) -> None:
 
 
 @contextlib.contextmanager
-def heap_gives_back() -> Iterator[None]:
+def trimming_heap() -> Iterator[None]:
     """What is freed inside leaves no gaps for what comes after, if the heap is `tune_heap`'s own.
 
     A heap that keeps blocks fills with those of a model file while it is read: gaps that a run's
     own blocks hardly fit, and that no run in a heap which gives blocks back ever gives back, since
     the C library takes what fits into a gap from there.
     """
-    use_heap("gives back")
+    set_heap_mode("gives back")
     try:
         yield
     finally:
-        use_heap("keeps")
+        set_heap_mode("keeps")
 
 
-def heap_setting() -> HeapSetting | None:
+def heap_mode() -> HeapSetting | None:
     """What this process's C heap does with freed blocks, where that is settled.
 
     ``"keeps"`` after `tune_heap`; ``"gives back"`` where the environment made every block of

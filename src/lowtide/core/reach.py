@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Reach:
+class ReceptiveField:
     """The farthest input pixel, along either axis, that an output pixel depends on.
 
     ``pixels`` is None when no bound was found up to ``searched`` pixels: the model looks at the

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
+from lowtide.core.atomic_file import is_lack_of_space
 from lowtide.core.errors import OutputError
-from lowtide.core.part_file import is_lack_of_space
 from lowtide.core.units import format_bytes
 
 _HINT = "free some space, name another folder for scratch files, or allow more memory"

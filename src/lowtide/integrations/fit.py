@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import nn
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.fitted import Fitting, fit_part, is_fitted, unfit_part
-from lowtide.integrations.suitable import PARTS, check_part, chosen_parts, has_parts
+from lowtide.integrations.fitted_module import FitSettings, fit_part, is_fitted, unfit_part
+from lowtide.integrations.part_selection import PARTS, check_part, chosen_parts, has_parts
 from lowtide.memory.budget import Budget
-from lowtide.streaming.bands.placement import Wanted
+from lowtide.streaming.pages.placement import PagePlacement
 
 # On an autoencoder: which of its own ways to save memory `fit` switched off.
 _SWITCHED_OFF = "_lowtide_switched_off"
@@ -21,7 +21,7 @@ def fit(
     autoencoder: nn.Module,
     *,
     budget: str | int | Budget = "auto",
-    pages: Wanted = "auto",
+    pages: PagePlacement = "auto",
     scratch: Path | None = None,
     parts: Sequence[str] | None = None,
 ) -> nn.Module:
@@ -49,7 +49,7 @@ def fit(
     _check(module, chosen, or_fewer=parts is None)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
     for part in chosen.values():
-        fit_part(part, Fitting(budget, pages, scratch))
+        fit_part(part, FitSettings(budget, pages, scratch))
     if whole:
         vars(module)[_SWITCHED_OFF] = tuple(_switch_off(module))
     return autoencoder

@@ -7,51 +7,53 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lowtide.jobs.report import Accuracy, ErrorFigure, reported_db
+from lowtide.jobs.report import AccuracyReport, ErrorFigure, reported_db
 from lowtide.media import open_image
-from lowtide.memory.failures import give_back
 from lowtide.memory.meter import Usage
+from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.onnx_session import OnnxNetwork
-from lowtide.streaming.pricing.ledger import affordable_pixels, comparable_pixels
-from lowtide.streaming.sampling import MeasuredError, measure_execution, measure_precision
-from lowtide.streaming.step import Network
+from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels
+from lowtide.streaming.tiles.error_sample import MeasuredError, execution_error, precision_error
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 if TYPE_CHECKING:
-    from lowtide.jobs.context import Context
+    from lowtide.jobs.session import UpscaleSession
 
 
-def measured_accuracy(
-    context: Context, plan: Plan, source: Path, limit_bytes: int
-) -> tuple[Accuracy, Usage | None]:
+def measure_accuracy(
+    context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+) -> tuple[AccuracyReport, Usage | None]:
     """The accuracy, and the memory it took to measure it, within ``limit_bytes``; None if nothing
     had to be measured."""
     if plan.accuracy == "exact" and context.prepared.network.exact_forward is None:
         return _accuracy(context, plan, source, limit_bytes), None
     # Other sizes are run now than before, which would not fit the gaps in the heap.
-    give_back(plan.device, collect=True)
+    trim_allocators(plan.device, collect=True)
     context.lap()
     context.land_all()
     accuracy = _accuracy(context, plan, source, limit_bytes)
     measuring = context.lap()
-    give_back(plan.device, collect=True)
+    trim_allocators(plan.device, collect=True)
     context.lap()
     return accuracy, measuring
 
 
-def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> Accuracy:
+def _accuracy(
+    context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+) -> AccuracyReport:
     """State the class, and measure what is not exact on a sample of this image."""
     network, costs = context.prepared.network, context.prepared.costs
     execution = precision = None
     if plan.accuracy == "bounded":
         with _reopen(context, source) as rows:
             allowed = affordable_pixels(costs, plan, limit_bytes)
-            execution = _figure(measure_execution(network, rows, plan, allowed))
+            execution = _figure(execution_error(network, rows, plan, allowed))
     if network.exact_forward is not None:
         with _reopen(context, source) as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
-            precision = _figure(measure_precision(network, rows, plan, allowed))
+            precision = _figure(precision_error(network, rows, plan, allowed))
     if plan.strategy == "streamed":
         proof = context.prepared.programs.certificate(*plan.network_size)
         why = (
@@ -69,7 +71,7 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
         why = f"the model looks farther than {costs.reach_searched} px, tiles cannot"
     else:
         why = f"the model reaches {costs.reach} px, an overlap of {plan.overlap} covers less"
-    return Accuracy(
+    return AccuracyReport(
         execution=plan.accuracy,
         why=why,
         execution_error=execution,
@@ -79,7 +81,7 @@ def _accuracy(context: Context, plan: Plan, source: Path, limit_bytes: int) -> A
     )
 
 
-def _ends(network: Network) -> str:
+def _ends(network: NetworkSpec) -> str:
     """Of a network in bf16 or fp16: what stays in fp32; of a file, what it has inside."""
     assert isinstance(network.forward, nn.Module)
     for part in network.forward.modules():
@@ -102,7 +104,7 @@ def _inside(network: OnnxNetwork) -> str:
     return ""
 
 
-def _reopen(context: Context, source: Path):
+def _reopen(context: UpscaleSession, source: Path):
     return open_image(source, max_pixels=context.settings.max_pixels, scratch_dir=context.scratch)
 
 

@@ -18,15 +18,15 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
-from lowtide.core.figures import psnr
+from lowtide.core.metrics import psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
 from lowtide.models import Model, load
-from lowtide.streaming.bands.streamed import stream
-from lowtide.streaming.layout import Axis, split_axis
-from lowtide.streaming.step import Network, TileStep
+from lowtide.streaming.api import stream
+from lowtide.streaming.tiles.grid import TileAxis, split_axis
+from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
@@ -36,7 +36,7 @@ _MOST = 512
 _GRID = 16
 
 
-class SeamRow(BaseModel):
+class SeamResult(BaseModel):
     """One way to put tiles together, against the whole.
 
     ``psnr_db`` is over all pixels and ``seam_psnr_db`` over those at most as far from a cut as
@@ -64,10 +64,10 @@ class SeamReport(BaseModel):
     height: int
     model: str
     tile: int
-    rows: list[SeamRow] = []
+    rows: list[SeamResult] = []
 
 
-def seams(
+def compare_seams(
     image: str | Path,
     *,
     model: str = "lowtide-x2",
@@ -117,7 +117,7 @@ def seams(
         work = len(rows.starts) * len(columns.starts) * rows.tile * columns.tile
         for name in BLENDS:
             used = (rows, columns) if name == "none" else (blended[0], blended[1])
-            result = merged(tiles, *used, scale, linear=name == "linear")
+            result = merge_tiles(tiles, *used, scale, linear=name == "linear")
             report.rows.append(
                 _row(
                     name,
@@ -145,12 +145,14 @@ def _middle(path: Path, model: Model) -> Tensor:
     if not height or not width:
         raise UsageError(f"{path}: {info.width}×{info.height} pixels are too few for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
-    network = Network(model, model.descriptor.scale, 3, 3)
+    network = NetworkSpec(model, model.descriptor.scale, 3, 3)
     step = TileStep(network, replace(info, bands=3))
     return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
 
 
-def _tiles(model: Model, image: Tensor, rows: Axis, columns: Axis) -> dict[tuple[int, int], Tensor]:
+def _tiles(
+    model: Model, image: Tensor, rows: TileAxis, columns: TileAxis
+) -> dict[tuple[int, int], Tensor]:
     """The result of each tile, by its row and column."""
     return {
         (row, column): model(image[..., top : top + rows.tile, left : left + columns.tile])
@@ -159,8 +161,13 @@ def _tiles(model: Model, image: Tensor, rows: Axis, columns: Axis) -> dict[tuple
     }
 
 
-def merged(
-    tiles: dict[tuple[int, int], Tensor], rows: Axis, columns: Axis, scale: int, *, linear: bool
+def merge_tiles(
+    tiles: dict[tuple[int, int], Tensor],
+    rows: TileAxis,
+    columns: TileAxis,
+    scale: int,
+    *,
+    linear: bool,
 ) -> Tensor:
     """Tiles put together with the weights of their axes, or ramps that rise evenly."""
     size = rows.length * scale, columns.length * scale
@@ -188,9 +195,9 @@ def _row(
     work: float,
     result: Tensor,
     whole: Tensor,
-    axes: tuple[Axis, Axis],
+    axes: tuple[TileAxis, TileAxis],
     scale: int,
-) -> SeamRow:
+) -> SeamResult:
     difference = (result - whole).double()
     reach = max(overlap // 2, 1) * scale
     near = torch.zeros(whole.shape[2:], dtype=torch.bool, device=whole.device)
@@ -203,7 +210,7 @@ def _row(
             edges = difference.narrow(2 + dim, cut - 1, 2)
             steps.append((edges.select(2 + dim, 1) - edges.select(2 + dim, 0)).flatten())
     jumps = torch.cat(steps) if steps else difference.new_zeros(1)
-    return SeamRow(
+    return SeamResult(
         blend=blend,
         overlap=overlap,
         tiles=tiles,

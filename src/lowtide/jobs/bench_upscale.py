@@ -15,19 +15,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from lowtide.core.errors import LowtideError, UsageError
-from lowtide.core.figures import max_error, psnr
+from lowtide.core.metrics import max_error, psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.report import reported_db, versions
 from lowtide.media import inspect_image
-from lowtide.memory.measuring.fresh import measure_fresh
-from lowtide.memory.training.plot import new_figure, save_figure
+from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.training.memory_plot import new_figure, save_figure
 
 # What everything else is compared with: exact, whatever it takes.
 REFERENCE = "lowtide"
 BASELINE = "conservative"
 
 
-class Way(BaseModel):
+class BenchVariant(BaseModel):
     """A row: a name, where it comes from, and the settings of `upscale` that make it."""
 
     name: str
@@ -47,7 +47,7 @@ def _option(name: str, value: Any) -> str:
     return f"--{word} {value}"
 
 
-def _ways() -> tuple[Way, ...]:
+def _ways() -> tuple[BenchVariant, ...]:
     half: dict[str, Any] = {"precision": "bf16"}
     groups = {
         "unasked": {REFERENCE: {}},
@@ -79,7 +79,7 @@ def _ways() -> tuple[Way, ...]:
         },
     }
     return tuple(
-        Way(name=name, group=group, settings=settings)
+        BenchVariant(name=name, group=group, settings=settings)
         for group, ways in groups.items()
         for name, settings in ways.items()
     )
@@ -92,7 +92,7 @@ def _tiles(tile: int, batch: int, streams: int, precision: str) -> dict[str, Any
 WAYS = _ways()
 
 
-class Row(BaseModel):
+class BenchRow(BaseModel):
     """One way: what it took, or why it was not possible.
 
     ``busy`` is the share of the time that the device was at work: of all its threads on a CPU.
@@ -100,7 +100,7 @@ class Row(BaseModel):
     ``times_as_fast`` is against the conservative configuration.
     """
 
-    way: Way
+    way: BenchVariant
     plan: str = ""
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -124,7 +124,7 @@ class BenchReport(BaseModel):
     model: str
     device: str
     versions: dict[str, str]
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
 
 
 def bench(
@@ -171,7 +171,7 @@ def bench(
             target = Path(folder) / f"{way.name}.png"
             row = _run(way, Path(image), target, model, device, budget)
             if not row.refused and reference.exists():
-                row.psnr_db, row.largest = apart(target, reference)
+                row.psnr_db, row.largest = image_difference(target, reference)
             report.rows.append(row)
     _compare(report.rows)
     if plot is not None:
@@ -179,20 +179,22 @@ def bench(
     return report
 
 
-def _run(way: Way, image: Path, target: Path, model: str, device: str, budget: str | int) -> Row:
+def _run(
+    way: BenchVariant, image: Path, target: Path, model: str, device: str, budget: str | int
+) -> BenchRow:
     # Ways that tiles do not do exactly would be refused, and these are to be compared.
     asked = {"accuracy": "bounded"} if "tile" in way.settings else {}
     settings = {**way.settings, **asked, "model": str(model), "device": device, "budget": budget}
     try:
         found = measure_fresh(
-            "lowtide.jobs.bench_upscale:run_way", str(image.absolute()), str(target), settings
+            "lowtide.jobs.bench_upscale:run_variant", str(image.absolute()), str(target), settings
         ).result
     except LowtideError as error:
-        return Row(way=way, refused=error.message)
-    return Row(way=way, **found)
+        return BenchRow(way=way, refused=error.message)
+    return BenchRow(way=way, **found)
 
 
-def run_way(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]:
+def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]:
     """One way in this process, as the command line would run it; the second of two runs."""
     from lowtide.core.heap import tune_heap
 
@@ -219,7 +221,7 @@ def run_way(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def apart(one: Path, other: Path) -> tuple[float | None, int]:
+def image_difference(one: Path, other: Path) -> tuple[float | None, int]:
     """PSNR in dB of two image files of 8 or 16 bits, None if they are the same, and the largest
     difference of a sample."""
     import numpy as np
@@ -234,7 +236,7 @@ def apart(one: Path, other: Path) -> tuple[float | None, int]:
     return reported_db(psnr(*pixels, peak=peak)), int(max_error(*pixels))
 
 
-def _compare(rows: list[Row]) -> None:
+def _compare(rows: list[BenchRow]) -> None:
     slow = next((row for row in rows if row.way.name == BASELINE and not row.refused), None)
     for row in rows:
         if slow is not None and not row.refused:

@@ -10,7 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.precision import Precision
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.models import ModelDescriptor
-from lowtide.models.eight_bits import FP8_CAPABILITY
+from lowtide.models.quantize import FP8_CAPABILITY
 
 
 def resolve_device(name: str) -> str:

@@ -12,20 +12,20 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lowtide.attention.availability import availability
-from lowtide.jobs.half_precision import half_precision
+from lowtide.jobs.cpu_half_precision import low_precision_slowdown
 from lowtide.jobs.report import versions
+from lowtide.memory.cache import cache_folder
 from lowtide.memory.meter import available_host_bytes
-from lowtide.memory.store import cache_folder
 
 
-def examine() -> dict[str, Any]:
+def examine_machine() -> dict[str, Any]:
     """Plain data for people and for bug reports; takes a few MiB of the host, none on a card."""
     return {
         "schema_version": 1,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {**versions(), "spandrel": importlib.metadata.version("spandrel")},
         "devices": [_cpu(), *_gpus()],
-        "half_precision_on_cpu": half_precision(),
+        "half_precision_on_cpu": low_precision_slowdown(),
         "disk_free_bytes": shutil.disk_usage(Path()).free,
         "cache": str(cache_folder()),
         "extras": _extras(),

@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 from torch import nn
 
+from lowtide.core.atomic_file import writing
 from lowtide.core.errors import ModelError, OutputError, UsageError
-from lowtide.core.part_file import writing
-from lowtide.jobs import export_pictures
-from lowtide.jobs.export_report import ExportReport, FilePrecision, SizeReport, Timing
+from lowtide.jobs import calibration_images
+from lowtide.jobs.export_report import ExportReport, ExportTiming, FilePrecision, SizeReport
 from lowtide.jobs.report import reported_db
 from lowtide.models.export import (
     CannotRunError,
@@ -21,16 +21,16 @@ from lowtide.models.export import (
     OnnxRunner,
     SizeCheck,
     checked_sizes,
-    compare,
-    compare_in_8_bits,
-    label,
+    compare_fp32,
+    compare_int8,
     processor_seconds,
-    quantize,
+    quantize_onnx,
     require_packages,
+    write_metadata,
     write_onnx,
 )
+from lowtide.models.loaded_model import Model
 from lowtide.models.loader import load
-from lowtide.models.model import Model
 
 SUFFIX = ".onnx"
 _PRECISIONS = (*get_args(ExportPrecision), "int8")
@@ -76,7 +76,7 @@ def export_onnx(
         else:
             network = write_onnx(loaded, part, precision=precision, opset=opset, progress=tell)
             found = _check(loaded, network, part, precision, tell, unchecked=unchecked)
-        label(part, loaded, precision=precision, checked=found["checked"])
+        write_metadata(part, loaded, precision=precision, checked=found["checked"])
     facts = loaded.descriptor
     return ExportReport(
         model=facts.name,
@@ -104,7 +104,7 @@ def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[
         raise UsageError(
             f"nothing is tuned in {precision}: --calibrate is of --precision int8 alone"
         )
-    return export_pictures.photographs(given)
+    return calibration_images.find_photographs(given)
 
 
 def _in_8_bits(
@@ -113,20 +113,20 @@ def _in_8_bits(
     """Fields of the report, of a file that is turned from fp32 to int8; raises `ModelError` unless
     it may be kept."""
     sizes = checked_sizes(model.descriptor.size)
-    pictures = export_pictures.to_measure_on(photographs, model, sizes)
+    pictures = calibration_images.evaluation_crops(photographs, model, sizes)
     try:
         tell("tuning 8 bits on the photographs")
-        quantize(part, export_pictures.to_tune_on(photographs, model))
+        quantize_onnx(part, calibration_images.calibration_crops(photographs, model))
         run = OnnxRunner(part)
         tell("comparing the others with PyTorch's results")
-        checks = [compare_in_8_bits(run, model, picture) for picture in pictures]
+        checks = [compare_int8(run, model, picture) for picture in pictures]
     except CannotRunError as error:
         raise ModelError(
             f"{model.descriptor.name} is not exported: ONNX Runtime cannot run it in int8:"
             f" {error.message}",
             hint="--precision fp32",
         ) from error
-    notes = export_pictures.notes_on(photographs)
+    notes = calibration_images.notes_on(photographs)
     return {**_kept(model, checks, run, model.module), "notes": notes}
 
 
@@ -162,7 +162,7 @@ def _compared(
     checks = []
     for height, width in checked_sizes(model.descriptor.size):
         tell(f"comparing with PyTorch at {width}×{height}")
-        checks.append(compare(run, model, network, (height, width)))
+        checks.append(compare_fp32(run, model, network, (height, width)))
     return _kept(model, checks, run, network)
 
 
@@ -177,7 +177,7 @@ def _kept(
     sizes = sorted({(one.height, one.width) for one in checks}, key=math.prod)
     timed = sizes[len(sizes) // 2]
     seconds = processor_seconds(run, model, network, timed)
-    timing = Timing(
+    timing = ExportTiming(
         height=timed[0], width=timed[1], onnxruntime_seconds=seconds[0], torch_seconds=seconds[1]
     )
     return {"checked": True, "sizes": tuple(map(_reported, checks)), "timing": timing}

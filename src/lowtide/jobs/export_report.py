@@ -26,7 +26,7 @@ class SizeReport(BaseModel):
     least_db: float | None = None
 
 
-class Timing(BaseModel):
+class ExportTiming(BaseModel):
     """Processor seconds for one image of this many pixels."""
 
     height: int
@@ -56,7 +56,7 @@ class ExportReport(BaseModel):
     checked: bool
     unchecked_why: str = ""
     sizes: tuple[SizeReport, ...] = ()
-    timing: Timing | None = None
+    timing: ExportTiming | None = None
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def _size_line(one: SizeReport) -> str:
     return f"{text}, {decibels}; PyTorch at this precision {one.own_difference:.1e}"
 
 
-def _timing_line(timing: Timing) -> str:
+def _timing_line(timing: ExportTiming) -> str:
     return (
         f"{timing.width}×{timing.height}: {timing.onnxruntime_seconds:.3f} s by ONNX Runtime,"
         f" {timing.torch_seconds:.3f} s by PyTorch"

@@ -23,16 +23,16 @@ import os
 from pathlib import Path, PurePath
 from typing import Any
 
-from lowtide.core.errors import OutputError
-from lowtide.core.hashing import file_sha256
-from lowtide.core.part_file import (
+from lowtide.core.atomic_file import (
     PART_PATTERN,
     append,
+    atomic_write,
     new_part_name,
     open_own,
-    replacing,
     write_error,
 )
+from lowtide.core.errors import OutputError
+from lowtide.core.hashing import file_sha256
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
 
@@ -176,7 +176,7 @@ class Journal:
             for folder in self._made:
                 folder.rmdir()  # fails, and ends this, where something lies in it by now
             return
-        with replacing(self._path, self.new_part(self._path)) as part:
+        with atomic_write(self._path, self.new_part(self._path)) as part:
             part.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def _append(self, record: dict[str, Any]) -> None:

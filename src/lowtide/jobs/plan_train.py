@@ -13,13 +13,13 @@ from torch import Tensor
 from lowtide._version import __version__
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import format_bytes, parse_bytes
-from lowtide.jobs.python_models import GivenModel, given_model
 from lowtide.jobs.train_settings import TrainSettings
+from lowtide.jobs.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_for, profile_names
-from lowtide.memory.training.ladder import Ladder, climb
-from lowtide.memory.training.plot import new_figure, plot_memory
-from lowtide.memory.training.rungs import size_text
+from lowtide.memory.training.fit_search import FitReport, fit_to_budget
+from lowtide.memory.training.memory_plot import new_figure, plot_memory
+from lowtide.memory.training.options import size_text
 
 # What most image models divide their input by; smaller images are tried in multiples of it.
 _MULTIPLE = 16
@@ -40,7 +40,7 @@ class TrainingPlan(BaseModel):
     device: str
     title: str
     budget_bytes: int
-    ladder: Ladder
+    ladder: FitReport
 
     @property
     def fits(self) -> bool:
@@ -132,12 +132,12 @@ def plan_training(
 ) -> TrainingPlan:
     """What one training step of ``model`` takes, and what must change for it to fit.
 
-    ``model`` is a module, a function that returns one, or its place, as in `given_model`.
+    ``model`` is a module, a function that returns one, or its place, as in `load_user_model`.
     ``device`` is the name of a profile (``"rtx3070-8gb"``), which need not be here, ``"cpu"``,
     ``"cuda:0"``, or ``"auto"`` for the CUDA device of this machine. ``budget`` is
     ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``: all that the card has but what the display
     usually takes. Further keywords are the fields of `TrainSettings`. ``plot`` is a picture of
-    the step's memory to write. ``full`` and ``progress`` are as in `climb`.
+    the step's memory to write. ``full`` and ``progress`` are as in `fit_to_budget`.
 
     Raises `UsageError`, `ModelError`, `OutputError`, and with ``strict`` `BudgetError` where
     nothing fits.
@@ -146,7 +146,7 @@ def plan_training(
     profile = _profile(device)
     if plot is not None:
         new_figure(Path(plot))  # raises now what would be raised after a minute of tracing
-    given = given_model(model)
+    given = load_user_model(model)
     budget_bytes = _budget(budget, profile)
     plan = _plan(given, chosen, profile, budget_bytes, full, loss, progress)
     if plot is not None:
@@ -161,7 +161,7 @@ def plan_training(
     return plan
 
 
-def plan_on_all_cards(
+def plan_training_on_all_gpus(
     model: Any,
     *,
     budget: str | int = "auto",
@@ -171,7 +171,7 @@ def plan_on_all_cards(
 ) -> DevicePlans:
     """`plan_training` for every card that there is a profile of, up to the first rung that fits."""
     chosen = TrainSettings.of(**settings)
-    given = given_model(model)
+    given = load_user_model(model)
     cards = [load_profile(name) for name in profile_names()]
     plans = []
     for card in cards:
@@ -185,7 +185,7 @@ def plan_on_all_cards(
 
 
 def _plan(
-    given: GivenModel,
+    given: UserModel,
     settings: TrainSettings,
     profile: DeviceProfile,
     budget_bytes: int,
@@ -197,7 +197,7 @@ def _plan(
     if settings.validation_size is not None:
         _check_size(given, settings.validation_size)
     make_step = settings.make_step(given.module, profile.kind == "cuda", loss)
-    ladder = climb(
+    ladder = fit_to_budget(
         given.module,
         make_step(settings.batch, settings.size),
         budget_bytes=budget_bytes,
@@ -220,7 +220,7 @@ def _plan(
     )
 
 
-def _check_size(given: GivenModel, size: tuple[int, int]) -> None:
+def _check_size(given: UserModel, size: tuple[int, int]) -> None:
     rule = given.descriptor.size if given.descriptor else None
     if rule is None or rule.padding(*size) == (0, 0):
         return

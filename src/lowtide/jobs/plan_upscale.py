@@ -8,21 +8,21 @@ from typing import Any
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
+from lowtide.jobs.absent_device import prepare_for_profile
 from lowtide.jobs.devices import resolve_device
-from lowtide.jobs.elsewhere import prepare_elsewhere
+from lowtide.jobs.job_monitor import JobMonitor, report_progress
 from lowtide.jobs.planning import plan_image
-from lowtide.jobs.prepare import Prepared, load_libraries
+from lowtide.jobs.prepare import PreparedModel, preload_libraries
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions
 from lowtide.jobs.results import failed_image
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.sizes import checked_of
+from lowtide.jobs.target_size import scale_checker
 from lowtide.jobs.upscale import Inputs, find_jobs, left_out_of
-from lowtide.jobs.watch import Watch, tell
-from lowtide.media.discover import Job
+from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
+from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names
-from lowtide.memory.replay import PlanBook
 
 
 def plan(
@@ -47,8 +47,8 @@ def plan(
     """
     chosen = UpscaleSettings.of(**settings)
     found, _ = find_jobs(inputs, output, chosen)
-    jobs, check = found.jobs, checked_of(found.jobs, chosen)
-    book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
+    jobs, check = found.jobs, scale_checker(found.jobs, chosen)
+    book = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     profile = profile_named(chosen.device)
     if profile is None:
         device = resolve_device(chosen.one_device)
@@ -59,19 +59,21 @@ def plan(
             disk=disk_budget,
             scratch=Path(scratch) if scratch else Path(output),
         )
-        load_libraries(chosen)
-        watch = Watch(open_meter(device), progress, cancel)
+        preload_libraries(chosen)
+        watch = JobMonitor(open_meter(device), progress, cancel)
         watch.meter.start()
         try:
             prepared = watch.prepare(chosen, device, parsed, book, runs=False, on_loaded=check)
         finally:
             watch.meter.stop()
     else:
-        tell(progress, "load", chosen.model_name)
+        report_progress(progress, "load", chosen.model_name)
         parsed = Budget.on(profile, budget)
-        prepared = prepare_elsewhere(chosen, profile, check)
-        prepared.programs.on_capture = lambda: tell(progress, "capture", chosen.model_name)
-    work = _Work(prepared, chosen, parsed, book, len(jobs))
+        prepared = prepare_for_profile(chosen, profile, check)
+        prepared.programs.on_capture = lambda: report_progress(
+            progress, "capture", chosen.model_name
+        )
+    work = _PlannedImage(prepared, chosen, parsed, book, len(jobs))
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(),
         device=prepared.network.device,
@@ -114,14 +116,14 @@ def profile_named(device: str) -> DeviceProfile | None:
 
 
 @dataclass
-class _Work:
-    prepared: Prepared
+class _PlannedImage:
+    prepared: PreparedModel
     settings: UpscaleSettings
     budget: Budget
-    book: PlanBook | None
+    book: PlanFile | None
     images: int
 
-    def plan(self, job: Job, *, alone: bool) -> ImageReport:
+    def plan(self, job: FilePair, *, alone: bool) -> ImageReport:
         """One image's plan; the error of a single image is raised."""
         try:
             task = plan_image(

@@ -8,32 +8,32 @@ from pathlib import Path
 
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.precision import is_eight_bits
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
-from lowtide.jobs.half_precision import slower
-from lowtide.jobs.passed_over import PassedOver
-from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.cpu_half_precision import slowdown_note
+from lowtide.jobs.prepare import PreparedModel
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.sizes import Sizes, sizes_of
+from lowtide.jobs.strategy_cache import StrategyCache
+from lowtide.jobs.target_size import TargetSize, target_size
 from lowtide.media import ImageFacts, output_cost
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import Wanted, choose, eligible, shortfall
+from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.plan import Plan, Refusal
-from lowtide.memory.replay import PlanBook, check_replay
-from lowtide.streaming.pricing.compiled import compiled
-from lowtide.streaming.pricing.facts import Picture, Wishes
-from lowtide.streaming.pricing.flight import in_flight
-from lowtide.streaming.pricing.lanes import in_lanes
-from lowtide.streaming.pricing.recorded import recorded
-from lowtide.streaming.pricing.streamed import BandPricing
-from lowtide.streaming.pricing.tiles import candidates
+from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.compile_candidates import with_compile
+from lowtide.streaming.planner.graph_candidates import with_cuda_graph
+from lowtide.streaming.planner.model_facts import ImageTask, Overrides
+from lowtide.streaming.planner.multi_device import on_several_devices
+from lowtide.streaming.planner.tile_candidates import tile_candidates
+from lowtide.streaming.planner.tile_prefetch import with_prefetch
 
 
 @dataclass
-class Task:
+class ImageTaskPlan:
     """One image with everything that was decided about it before it runs."""
 
-    sizes: Sizes
+    sizes: TargetSize
     plans: list[Plan]
     plan: Plan
     notes: list[str]
@@ -63,24 +63,24 @@ class Task:
 def plan_image(
     source: Path,
     target: Path,
-    prepared: Prepared,
+    prepared: PreparedModel,
     settings: UpscaleSettings,
     budget: Budget,
     *,
     below: int | None = None,
-    book: PlanBook | None = None,
+    book: PlanFile | None = None,
     images: int = 1,
-) -> Task:
+) -> ImageTaskPlan:
     """Decide how one image will be run, out of so many. Reads only its header.
 
     ``below`` leaves out plans whose upper bound is not smaller, after one that size failed; a
     plan of ``book`` is taken as it is until then. Raises `ImageError`, `OutputError` (a format's
     limit), `UsageError` and `BudgetError`.
     """
-    sizes = sizes_of(source, target, settings, prepared.shape.scale)
+    sizes = target_size(source, target, settings, prepared.shape.scale)
     facts, made, written = sizes.facts, sizes.made, sizes.written
     notes = list(facts.notes)
-    if prepared.network.device == "cpu" and (note := slower(prepared.precision)):
+    if prepared.network.device == "cpu" and (note := slowdown_note(prepared.precision)):
         notes.append(note)
     resized = made if made != written else None
     if not target.suffix:
@@ -96,30 +96,30 @@ def plan_image(
         )
     if book is not None and below is None:
         plan = _replayed(book, source, facts.info, prepared, budget)
-        return Task(sizes, [plan], plan, notes)
+        return ImageTaskPlan(sizes, [plan], plan, notes)
     picture = prepared.picture(facts.info, codecs, facts.scratch_bytes, budget)
     plans, chosen = _chosen(prepared, settings, picture, budget, below, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.others and chosen.lanes == 1:
         notes.append(f"run on {chosen.device} alone, as tiles side by side were not chosen")
-    return Task(sizes, plans, chosen, notes)
+    return ImageTaskPlan(sizes, plans, chosen, notes)
 
 
 def _chosen(
-    prepared: Prepared,
+    prepared: PreparedModel,
     settings: UpscaleSettings,
-    picture: Picture,
+    picture: ImageTask,
     budget: Budget,
     below: int | None,
     images: int = 1,
 ) -> tuple[list[Plan], Plan]:
     """All candidates, and the one to run; a streamed one is compared with the whole before."""
     wishes, wanted = settings.wishes, settings.wanted
-    pricing = BandPricing(prepared.costs, prepared.shape, picture, prepared.programs)
+    pricing = BandCandidates(prepared.costs, prepared.shape, picture, prepared.programs)
     plans: list[Plan] = []
     refused: list[Refusal] = []
     if wishes.strategy != "streamed":
-        plans = candidates(prepared.costs, prepared.shape, picture, wishes)
+        plans = tile_candidates(prepared.costs, prepared.shape, picture, wishes)
         if not prepared.others:
             plans = [_in_flight(plan, settings.streams, budget, below) for plan in plans]
         plans = _in_other_ways(plans, prepared, settings, images)
@@ -133,7 +133,7 @@ def _chosen(
     elif why := _not_streamed(plans, wishes, budget, wanted, pricing, images):
         refused.append(Refusal(what="streamed", reason=why))
     elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
-        before = PassedOver(prepared, picture, budget, wanted)
+        before = StrategyCache(prepared, picture, budget, wanted)
         other = before.again(plans) if below is None else None
         if other is None:
             found = _with_bands(plans, prepared, pricing, budget, wanted, refused, below)
@@ -147,10 +147,10 @@ def _chosen(
 
 def _with_bands(
     plans: list[Plan],
-    prepared: Prepared,
-    pricing: BandPricing,
+    prepared: PreparedModel,
+    pricing: BandCandidates,
     budget: Budget,
-    wanted: Wanted,
+    wanted: AccuracyRequest,
     refused: list[Refusal],
     below: int | None,
 ) -> tuple[list[Plan], Plan]:
@@ -179,20 +179,21 @@ def _below(plans: list[Plan], most: int | None) -> list[Plan]:
 
 def _settled(
     plans: list[Plan],
-    prepared: Prepared,
-    pricing: BandPricing,
+    prepared: PreparedModel,
+    pricing: BandCandidates,
     budget: Budget,
-    wanted: Wanted,
+    wanted: AccuracyRequest,
     refused: list[Refusal],
 ) -> tuple[list[Plan], Plan]:
-    """The plan to run, a streamed one told exactly and its bands proven; raises as `choose`."""
+    """The plan to run, a streamed one told exactly and its bands proven; raises as
+    `choose_plan`."""
     told: set[object] = set()
     while True:
         try:
-            chosen = choose(plans, budget, wanted, refused)
+            chosen = choose_plan(plans, budget, wanted, refused)
         except BudgetError:
             # What the smallest takes exactly is what the message has to name.
-            chosen = min(eligible(plans, wanted), key=lambda plan: plan.upper_bytes)
+            chosen = min(accurate_enough(plans, wanted), key=lambda plan: plan.upper_bytes)
             if chosen.strategy != "streamed" or _draft(chosen) in told:
                 raise
         else:
@@ -213,28 +214,28 @@ def _settled(
 
 
 def _in_other_ways(
-    plans: list[Plan], prepared: Prepared, settings: UpscaleSettings, images: int
+    plans: list[Plan], prepared: PreparedModel, settings: UpscaleSettings, images: int
 ) -> list[Plan]:
     """``plans`` on several devices at once where there are, and recorded or compiled where that was
     asked for, or compiled ones beside them where a former run found that it may pay."""
     facts, compiling = prepared.compiling, settings.compile
     if settings.cuda_graphs:
-        return [recorded(plan, images) for plan in plans]
+        return [with_cuda_graph(plan, images) for plan in plans]
     # Images are taken for equally large until one is not.
     sharing = 1 if prepared.compiled else images
     if compiling == "on":
-        return [compiled(plan, facts, sharing) for plan in plans]
+        return [with_compile(plan, facts, sharing) for plan in plans]
     if prepared.others:
-        return [in_lanes(plan, 1 + len(prepared.others)) for plan in plans]
+        return [on_several_devices(plan, 1 + len(prepared.others)) for plan in plans]
     if compiling == "off" or facts is None or facts.ratio >= 1:
         return plans
-    return plans + [compiled(plan, facts, sharing) for plan in plans]
+    return plans + [with_compile(plan, facts, sharing) for plan in plans]
 
 
 def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> Plan:
     """``plan`` with as many batches on their way to a card and back as there is room for."""
     for most in range(streams, 1, -1):
-        more = in_flight(plan, most)
+        more = with_prefetch(plan, most)
         if shortfall(more, budget) is None and (below is None or more.upper_bytes < below):
             return more
     return plan
@@ -242,10 +243,10 @@ def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> P
 
 def _not_streamed(
     plans: list[Plan],
-    wishes: Wishes,
+    wishes: Overrides,
     budget: Budget,
-    wanted: Wanted,
-    pricing: BandPricing,
+    wanted: AccuracyRequest,
+    pricing: BandCandidates,
     images: int,
 ) -> str | None:
     """Why bands are not worth planning, if that takes longer than all they could save."""
@@ -271,7 +272,7 @@ def _draft(plan: Plan) -> tuple[object, ...]:
 
 
 def _replayed(
-    book: PlanBook, source: Path, info: ImageInfo, prepared: Prepared, budget: Budget
+    book: PlanFile, source: Path, info: ImageInfo, prepared: PreparedModel, budget: Budget
 ) -> Plan:
     plan = book.find(source.name, info.width, info.height)
     shape, padded = prepared.shape, prepared.padded(info)

@@ -8,42 +8,47 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
-from lowtide.core.heap import heap_gives_back
+from lowtide.core.heap import trimming_heap
 from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
+from lowtide.jobs.build_network import (
+    build_network,
+    ensemble_network,
+    in_memory_format,
+    network_weight_bytes,
+)
 from lowtide.jobs.devices import resolve_precision
-from lowtide.jobs.networks import ensemble_of, laid_out, network_of, weights_of
 from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
+from lowtide.memory.cache import CostStore, cache_folder
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.estimating.calibration import RunBounds, run_bounds
-from lowtide.memory.failures import is_out_of_memory
+from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.store import CostStore, cache_folder
+from lowtide.memory.prediction.calibration import RunBounds, bounds_of_runs
 from lowtide.models import Model, ModelDescriptor, load, names
-from lowtide.models.eight_bits import torchao_parts
-from lowtide.models.files import is_onnx
-from lowtide.models.foreign import families
+from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.models.onnx_providers import Provider, ProviderName
 from lowtide.models.onnx_runtime import load_runtime
+from lowtide.models.quantize import torchao_scheme
 from lowtide.models.self_ensemble import as_ensemble
-from lowtide.streaming.bands.programs import Programs
-from lowtide.streaming.compiled import CompileStore
-from lowtide.streaming.one_shape import SpeedFacts
-from lowtide.streaming.pricing.facts import Picture, Shape
-from lowtide.streaming.probe import probe
-from lowtide.streaming.recorded import require_graphs
-from lowtide.streaming.step import Network
+from lowtide.models.spandrel_files import families
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.probe.measure_costs import probe_costs
+from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
+from lowtide.streaming.specialize.shape_specialized import SpecializationGain
+from lowtide.streaming.specialize.torch_compile import CompileCache
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 # Of the budget, for rows waiting to be run or written.
 _ROW_SHARE = 0.03
 
 
 @dataclass
-class Prepared:
+class PreparedModel:
     """A model on its device, with what it costs.
 
     ``beside_bytes`` is what became resident with it on the host and is no weight: kernels that were
@@ -53,18 +58,18 @@ class Prepared:
     """
 
     descriptor: ModelDescriptor
-    network: Network
-    shape: Shape
+    network: NetworkSpec
+    shape: ModelGeometry
     costs: ModelCosts
     precision: Precision
-    programs: Programs
+    programs: ProgramCache
     tiled: RunBounds = field(default_factory=RunBounds)
     streamed: RunBounds = field(default_factory=RunBounds)
     beside_bytes: int = 0
-    others: tuple[Network, ...] = ()
-    compiling: SpeedFacts | None = None
-    compiled: dict[tuple[int, ...], Network] = field(default_factory=dict)
-    recorded: dict[tuple[int, ...], Network] = field(default_factory=dict)
+    others: tuple[NetworkSpec, ...] = ()
+    compiling: SpecializationGain | None = None
+    compiled: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
+    recorded: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
         """(height, width) that the model's size rule makes of an image."""
@@ -77,12 +82,12 @@ class Prepared:
         codecs: tuple[tuple[int, int], ...],
         scratch_bytes: int,
         budget: Budget,
-    ) -> Picture:
+    ) -> ImageTask:
         """An image as pricing wants it, padded by the model's size rule; ``codecs`` are (usual,
         most) bytes that reading and writing its formats take."""
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
-        return Picture(
+        return ImageTask(
             info,
             self.padded(info),
             codecs,
@@ -95,7 +100,7 @@ class Prepared:
         )
 
 
-def load_libraries(settings: UpscaleSettings) -> None:
+def preload_libraries(settings: UpscaleSettings) -> None:
     """Load what the job computes with, before a meter takes its baseline."""
     versions(settings.model_name)
     if is_onnx(settings.model_name):
@@ -104,7 +109,7 @@ def load_libraries(settings: UpscaleSettings) -> None:
     elif settings.model_name not in names():
         families()
     if is_eight_bits(settings.precision):
-        torchao_parts(settings.precision)
+        torchao_scheme(settings.precision)
 
 
 def _provider(settings: UpscaleSettings) -> Provider:
@@ -121,7 +126,7 @@ def prepare(
     cancel: Cancel = None,
     replayed: Plan | None = None,
     on_loaded: Callable[[int], object] = lambda scale: None,
-) -> Prepared:
+) -> PreparedModel:
     """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
 
     Precision and memory layout are those of ``replayed``, where a plan is run again.
@@ -152,19 +157,19 @@ def _prepare(
     cancel: Cancel,
     replayed: Plan | None,
     on_loaded: Callable[[int], object],
-) -> Prepared:
+) -> PreparedModel:
     if settings.cuda_graphs:
-        require_graphs(device)
+        require_cuda_graphs(device)
     wanted = settings.precision if replayed is None else replayed.precision
-    with heap_gives_back():
+    with trimming_heap():
         model = _loaded(settings)
         on_loaded(model.descriptor.scale)
         precision = resolve_precision(wanted, model.descriptor, device)
-        network = network_of(model, device, precision)
+        network = build_network(model, device, precision)
     descriptor = model.descriptor
     if settings.self_ensemble:
-        descriptor, network = as_ensemble(descriptor), ensemble_of(network)
-    shape = Shape(
+        descriptor, network = as_ensemble(descriptor), ensemble_network(network)
+    shape = ModelGeometry(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,
         out_channels=descriptor.out_channels,
@@ -175,16 +180,19 @@ def _prepare(
     )
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:
-        store, key = CostStore(), (run_by(descriptor, settings.provider), device, precision)
+        store, key = (
+            CostStore(),
+            (runtime_identity(descriptor, settings.provider), device, precision),
+        )
         full, cut = store.key(*key), store.key(*key, limit_bytes)
         costs = store.get(full) or store.get(cut)
         if costs is None:
             if on_probe is not None:
                 on_probe()
-            costs, complete = probe(
+            costs, complete = probe_costs(
                 network,
                 sha256=descriptor.sha256,
-                weight_bytes=weights_of(network, model),
+                weight_bytes=network_weight_bytes(network, model),
                 align=shape.align,
                 minimum=shape.minimum,
                 limit_bytes=limit_bytes,
@@ -194,19 +202,19 @@ def _prepare(
     # Tiles on the grid that the model pads to inside: what it would add would only be run.
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
-    network = laid_out(network, model, layout.channels_last)
+    network = in_memory_format(network, model, layout.channels_last)
     # Bounds that past runs call for are of PyTorch's memory.
     own = network.let_go is None
-    return Prepared(
+    return PreparedModel(
         descriptor,
         network,
         shape,
         costs,
         precision,
-        Programs(network),
-        run_bounds("tiled", device) if own else RunBounds(),
-        run_bounds("streamed", device) if own else RunBounds(),
-        compiling=CompileStore(device).get(descriptor.sha256, precision) if own else None,
+        ProgramCache(network),
+        bounds_of_runs("tiled", device) if own else RunBounds(),
+        bounds_of_runs("streamed", device) if own else RunBounds(),
+        compiling=CompileCache(device).get(descriptor.sha256, precision) if own else None,
     )
 
 
@@ -220,7 +228,7 @@ def _loaded(settings: UpscaleSettings) -> Model:
     return model
 
 
-def run_by(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:
+def runtime_identity(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:
     """The model's hash; with the version of the runtime where that is not PyTorch."""
     if model.path is None or not is_onnx(model.path):
         return model.sha256

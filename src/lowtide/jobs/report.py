@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lowtide._version import __version__
+from lowtide.core.atomic_file import writing
 from lowtide.core.errors import BatchError
-from lowtide.core.part_file import writing
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
-from lowtide.models.files import is_onnx
+from lowtide.models.model_files import is_onnx
 
 REPORT_SUFFIX = ".lowtide.json"
 
@@ -36,7 +36,7 @@ class ErrorFigure(BaseModel):
     against: str
 
 
-class Accuracy(BaseModel):
+class AccuracyReport(BaseModel):
     """Execution against the whole run at the same precision; precision against fp32.
 
     ``precision_why`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
@@ -50,7 +50,7 @@ class Accuracy(BaseModel):
     precision_why: str = ""
 
 
-class Memory(BaseModel):
+class MemoryReport(BaseModel):
     """Predicted beside measured, in bytes on the compute device.
 
     ``measuring_peak_bytes`` is the peak while errors were measured, which may use whatever the
@@ -79,8 +79,8 @@ class ImageReport(BaseModel):
     out_width: int = 0
     out_height: int = 0
     plan: Plan | None = None
-    accuracy: Accuracy | None = None
-    memory: Memory | None = None
+    accuracy: AccuracyReport | None = None
+    memory: MemoryReport | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     notes: list[str] = []

@@ -10,10 +10,10 @@ from lowtide.core.errors import ImageError, LowtideError, OutputError, UsageErro
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.report import ImageReport, UpscaleReport, sidecar_of, write_sidecar
-from lowtide.media.discover import Job
+from lowtide.media.discover import FilePair
 
 
-class Results:
+class ResultRecorder:
     """Keeps ``report`` and ``journal`` of ``jobs``, which are called by their index from 1 on.
 
     One image that fails is reported, and the others are done; the error of a single one is raised.
@@ -22,7 +22,7 @@ class Results:
 
     def __init__(
         self,
-        jobs: list[Job],
+        jobs: list[FilePair],
         report: UpscaleReport,
         journal: Journal | None,
         settings_key: str,
@@ -106,7 +106,7 @@ class Results:
         self._report.images.insert(place, image)
 
 
-def failed_image(job: Job, error: LowtideError) -> ImageReport:
+def failed_image(job: FilePair, error: LowtideError) -> ImageReport:
     """The report of an image that could not be made."""
     return ImageReport(
         input=str(job.source),

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.precision import Precision, is_eight_bits
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.media import EncodeOptions
-from lowtide.memory.choice import Wanted
-from lowtide.models.files import is_onnx
+from lowtide.memory.choice import AccuracyRequest
+from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
-from lowtide.streaming.pricing.facts import Wishes
+from lowtide.streaming.planner.model_facts import Overrides
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -40,7 +40,7 @@ _TROUBLES = {
 }
 
 
-def checked(kind: type[M], values: dict[str, Any]) -> M:
+def validated(kind: type[M], values: dict[str, Any]) -> M:
     """``kind(**values)``; `UsageError` that names the option for a value that does not fit."""
     try:
         return kind(**values)
@@ -129,7 +129,7 @@ class UpscaleSettings(BaseModel):
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
         """Settings from keywords; `UsageError` in plain words for what does not fit."""
-        settings = checked(cls, values)
+        settings = validated(cls, values)
         settings._check()
         return settings
 
@@ -219,7 +219,7 @@ class UpscaleSettings(BaseModel):
         return "cpu" if self.device == "auto" and is_onnx(self.model_name) else self.device
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> AccuracyRequest:
         """The accuracy asked for: exact, unless tiles were asked for and nothing said of it."""
         if self.accuracy is not None:
             return self.accuracy
@@ -233,9 +233,9 @@ class UpscaleSettings(BaseModel):
         return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
 
     @property
-    def wishes(self) -> Wishes:
+    def wishes(self) -> Overrides:
         """The part that the planner must respect."""
-        return Wishes(
+        return Overrides(
             strategy=self.strategy,
             tile=self.tile,
             overlap=self.tile_overlap,

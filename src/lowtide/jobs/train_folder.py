@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
+from lowtide.core.atomic_file import make_folder, remove_unfinished, writing
 from lowtide.core.errors import UsageError
-from lowtide.core.part_file import make_folder, remove_unfinished, writing
-from lowtide.training.config import TrainConfig
+from lowtide.training.train_config import TrainConfig
 
 _CONFIG = "config.json"
 # What a training makes in its folder, besides the weights that have its name.
@@ -23,7 +23,7 @@ _MADE = (
 )
 
 
-def require_ours(folder: Path, name: str) -> None:
+def require_own_folder(folder: Path, name: str) -> None:
     """Raise `UsageError` where a training ``name`` would write over what is not of one."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="another name, or move it away")
@@ -37,7 +37,7 @@ def require_ours(folder: Path, name: str) -> None:
             )
 
 
-def keep_config(folder: Path, config: TrainConfig) -> None:
+def write_config(folder: Path, config: TrainConfig) -> None:
     """Write what is trained into ``folder``, by which it is known from then on, and remove what a
     training that was killed left unfinished; raises `OutputError`."""
     make_folder(folder)

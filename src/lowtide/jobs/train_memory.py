@@ -10,11 +10,11 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
-from lowtide.memory.estimating.estimate import traced_estimate
+from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import DeviceProfile, profile_for
-from lowtide.memory.training.rungs import DTYPES
-from lowtide.training.config import TrainConfig
-from lowtide.training.planned_step import Networks, PlannedStep
+from lowtide.memory.training.options import DTYPES
+from lowtide.training.traced_step import TracedTrainStep, TrainedNetworks
+from lowtide.training.train_config import TrainConfig
 
 
 class StepPlan(BaseModel):
@@ -51,7 +51,7 @@ def plan_step(
     Raises `BudgetError` with the least that would do.
     """
     least: StepPlan | None = None
-    networks = Networks(config, generator, discriminator)
+    networks = TrainedNetworks(config, generator, discriminator)
     profile = profile_for(device)
     for parts in _parts(config):
         plan = _plan(config, networks, parts, budget, profile)
@@ -80,14 +80,14 @@ def _parts(config: TrainConfig) -> Iterator[int]:
 
 
 def _plan(
-    config: TrainConfig, networks: Networks, parts: int, budget: int, profile: DeviceProfile
+    config: TrainConfig, networks: TrainedNetworks, parts: int, budget: int, profile: DeviceProfile
 ) -> StepPlan:
     data = config.datasets.train
     batch, side = data.batch_size_per_gpu, data.lq_size
     low, high = (
         torch.empty(batch, 3, one, one, device="meta") for one in (side, side * config.scale)
     )
-    step = PlannedStep(
+    step = TracedTrainStep(
         (low, high),
         config,
         parts,

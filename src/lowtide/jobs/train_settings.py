@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.jobs.settings import checked
+from lowtide.jobs.settings import validated
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep
-from lowtide.memory.training.building import Inputs, make_inputs
-from lowtide.memory.training.ladder import MakeStep
-from lowtide.memory.training.rungs import DTYPES
+from lowtide.memory.training.fit_search import MakeStep
+from lowtide.memory.training.meta_build import Inputs, make_inputs
+from lowtide.memory.training.options import DTYPES
 
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
 _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
@@ -54,7 +54,7 @@ class TrainSettings(BaseModel):
         for name in ("size", "validation_size"):
             if isinstance(values.get(name), str):
                 values[name] = parse_size(values[name])
-        settings = checked(cls, values)
+        settings = validated(cls, values)
         if settings.inputs and settings.channels is not None:
             raise UsageError(
                 "--input and --channels contradict each other", hint="--input says the channels too"

@@ -10,22 +10,22 @@ from pydantic import BaseModel
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel
 from lowtide.jobs.devices import resolve_device
-from lowtide.jobs.train_folder import keep_config, require_ours
+from lowtide.jobs.train_folder import require_own_folder, write_config
 from lowtide.jobs.train_memory import StepPlan, plan_step
-from lowtide.jobs.train_validation import Pictures, Validation
+from lowtide.jobs.train_validation import Pictures, TrainValidation
 from lowtide.memory.budget import Budget
-from lowtide.training.config import TrainConfig, TrainData, ValData, read_config
 from lowtide.training.data import (
     Batches,
     HighResolutionFolders,
     PairedFolders,
     RealDegradation,
-    bicubic,
-    file_facts,
+    bicubic_downscale,
+    collect_file_facts,
 )
-from lowtide.training.loop import Moment, Trainer
-from lowtide.training.networks import make_discriminator, make_generator, start_from
-from lowtide.training.processes import Processes
+from lowtide.training.distributed import ProcessGroup
+from lowtide.training.network_factory import load_pretrained, make_discriminator, make_generator
+from lowtide.training.train_config import TrainConfig, TrainData, ValData, read_config
+from lowtide.training.trainer import StepEvent, Trainer
 from lowtide.training.weights import save_weights
 
 
@@ -58,7 +58,7 @@ def train_sr(
     budget: str | int = "auto",
     device: str = "auto",
     on_plan: Callable[[StepPlan], None] | None = None,
-    on_step: Callable[[Moment], None] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
     accept_changed_data: bool = False,
     cancel: Cancel = None,
@@ -78,9 +78,9 @@ def train_sr(
     that can be known; `BudgetError`, `OutputError`, `NotFiniteError`, `Cancelled`.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
-    processes, data = Processes.here(), chosen.datasets.train
+    processes, data = ProcessGroup.here(), chosen.datasets.train
     folder, place = Path(output) / chosen.name, _place(device, processes)
-    require_ours(folder, chosen.name)
+    require_own_folder(folder, chosen.name)
     pictures = _data(chosen, data)
     batches = _batches(chosen, pictures, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
@@ -88,7 +88,7 @@ def train_sr(
     if chosen.network_d is not None:
         discriminator = make_discriminator(chosen.network_d, chosen.manual_seed)
     if chosen.path.pretrain_network_g is not None:
-        start_from(generator, chosen.path.pretrain_network_g, strict=chosen.path.strict_load_g)
+        load_pretrained(generator, chosen.path.pretrain_network_g, strict=chosen.path.strict_load_g)
     parsed = Budget.parse(budget, device=place)
     plan = plan_step(chosen, generator, discriminator, parsed.device_bytes, place)
     if on_plan is not None and processes.first:
@@ -101,7 +101,7 @@ def train_sr(
         discriminator=discriminator,
         parts=plan.parts,
         device=place,
-        files=file_facts(pictures.files()),
+        files=collect_file_facts(pictures.files()),
     )
     resumed = trainer.resume(accept_changed_data=accept_changed_data)
     if on_warning is not None and processes.first:
@@ -109,7 +109,7 @@ def train_sr(
             on_warning(warning)
     validation, last = None, folder / f"{chosen.name}.safetensors"
     if processes.first:
-        keep_config(folder, chosen)
+        write_config(folder, chosen)
         validation = _validation(chosen, folder, place)
     trainer.run(validation, on_step=on_step if processes.first else None, cancel=cancel)
     if processes.first:
@@ -131,13 +131,13 @@ def train_sr(
     )
 
 
-def _place(device: str, processes: Processes) -> str:
+def _place(device: str, processes: ProcessGroup) -> str:
     """The device of this process."""
     place = resolve_device(device)
     return place if processes.alone or place == "cpu" else f"cuda:{processes.local}"
 
 
-def _batches(config: TrainConfig, pictures: Pictures, processes: Processes) -> Batches:
+def _batches(config: TrainConfig, pictures: Pictures, processes: ProcessGroup) -> Batches:
     data = config.datasets.train
     return Batches(
         pictures,
@@ -163,11 +163,11 @@ def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
     if real and config.scale > 4:
         raise UsageError("degradation: real is for scales up to 4")
     return HighResolutionFolders(
-        data.dataroot_gt, config.scale, RealDegradation() if real else bicubic
+        data.dataroot_gt, config.scale, RealDegradation() if real else bicubic_downscale
     )
 
 
-def _validation(config: TrainConfig, folder: Path, device: str) -> Validation | None:
+def _validation(config: TrainConfig, folder: Path, device: str) -> TrainValidation | None:
     if config.datasets.val is None:
         return None
-    return Validation(config, _data(config, config.datasets.val), folder, device)
+    return TrainValidation(config, _data(config, config.datasets.val), folder, device)

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from lowtide.core.atomic_file import make_folder, remove_unfinished, writing
 from lowtide.core.errors import InputError
-from lowtide.core.part_file import make_folder, remove_unfinished, writing
-from lowtide.jobs.validation_figures import Figures
-from lowtide.jobs.validation_pictures import Enlarger
+from lowtide.jobs.validation_metrics import ValidationMetrics
+from lowtide.jobs.validation_upscaler import ValidationUpscaler
 from lowtide.memory.budget import Budget
 from lowtide.models.resample import resize_cubic
-from lowtide.training.config import TrainConfig
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
+from lowtide.training.train_config import TrainConfig
 from lowtide.training.weights import save_weights
 
 _WEIGHTS = "validated"
 Pictures = PairedFolders | HighResolutionFolders
 
 
-class Validation:
+class TrainValidation:
     """Upscales the validation pictures with each weights it is given, within ``val.budget``.
 
     Nothing is made smaller to fit: `lowtide.upscale` runs the pictures whole, in bands or in
@@ -32,7 +32,7 @@ class Validation:
 
     def __init__(self, config: TrainConfig, data: Pictures, folder: Path, device: str) -> None:
         self._config, self._folder = config, folder
-        self._enlarge = Enlarger(config.val.budget, device)
+        self._enlarge = ValidationUpscaler(config.val.budget, device)
         self._pairs = list(self._stored(data))
         stems = [low.stem for low, _ in self._pairs]
         # Folders may have pictures of one name.
@@ -40,7 +40,7 @@ class Validation:
             stem if stems.count(stem) == 1 else f"{index}_{stem}"
             for index, stem in enumerate(stems)
         ]
-        self._figures = Figures(config)
+        self._figures = ValidationMetrics(config)
         # Networks that look at pictures do it on the CPU, also where the model runs on a card.
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
         sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]

@@ -10,24 +10,24 @@ from typing import Any
 
 from lowtide.core.errors import Cancelled
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
-from lowtide.jobs.context import Context
+from lowtide.jobs.build_network import copy_network
 from lowtide.jobs.devices import resolve_devices
-from lowtide.jobs.images import Images
+from lowtide.jobs.image_queue import ImageQueue
+from lowtide.jobs.job_monitor import JobMonitor, report_progress
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.networks import network_on
-from lowtide.jobs.pins import Pins
-from lowtide.jobs.prepare import load_libraries
+from lowtide.jobs.prepare import preload_libraries
 from lowtide.jobs.report import LeftOutInput, UpscaleReport, versions
-from lowtide.jobs.results import Results, refuse_overwriting
+from lowtide.jobs.results import ResultRecorder, refuse_overwriting
+from lowtide.jobs.resume_state import ResumeState
+from lowtide.jobs.session import UpscaleSession
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.sizes import checked_of
-from lowtide.jobs.watch import Watch, tell
-from lowtide.jobs.workers import Workers, share_of, threads_each
+from lowtide.jobs.target_size import scale_checker
+from lowtide.jobs.workers import Workers, budget_share, divide_threads
 from lowtide.media import inspect_image
 from lowtide.media.discover import Found, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
-from lowtide.memory.replay import PlanBook
+from lowtide.memory.plan_file import PlanFile
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -63,7 +63,7 @@ def upscale(
     Raises `UsageError`, `ImageError`, `ModelError`, `BudgetError`, `OutputError`, `Cancelled`.
     """
     chosen = UpscaleSettings.of(**settings)
-    book = PlanBook.read(chosen.plan_file) if chosen.plan_file else None
+    book = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     started = time.perf_counter()
     found, folder = find_jobs(inputs, output, chosen)
     jobs = found.jobs
@@ -73,18 +73,18 @@ def upscale(
         refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
     devices = resolve_devices(chosen)
-    load_libraries(chosen)
-    watch = Watch(open_meter(devices[0]), progress, cancel)
+    preload_libraries(chosen)
+    watch = JobMonitor(open_meter(devices[0]), progress, cancel)
     watch.meter.start()
     try:
-        with _open_journal(folder) as journal, threads_each(len(devices)) as threads:
+        with _open_journal(folder) as journal, divide_threads(len(devices)) as threads:
             now = versions(chosen.model_name)
-            pins = Pins(journal, now)
+            pins = ResumeState(journal, now)
             least = _least_budget(devices, budget, host_budget, disk_budget, place)
             parsed = pins.budget(budget, least)
-            share = share_of(parsed, devices)
+            share = budget_share(parsed, devices)
             prepared = watch.prepare(
-                chosen, devices[0], share, book, pins.costs, on_loaded=checked_of(jobs, chosen)
+                chosen, devices[0], share, book, pins.costs, on_loaded=scale_checker(jobs, chosen)
             )
             pins.apply(prepared)
             pins.write(parsed, prepared)
@@ -95,11 +95,11 @@ def upscale(
                 left_out=left_out_of(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
-            results = Results(jobs, report, journal, key, force=force, sidecar=sidecar)
+            results = ResultRecorder(jobs, report, journal, key, force=force, sidecar=sidecar)
             if len(devices) == 1 or len(jobs) == 1:
                 # A single image is not handed out: its tiles are, by this process.
-                prepared.others = tuple(network_on(prepared.network, one) for one in devices[1:])
-                context = Context(
+                prepared.others = tuple(copy_network(prepared.network, one) for one in devices[1:])
+                context = UpscaleSession(
                     prepared,
                     chosen,
                     parsed,
@@ -128,12 +128,12 @@ def upscale(
     finally:
         watch.meter.stop()
     report.seconds = time.perf_counter() - started
-    tell(progress, "done", "")
+    report_progress(progress, "done", "")
     return report
 
 
-def _run_here(context: Context, results: Results) -> None:
-    images = Images(context, results)
+def _run_here(context: UpscaleSession, results: ResultRecorder) -> None:
+    images = ImageQueue(context, results)
     try:
         for index, job in enumerate(results.jobs, start=1):
             check_cancel(context.cancel)

@@ -19,13 +19,13 @@ from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
-    from lowtide.jobs.context import Context
     from lowtide.jobs.report import ImageReport
+    from lowtide.jobs.session import UpscaleSession
 
 _PROGRESS_SECONDS = 0.1
 
 
-class Line:
+class WorkerConnection:
     """The way to the other process."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     """Work until there is nothing more to do."""
     # The other process hears of Ctrl-C too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = Line()
+    line = WorkerConnection()
     given = line.receive()
     if given["tuned_heap"]:
         tune_heap()  # before the libraries load
@@ -105,9 +105,9 @@ def main() -> None:
     except LowtideError as error:
         line.send("unable", **words_of(error))
         return
-    from lowtide.jobs.images import Images
+    from lowtide.jobs.image_queue import ImageQueue
 
-    images = Images(context, line)
+    images = ImageQueue(context, line)
     try:
         while (order := line.ask("want")) is not None:
             images.take(Path(order["source"]), Path(order["target"]), order["index"])
@@ -117,26 +117,26 @@ def main() -> None:
         context.meter.stop()
 
 
-def _context(given: dict[str, Any], line: Line) -> Context:
+def _context(given: dict[str, Any], line: WorkerConnection) -> UpscaleSession:
     import torch
 
-    from lowtide.jobs.context import Context
-    from lowtide.jobs.prepare import load_libraries, prepare
+    from lowtide.jobs.prepare import preload_libraries, prepare
+    from lowtide.jobs.session import UpscaleSession
     from lowtide.jobs.settings import UpscaleSettings
     from lowtide.memory.budget import Budget
     from lowtide.memory.costs import ModelCosts
-    from lowtide.memory.estimating.calibration import RunBounds
     from lowtide.memory.meter import open_meter
-    from lowtide.memory.replay import PlanBook
-    from lowtide.streaming.one_shape import SpeedFacts
+    from lowtide.memory.plan_file import PlanFile
+    from lowtide.memory.prediction.calibration import RunBounds
+    from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 
     torch.set_num_threads(given["threads"])
     settings = UpscaleSettings.model_validate(given["settings"])
     budget = Budget(**given["budget"])
-    load_libraries(settings)
+    preload_libraries(settings)
     meter = open_meter(budget.device)
     meter.start()
-    book = PlanBook.read(settings.plan_file) if settings.plan_file else None
+    book = PlanFile.read(settings.plan_file) if settings.plan_file else None
     prepared = prepare(
         settings,
         device=budget.device,
@@ -145,11 +145,11 @@ def _context(given: dict[str, Any], line: Line) -> Context:
         replayed=book.plans[0][1] if book else None,
     )
     known = given["compiling"]
-    prepared.compiling = known and SpeedFacts.model_validate(known)
+    prepared.compiling = known and SpecializationGain.model_validate(known)
     prepared.tiled = RunBounds.model_validate(given["tiled"])
     prepared.streamed = RunBounds.model_validate(given["streamed"])
     prepared.beside_bytes = given["beside_bytes"]
-    return Context(
+    return UpscaleSession(
         prepared,
         settings,
         budget,

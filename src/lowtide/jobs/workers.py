@@ -23,9 +23,9 @@ from typing import IO, Any
 from lowtide.core.errors import LowtideError, OutOfMemoryError
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.prepare import Prepared
+from lowtide.jobs.prepare import PreparedModel
 from lowtide.jobs.report import ImageReport
-from lowtide.jobs.results import Results
+from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.jobs.worker_process import error_of, words_of
 from lowtide.memory.budget import Budget
@@ -41,7 +41,7 @@ _CODE = (
 )
 
 
-def share_of(budget: Budget, devices: list[str]) -> Budget:
+def budget_share(budget: Budget, devices: list[str]) -> Budget:
     """What each of the workers on ``devices`` may use: equal parts."""
     workers = max(devices.count(device) for device in devices)
     return replace(
@@ -53,7 +53,7 @@ def share_of(budget: Budget, devices: list[str]) -> Budget:
 
 
 @contextlib.contextmanager
-def threads_each(workers: int, of: int | None = None) -> Iterator[int]:
+def divide_threads(workers: int, of: int | None = None) -> Iterator[int]:
     """Threads for each of so many, out of ``of`` or what there are; this process computes with as
     many until the end, since what is measured depends on them."""
     import torch
@@ -112,10 +112,10 @@ class Workers:
     def __init__(
         self,
         devices: list[str],
-        prepared: Prepared,
+        prepared: PreparedModel,
         settings: UpscaleSettings,
         budget: Budget,
-        results: Results,
+        results: ResultRecorder,
         *,
         threads: int,
         scratch: Path,

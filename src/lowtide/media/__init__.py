@@ -11,28 +11,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lowtide.media.discover import Job
+    from lowtide.media.async_writer import AsyncWriter
+    from lowtide.media.discover import FilePair
     from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
-    from lowtide.media.formats import FORMATS, SUFFIXES, Format, check_output, output_sample
+    from lowtide.media.formats import FORMATS, SUFFIXES, ImageFormat, check_output, output_sample
     from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, inspect_image
     from lowtide.media.image_sink import ImageSink, open_sink
     from lowtide.media.image_source import ImageSource, open_image
     from lowtide.media.metadata import Metadata
-    from lowtide.media.write_behind import WriteBehind
 
 _HOMES = {
     "FORMATS": "formats",
     "MAX_PIXELS": "image_facts",
     "SUFFIXES": "formats",
     "EncodeOptions": "encode",
-    "Format": "formats",
+    "ImageFormat": "formats",
     "ImageFacts": "image_facts",
     "ImageSink": "image_sink",
     "ImageSource": "image_source",
-    "Job": "discover",
+    "FilePair": "discover",
     "Metadata": "metadata",
     "OutputCost": "encode",
-    "WriteBehind": "write_behind",
+    "AsyncWriter": "async_writer",
     "check_output": "formats",
     "inspect_image": "image_facts",
     "open_image": "image_source",
@@ -45,15 +45,15 @@ __all__ = [
     "FORMATS",
     "MAX_PIXELS",
     "SUFFIXES",
+    "AsyncWriter",
     "EncodeOptions",
-    "Format",
+    "FilePair",
     "ImageFacts",
+    "ImageFormat",
     "ImageSink",
     "ImageSource",
-    "Job",
     "Metadata",
     "OutputCost",
-    "WriteBehind",
     "check_output",
     "inspect_image",
     "open_image",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyvips
 
+from lowtide.core.atomic_file import create, write_error
 from lowtide.core.errors import OutputError
-from lowtide.core.part_file import create, write_error
 from lowtide.media._libvips import reason
 
 

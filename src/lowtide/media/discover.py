@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowtide.core.atomic_file import PART_PATTERN
 from lowtide.core.errors import ImageError, UsageError
-from lowtide.core.part_file import PART_PATTERN
 from lowtide.media.formats import SUFFIXES, format_of_suffix, output_format, unwritable
-from lowtide.media.left_out import LeftOut, summary, why_no_image
+from lowtide.media.skipped_files import SkippedFile, skip_reason, skipped_summary
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
@@ -19,7 +19,7 @@ _NO_IMAGE_HINT = f"supported suffixes are {', '.join(SUFFIXES)}"
 
 
 @dataclass(frozen=True)
-class Job:
+class FilePair:
     """One image to read and one to write; ``name`` is the input as reports call it."""
 
     source: Path
@@ -34,8 +34,8 @@ class Found:
     ``file`` is whether the one target was named itself, and not only its folder.
     """
 
-    jobs: list[Job]
-    left_out: list[LeftOut]
+    jobs: list[FilePair]
+    left_out: list[SkippedFile]
     file: bool
 
 
@@ -61,12 +61,12 @@ def discover(
     no image.
     """
     target, suffix = Path(output), _output_suffix(format)
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedFile] = []
     found = _expand(inputs, target, left_out)
     folder = target.is_dir() or os.fspath(output).endswith(_SEPARATORS)
     if not folder and len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir():
         _check_name(target, suffix, suffix_text)
-        jobs = [Job(found[0][0], target, found[0][1].as_posix())]
+        jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
         _check(jobs)
         return Found(jobs, left_out, file=True)
     if not folder and format_of_suffix(target.suffix or ".") is not None:
@@ -75,7 +75,7 @@ def discover(
             hint=f"name a folder: -o {target.with_suffix('')}",
         )
     jobs = [
-        Job(source, _place(target, relative, suffix, suffix_text), relative.as_posix())
+        FilePair(source, _place(target, relative, suffix, suffix_text), relative.as_posix())
         for source, relative in found
     ]
     if suffix_text:
@@ -99,7 +99,7 @@ def _check_name(target: Path, suffix: str | None, text: str) -> None:
         )
 
 
-def _without_results(jobs: list[Job], left_out: list[LeftOut]) -> list[Job]:
+def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[FilePair]:
     """Those that are not themselves the result of another one."""
     results = {_key(job.target): job for job in jobs if _key(job.target) != _key(job.source)}
     kept = []
@@ -107,7 +107,7 @@ def _without_results(jobs: list[Job], left_out: list[LeftOut]) -> list[Job]:
         if (of := results.get(_key(job.source))) is None:
             kept.append(job)
         else:
-            left_out.append(LeftOut(job.source, f"by its name the result of {of.source.name}"))
+            left_out.append(SkippedFile(job.source, f"by its name the result of {of.source.name}"))
     return kept
 
 
@@ -120,7 +120,7 @@ def _output_suffix(name: str | None) -> str | None:
 
 
 def _expand(
-    inputs: list[str | Path] | list[str] | list[Path], output: Path, left_out: list[LeftOut]
+    inputs: list[str | Path] | list[str] | list[Path], output: Path, left_out: list[SkippedFile]
 ) -> list[tuple[Path, Path]]:
     """Every input image and its path relative to the output folder, without repetitions."""
     found: dict[Path, tuple[Path, Path]] = {}
@@ -132,7 +132,7 @@ def _expand(
     return list(found.values())
 
 
-def _expand_one(item: str, output: Path, left_out: list[LeftOut]) -> list[tuple[Path, Path]]:
+def _expand_one(item: str, output: Path, left_out: list[SkippedFile]) -> list[tuple[Path, Path]]:
     path = Path(item)
     if path.is_dir():
         return _in_folder(path, output, left_out)
@@ -150,7 +150,7 @@ def _expand_one(item: str, output: Path, left_out: list[LeftOut]) -> list[tuple[
     return [(image, Path(image.name)) for image in images]
 
 
-def _in_folder(folder: Path, output: Path, left_out: list[LeftOut]) -> list[tuple[Path, Path]]:
+def _in_folder(folder: Path, output: Path, left_out: list[SkippedFile]) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
     # An output folder inside the input holds results of an earlier run. When it is the input
     # folder itself, or one above, they can only be told by their names.
@@ -158,7 +158,7 @@ def _in_folder(folder: Path, output: Path, left_out: list[LeftOut]) -> list[tupl
 
 
 def images_below(
-    folder: Path, skipped: Path | None = None, left_out: list[LeftOut] | None = None
+    folder: Path, skipped: Path | None = None, left_out: list[SkippedFile] | None = None
 ) -> list[tuple[Path, Path]]:
     """Every image in a folder and its subfolders, with its path relative to it, in an order that no
     file system changes.
@@ -166,7 +166,7 @@ def images_below(
     What is hidden is left out, and all below ``skipped``, which is resolved; what is left out is
     added to ``left_out``, a folder as one. Raises `ImageError` where there is no image.
     """
-    others: list[LeftOut] = []
+    others: list[SkippedFile] = []
     images, more = _sorted_out(_files_below(folder, skipped, others))
     others += more
     if not images:
@@ -176,40 +176,40 @@ def images_below(
     return [(image, image.relative_to(folder)) for image in images]
 
 
-def _files_below(folder: Path, skipped: Path | None, left_out: list[LeftOut]) -> Iterator[Path]:
+def _files_below(folder: Path, skipped: Path | None, left_out: list[SkippedFile]) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        left_out.append(LeftOut(folder, f"cannot be read: {error.strerror}"))
+        left_out.append(SkippedFile(folder, f"cannot be read: {error.strerror}"))
         return
     for path in entries:
         if path.name.startswith("."):
             # Our own journals and unfinished results are nobody's images.
             if not path.name.startswith(".lowtide-") and not path.match(PART_PATTERN):
-                left_out.append(LeftOut(path, "hidden"))
+                left_out.append(SkippedFile(path, "hidden"))
         elif not path.is_dir():
             yield path
         elif path.is_symlink():
-            left_out.append(LeftOut(path, "a link to a folder"))
+            left_out.append(SkippedFile(path, "a link to a folder"))
         elif skipped is not None and path.resolve() == skipped:
-            left_out.append(LeftOut(path, "the output folder"))
+            left_out.append(SkippedFile(path, "the output folder"))
         else:
             yield from _files_below(path, skipped, left_out)
 
 
-def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
+def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
     """Those that are images by their names, and the others."""
     images, others = [], []
     for path in paths:
         if path.is_file() and format_of_suffix(path.suffix or ".") is not None:
             images.append(path)
         else:
-            others.append(LeftOut(path, why_no_image(path)))
+            others.append(SkippedFile(path, skip_reason(path)))
     return images, others
 
 
-def _none(what: str, others: list[LeftOut]) -> ImageError:
-    return ImageError("; ".join([what, *summary(others)]), hint=_NO_IMAGE_HINT)
+def _none(what: str, others: list[SkippedFile]) -> ImageError:
+    return ImageError("; ".join([what, *skipped_summary(others)]), hint=_NO_IMAGE_HINT)
 
 
 def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
@@ -219,7 +219,7 @@ def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
     return folder / relative.with_name(f"{relative.stem}{text}{ending}")
 
 
-def _check(jobs: list[Job]) -> None:
+def _check(jobs: list[FilePair]) -> None:
     # Compared without case, because on some file systems these names are one file.
     sources = {_key(job.source): job.source for job in jobs}
     targets: dict[str, Path] = {}

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import pyvips
 
 from lowtide.core.errors import UsageError
-from lowtide.core.rows import ImageInfo
-from lowtide.media import prices
-from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, Format, output_format
+from lowtide.core.signal import ImageInfo
+from lowtide.media import codec_memory
+from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, output_format
 
 Subsampling = Literal["auto", "4:4:4", "4:2:0"]
 TiffCompression = Literal["none", "lzw", "deflate"]
@@ -92,23 +92,25 @@ def output_cost(
     """
     chosen = options or EncodeOptions()
     entry = output_format(path, otherwise)
-    price = prices.encoding_window(info, strips=entry is TIFF)
+    price = codec_memory.encoding_window(info, strips=entry is TIFF)
     if resized_from is not None:
-        price += prices.resizing(resized_from)
+        price += codec_memory.resize_bytes(resized_from)
     why = f"a {entry.name} is encoded by rows"
     if entry is WEBP:
-        price += prices.webp_encoding(info, lossless=chosen.webp_lossless)
+        price += codec_memory.webp_encoding(info, lossless=chosen.webp_lossless)
         why = "a WebP is encoded as a whole"
     elif entry is AVIF:
-        price += prices.avif_encoding(info, quality=chosen.avif_quality, effort=chosen.avif_effort)
+        price += codec_memory.avif_encoding(
+            info, quality=chosen.avif_quality, effort=chosen.avif_effort
+        )
         why = "an AVIF is encoded as a whole"
     return OutputCost(price.most, price.usual, why)
 
 
-def save(
+def encode_image(
     image: pyvips.Image,
     path: Path,
-    entry: Format,
+    entry: ImageFormat,
     options: EncodeOptions,
     *,
     keep: int,

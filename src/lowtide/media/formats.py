@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.core.signal import ImageInfo, SampleType
 
 
 @dataclass(frozen=True)
-class Format:
+class ImageFormat:
     """What one file format can hold, as the bundled encoder writes it.
 
     ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
@@ -32,7 +32,7 @@ class Format:
 
 # The sides are what the bundled encoders accept, which is less than some file formats allow:
 # libvips stops at 10**8, libjpeg at 65,500 and the AVIF writer at 16,384.
-PNG = Format(
+PNG = ImageFormat(
     "PNG",
     "pngload",
     (".png",),
@@ -43,7 +43,7 @@ PNG = Format(
     True,
     frozenset({"icc", "exif", "xmp", "resolution"}),
 )
-JPEG = Format(
+JPEG = ImageFormat(
     "JPEG",
     "jpegload",
     (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -54,7 +54,7 @@ JPEG = Format(
     True,
     frozenset({"icc", "exif", "xmp", "iptc", "resolution"}),
 )
-WEBP = Format(
+WEBP = ImageFormat(
     "WebP",
     "webpload",
     (".webp",),
@@ -65,7 +65,7 @@ WEBP = Format(
     False,
     frozenset({"icc", "exif", "xmp"}),
 )
-TIFF = Format(
+TIFF = ImageFormat(
     "TIFF",
     "tiffload",
     (".tif", ".tiff"),
@@ -76,7 +76,7 @@ TIFF = Format(
     True,
     frozenset({"icc", "xmp", "iptc", "resolution"}),
 )
-AVIF = Format(
+AVIF = ImageFormat(
     "AVIF",
     "heifload",
     (".avif",),
@@ -88,12 +88,12 @@ AVIF = Format(
     frozenset({"icc", "exif", "xmp"}),
 )
 
-FORMATS: tuple[Format, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
+FORMATS: tuple[ImageFormat, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
 _BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
 SUFFIXES: tuple[str, ...] = tuple(_BY_SUFFIX)
 
 
-def format_of_suffix(suffix: str) -> Format | None:
+def format_of_suffix(suffix: str) -> ImageFormat | None:
     """The format a file name suffix stands for, in any case, with or without its dot."""
     return _BY_SUFFIX.get("." + suffix.lower().lstrip("."))
 
@@ -106,7 +106,7 @@ def unwritable(what: str) -> UsageError:
     )
 
 
-def output_format(path: Path | str, otherwise: str | None = None) -> Format:
+def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat:
     """The format that ``path`` asks for by its suffix, or the one named ``otherwise`` if it has
     none; `UsageError` if it is none we write."""
     target = Path(path)
@@ -117,7 +117,7 @@ def output_format(path: Path | str, otherwise: str | None = None) -> Format:
     return entry
 
 
-def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> Format:
+def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> ImageFormat:
     """Check that ``path`` can hold an image like ``info``, and return its format, which is the one
     named ``otherwise`` where it has no suffix.
 
@@ -146,7 +146,7 @@ def _formats_for(info: ImageInfo) -> str:
     return " or ".join(lossless_first) if lossless_first else "a smaller image"
 
 
-def output_sample(entry: Format, sample: SampleType) -> tuple[SampleType, str | None]:
+def output_sample(entry: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
     """The sample type that ``entry`` stores for rows of type ``sample``, and what is lost.
 
     The second value is a sentence for people, or None when every level survives. Compression

@@ -12,14 +12,14 @@ from typing import cast
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.rows import ImageInfo
-from lowtide.media import prices
+from lowtide.core.signal import ImageInfo
+from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, is_harmless, reason
 from lowtide.media.camera_raw import camera_raw
-from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, Format
+from lowtide.media.detect import HEAD_BYTES, describe, identify
+from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
 from lowtide.media.pixels import info_of, normalize, own_bands
-from lowtide.media.sniff import HEAD_BYTES, describe, identify
-from lowtide.media.spool import spool_bytes, spool_memory, upright_info
+from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.tiff_header import largest_piece
 
 MAX_PIXELS = 1_000_000_000
@@ -47,7 +47,7 @@ class ImageFacts:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenDecoder:
     """A decoder at the top of a file: ``stored`` is the image as it lies in the file.
 
     ``again`` opens one that reads on over a harmless flaw, where this one stops at any.
@@ -56,7 +56,7 @@ class Opened:
     image: pyvips.Image
     stored: ImageInfo
     facts: ImageFacts
-    again: Callable[[], Opened] | None = None
+    again: Callable[[], OpenDecoder] | None = None
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
@@ -68,7 +68,7 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     return open_decoder(Path(path), max_pixels).facts
 
 
-def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Opened:
+def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> OpenDecoder:
     """Open ``path`` for reading from top to bottom; errors as for `inspect_image`.
 
     A JPEG is read until something is odd about it, and from there ``over_flaws`` if that is
@@ -101,7 +101,7 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
     price, why = _decoding_cost(path, kind, header, stored)
     scratch = spool_bytes(stored, orientation)
     if scratch:
-        price += prices.whole(spool_memory(stored, orientation))
+        price += codec_memory.whole_image_bytes(spool_memory(stored, orientation))
         why += ", and a block of rows to turn the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
@@ -114,10 +114,10 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
         notes=(*_header_notes(header), *notes, *more),
     )
     again = partial(open_decoder, path, max_pixels, over_flaws=True) if strict else None
-    return Opened(image, stored, facts, again)
+    return OpenDecoder(image, stored, facts, again)
 
 
-def _identify(path: Path) -> Format:
+def _identify(path: Path) -> ImageFormat:
     try:
         if path.is_dir():
             raise ImageError(
@@ -183,29 +183,29 @@ def _header_notes(image: pyvips.Image) -> list[str]:
 
 
 def _decoding_cost(
-    path: Path, kind: Format, header: pyvips.Image, info: ImageInfo
-) -> tuple[prices.Price, str]:
-    rows = prices.window(info)
+    path: Path, kind: ImageFormat, header: pyvips.Image, info: ImageInfo
+) -> tuple[codec_memory.CodecBytes, str]:
+    rows = codec_memory.row_window_bytes(info)
     if kind is JPEG:
         # The file is mapped into memory while it is read.
-        rows += prices.mapped(path.stat().st_size)
+        rows += codec_memory.mapped_file_bytes(path.stat().st_size)
     if kind is JPEG and _field(header, "jpeg-multiscan", 0):
         subsampling = str(_field(header, "jpeg-chroma-subsample", ""))
-        held = prices.jpeg_coefficients(info, header.bands, subsampling)
+        held = codec_memory.jpeg_coefficients(info, header.bands, subsampling)
         return rows + held, "a progressive JPEG is decoded from coefficients of the whole image"
     if kind is PNG and _field(header, "interlaced", 0):
-        held = prices.whole(info.height * info.row_bytes)
+        held = codec_memory.whole_image_bytes(info.height * info.row_bytes)
         return rows + held, "an interlaced PNG is decoded as a whole"
     if kind is WEBP:
-        held = prices.webp_decoding(info, path.stat().st_size)
+        held = codec_memory.webp_decoding(info, path.stat().st_size)
         return rows + held, "a WebP is decoded as a whole"
     if kind is AVIF:
-        return rows + prices.avif_decoding(info), "an AVIF is decoded as a whole"
+        return rows + codec_memory.avif_decoding(info), "an AVIF is decoded as a whole"
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
-        held = prices.whole(largest_piece(path))
+        held = codec_memory.whole_image_bytes(largest_piece(path))
         # Bands that are left out are decoded with the others.
         decoded = replace(info, bands=max(info.bands, header.bands))
-        rows = prices.window_of_pieces(decoded, tile_height)
+        rows = codec_memory.strip_window_bytes(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import pyvips
 
+from lowtide.core.atomic_file import disk_error, new_part_name, sync
 from lowtide.core.errors import OutputError
-from lowtide.core.part_file import disk_error, new_part_name, sync
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
 from lowtide.media._part_file import output_error, prepare
-from lowtide.media.encode import EncodeOptions, save
-from lowtide.media.formats import Format, check_output, output_sample
+from lowtide.media.encode import EncodeOptions, encode_image
+from lowtide.media.formats import ImageFormat, check_output, output_sample
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import as_sample, dtype_of, interpretation_of, resize
-from lowtide.media.stored_png import StoredPng
+from lowtide.media.raw_png import UncompressedPng
 
 
 def open_sink(
@@ -59,18 +59,18 @@ def open_sink(
     entry = check_output(target, ImageInfo(width, height, info.bands, info.sample), otherwise)
     carried = metadata or Metadata()
     carried = carried.stripped() if strip_metadata else carried
-    encoder = _Encoder(
+    encoder = _EncodePipeline(
         entry, info, (width, height), carried, options or EncodeOptions(), clear=clear
     )
     return ImageSink(target, info, encoder, part or new_part_name(target))
 
 
-class _Encoder:
+class _EncodePipeline:
     """What happens to the pixels between the pipe and the file."""
 
     def __init__(
         self,
-        entry: Format,
+        entry: ImageFormat,
         info: ImageInfo,
         size: tuple[int, int],
         metadata: Metadata,
@@ -102,10 +102,12 @@ class _Encoder:
         stored, _note = output_sample(self._entry, info.sample)
         image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
-        save(image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear)
+        encode_image(
+            image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear
+        )
 
 
-def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
+def _notes(entry: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
     notes: list[str] = []
     _stored, rounding = output_sample(entry, info.sample)
     if rounding:
@@ -120,14 +122,14 @@ def _notes(entry: Format, info: ImageInfo, metadata: Metadata) -> tuple[str, ...
 
 
 class ImageSink:
-    """An image file as a `lowtide.core.rows.RowSink`; made by `open_sink`.
+    """An image file as a `lowtide.core.signal.RowSink`; made by `open_sink`.
 
     Until `commit` the target is untouched and the new, hidden file ``part`` next to it takes the
     bytes. ``notes`` are sentences about what the format cannot keep. As a context
     manager it aborts when the block is left without a commit.
     """
 
-    def __init__(self, path: Path, info: ImageInfo, encoder: _Encoder, part: Path) -> None:
+    def __init__(self, path: Path, info: ImageInfo, encoder: _EncodePipeline, part: Path) -> None:
         configure()
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
@@ -145,14 +147,14 @@ class ImageSink:
         self._thread.start()
         self._png = self._open_png()
 
-    def _open_png(self) -> StoredPng:
+    def _open_png(self) -> UncompressedPng:
         width, bands, bits = self.info.width, self.info.bands, 8
         if self.info.sample == "float32":
             # Bytes of floats travel as a gray image, for PNG has no float samples.
             width, bands = width * bands * 4, 1
         elif self.info.sample == "uint16":
             bits = 16
-        return StoredPng(self._send, width, self.info.height, bands, bits)
+        return UncompressedPng(self._send, width, self.info.height, bands, bits)
 
     def _encode(self, run: Callable[[int, Path], None], descriptor: int) -> None:
         try:

@@ -8,12 +8,12 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.media._libvips import FILE_ERRORS, TRIM_READING, HeapTrimmer, is_harmless, reason
-from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, Opened, open_decoder
+from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of, full_scale
-from lowtide.media.spool import Spool
+from lowtide.media.row_spool import Spool
 
 
 def open_image(
@@ -32,7 +32,7 @@ def open_image(
     return ImageSource(source, opened, scratch, clear=clear)
 
 
-def _is_clear(path: Path, opened: Opened) -> bool:
+def _is_clear(path: Path, opened: OpenDecoder) -> bool:
     """Whether no pixel has any opacity; seldom looks beyond the first rows."""
     decoder = _Decoder(path, opened)
     while len(rows := decoder.read(_FETCH_ROWS)):
@@ -48,7 +48,7 @@ _FETCH_ROWS = 8
 class _Decoder:
     """Rows as they are stored, one call after the other; ``opaque`` shows what no alpha shows."""
 
-    def __init__(self, path: Path, opened: Opened, *, opaque: bool = False) -> None:
+    def __init__(self, path: Path, opened: OpenDecoder, *, opaque: bool = False) -> None:
         self._path = path
         self._info = opened.stored
         self._region = pyvips.Region.new(opened.image)
@@ -88,7 +88,7 @@ class _Decoder:
 
 
 class ImageSource:
-    """An image file as a `lowtide.core.rows.RowSource`; made by `open_image`.
+    """An image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
 
     ``facts`` is what `inspect_image` tells, ``metadata`` what should travel to the output.
     ``clear`` is whether the alpha is 0 everywhere: color that such a file holds is meant for other
@@ -97,7 +97,7 @@ class ImageSource:
     """
 
     def __init__(
-        self, path: Path, opened: Opened, scratch_dir: Path | None, *, clear: bool = False
+        self, path: Path, opened: OpenDecoder, scratch_dir: Path | None, *, clear: bool = False
     ) -> None:
         self.clear = clear
         self.facts: ImageFacts = opened.facts

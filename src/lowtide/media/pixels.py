@@ -9,7 +9,7 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.rows import ImageInfo, SampleType
+from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media.tiff_header import extra_samples
 
 _SAMPLE_OF_FORMAT: dict[str, SampleType] = {
@@ -43,7 +43,7 @@ def interpretation_of(bands: int, sample: SampleType) -> str:
     return {"uint8": "b-w", "uint16": "grey16", "float32": "b-w"}[sample]
 
 
-def text_of(image: pyvips.Image, name: str) -> str:
+def enum_text(image: pyvips.Image, name: str) -> str:
     """A property of ``image`` as text, without the enumeration class around it."""
     return str(getattr(image, name))
 
@@ -53,7 +53,7 @@ def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
 
     Returns with the (lazy) image a sentence about bands that are left out.
     """
-    color = 4 if text_of(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
+    color = 4 if enum_text(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
     extra = image.bands - color
     if extra <= 0:
         return image, []
@@ -77,15 +77,15 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
     form.
     """
     notes: list[str] = []
-    space = text_of(image, "interpretation")
+    space = enum_text(image, "interpretation")
     if space == "cmyk":
-        depth = 16 if text_of(image, "format") == "ushort" else 8
+        depth = 16 if enum_text(image, "format") == "ushort" else 8
         image = image.icc_transform("srgb", embedded=True, input_profile="cmyk", depth=depth)
         notes.append("CMYK converted to sRGB")
     elif space not in _PLAIN:
         image = image.colourspace("srgb")
         notes.append(f"{space} converted to sRGB")
-    stored = text_of(image, "format")
+    stored = enum_text(image, "format")
     if stored not in _SAMPLE_OF_FORMAT:
         raise ImageError(
             f"{path}: samples are of type {stored}; 8 and 16-bit unsigned integers and "
@@ -97,7 +97,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
 
 def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
     # AVIF samples of 10 or 12 bits arrive shifted up, so that their white is not 65,535.
-    if not image.get_typeof("heif-primary") or text_of(image, "format") != "ushort":
+    if not image.get_typeof("heif-primary") or enum_text(image, "format") != "ushort":
         return image, []
     bits = cast(int, image.get("bits-per-sample"))
     white = ((1 << bits) - 1) << (16 - bits)
@@ -108,7 +108,7 @@ def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
 
 def info_of(image: pyvips.Image) -> ImageInfo:
     """Shape and sample type of an image that `normalize` returned."""
-    sample = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     return ImageInfo(image.width, image.height, image.bands, sample)
 
 
@@ -118,7 +118,7 @@ def as_sample(image: pyvips.Image, wanted: SampleType, *, bits: int = 16) -> pyv
     ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder
     that drops the lower bits would otherwise cut instead of rounding.
     """
-    have = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    have = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     if wanted == "uint16" and bits < 16:
         levels = (1 << bits) - 1
         image = (image * (levels / full_scale(have))).rint() * (1 << (16 - bits))
@@ -136,7 +136,7 @@ def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
 
     A Lanczos kernel of three lobes shrinks; libvips enlarges with a bicubic one.
     """
-    sample = _SAMPLE_OF_FORMAT[text_of(image, "format")]
+    sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     white, alpha, space = full_scale(sample), image.bands in (2, 4), image.interpretation
     # For integers libvips rounds its kernels too, to sums other than 1, which darkens an image
     # that is shrunk four times by half a level.

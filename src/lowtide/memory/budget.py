@@ -51,9 +51,9 @@ class Budget:
         if isinstance(text, Budget):
             return text
         on_cpu = device == "cpu"
-        memory = _Room(available_host_bytes(), total_host_bytes(), _AUTO_HOST_SHARE)
+        memory = _FreeBytes(available_host_bytes(), total_host_bytes(), _AUTO_HOST_SHARE)
         place = shutil.disk_usage(_existing(scratch or Path()))
-        disk_room = _Room(place.free, place.total, _AUTO_DEVICE_SHARE)
+        disk_room = _FreeBytes(place.free, place.total, _AUTO_DEVICE_SHARE)
         device_bytes = _resolve(text, memory if on_cpu else _device_room(device), "budget")
         host_bytes = _resolve(host, memory, "host budget")
         if on_cpu:
@@ -71,7 +71,7 @@ class Budget:
         if isinstance(text, Budget):
             return text
         free = profile.total_bytes - profile.desktop_bytes
-        room = _Room(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
+        room = _FreeBytes(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
         count = _resolve(text, room, f"budget for {profile.title}")
         host = count if profile.kind == "cpu" else sys.maxsize
         return cls(count, host, sys.maxsize, profile.name)
@@ -81,7 +81,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _FreeBytes:
     """Bytes of one kind: free, there at all, and the share of the free ones that `auto` takes."""
 
     free: int
@@ -89,7 +89,7 @@ class _Room:
     auto_share: float
 
 
-def _resolve(text: str | int | None, room: _Room, what: str) -> int:
+def _resolve(text: str | int | None, room: _FreeBytes, what: str) -> int:
     words = "auto" if text is None else str(text).strip().lower()
     if words == "auto":
         return int(room.free * room.auto_share)
@@ -116,10 +116,10 @@ def _resolve(text: str | int | None, room: _Room, what: str) -> int:
     return count
 
 
-def _device_room(device: str) -> _Room:
+def _device_room(device: str) -> _FreeBytes:
     import torch
 
-    return _Room(*torch.cuda.mem_get_info(torch.device(device)), _AUTO_DEVICE_SHARE)
+    return _FreeBytes(*torch.cuda.mem_get_info(torch.device(device)), _AUTO_DEVICE_SHARE)
 
 
 def _existing(path: Path) -> Path:

@@ -13,7 +13,7 @@ from lowtide.memory.ledger import Place
 from lowtide.memory.plan import Accuracy, Alternative, Plan, Refusal
 
 # What a user may ask for: only exact plans, exact ones where they fit, or the fastest.
-Wanted = Literal["exact", "bounded", "fast"]
+AccuracyRequest = Literal["exact", "bounded", "fast"]
 
 # A doubling of memory has to buy this share of the time.
 _DOUBLING_BUYS = 0.04
@@ -21,10 +21,10 @@ _DOUBLING_BUYS = 0.04
 _OF_PROCESSES = {"allocator", "runtime", "context", "margin"}
 
 
-def choose(
+def choose_plan(
     candidates: Sequence[Plan],
     budget: Budget,
-    wanted: Wanted = "bounded",
+    wanted: AccuracyRequest = "bounded",
     refused: Sequence[Refusal] = (),
 ) -> Plan:
     """The candidate that fits and serves best.
@@ -37,7 +37,7 @@ def choose(
     Raises `BudgetError` naming the smallest budget that any candidate would accept, and
     `UsageError` where an exact one is wanted and there is none.
     """
-    considered = eligible(candidates, wanted)
+    considered = accurate_enough(candidates, wanted)
     if not considered:
         raise UsageError(
             f"no exact plan is possible: {_why(refused) or 'such tiles differ from the whole'}",
@@ -58,17 +58,17 @@ def choose(
             "host_budget_bytes": budget.host_bytes,
             "choice": _explain(best, fitting, budget),
             "refused": (*_refusals(best, candidates, budget), *refused),
-            "front": frontier(candidates, best),
+            "front": pareto_front(candidates, best),
         }
     )
 
 
-def eligible(candidates: Sequence[Plan], wanted: Wanted) -> list[Plan]:
+def accurate_enough(candidates: Sequence[Plan], wanted: AccuracyRequest) -> list[Plan]:
     """The candidates that are accurate enough for what is ``wanted``."""
     return [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
 
 
-def frontier(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
+def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
     """The candidates that no other beats in memory without losing in time, smallest first.
 
     Accuracy counts too: an exact plan is not beaten by one that is only bounded. ``chosen`` is

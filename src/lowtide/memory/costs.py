@@ -39,7 +39,7 @@ class ProbePoint(BaseModel):
     seconds: float
 
 
-class Reused(BaseModel):
+class ReusedBlocks(BaseModel):
     """Bytes of a run in blocks that a heap which keeps them takes from what it kept: those alive at
     the run's peak, and most at once."""
 
@@ -54,9 +54,9 @@ class Reused(BaseModel):
         that no block fits into."""
         return max(0, round(_GROWS_TO * self.most - self.at_peak))
 
-    def times(self, factor: float) -> Reused:
+    def times(self, factor: float) -> ReusedBlocks:
         """So many times as much."""
-        return Reused(at_peak=self.at_peak * factor, most=self.most * factor)
+        return ReusedBlocks(at_peak=self.at_peak * factor, most=self.most * factor)
 
 
 class TracedPoint(BaseModel):
@@ -70,7 +70,7 @@ class TracedPoint(BaseModel):
 
     pixels: int
     peak_bytes: int
-    reused: tuple[Reused, ...]
+    reused: tuple[ReusedBlocks, ...]
     multiply_adds: int = 0
 
 
@@ -127,7 +127,7 @@ class ModelCosts(BaseModel):
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
         return max(resident - self._probed_bytes(pixels), *(slack for _, slack in kept))
 
-    def reused(self, pixels: int) -> Reused | None:
+    def reused(self, pixels: int) -> ReusedBlocks | None:
         """What of a run lives in blocks that a heap which keeps reuses; None where no trace says.
 
         Blocks grow with the pixels, or are parts of one size. Where the next smaller size traced,
@@ -217,7 +217,7 @@ class ModelCosts(BaseModel):
         return [*measured[:1], *between, *measured[1:][-1:]]
 
 
-def _grown(point: TracedPoint, pixels: int) -> Reused:
+def _grown(point: TracedPoint, pixels: int) -> ReusedBlocks:
     """The same run on other pixels, each block so many times as large."""
     times = pixels / point.pixels
     # The next larger size that was told of: rather too many blocks than too few.

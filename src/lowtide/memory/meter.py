@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.failures import give_back
-from lowtide.memory.processes import (
+from lowtide.memory.oom import trim_allocators
+from lowtide.memory.process_memory import (
     RESIDENT_PEAK,
     HighWaterMark,
     anonymous_bytes,
@@ -155,7 +155,7 @@ class CudaMeter:
         import torch
 
         # What the allocator kept of earlier runs is no one's, and would count for this one.
-        give_back(self._device, collect=True)
+        trim_allocators(self._device, collect=True)
         self._peaks.restart()
         self._before = torch.cuda.memory_allocated(self._device)
         self._outside = cuda_context_bytes(self._device)

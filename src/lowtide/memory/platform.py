@@ -119,7 +119,7 @@ def allocator_cap(
     return (limit - context_bytes) / total_bytes
 
 
-def throughput_collapsed(seconds: Sequence[float], *, platform: Platform) -> str | None:
+def spill_warning(seconds: Sequence[float], *, platform: Platform) -> str | None:
     """A sentence for the report if the driver seems to have begun to spill, else None.
 
     ``seconds`` are those of equal-sized batches in the order they ran, all of one run. A

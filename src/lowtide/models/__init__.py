@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lowtide.models.bundled import describe, names
     from lowtide.models.descriptor import ModelDescriptor, SizeRule
+    from lowtide.models.loaded_model import Model
     from lowtide.models.loader import load
-    from lowtide.models.model import Model
 
 __all__ = ["Model", "ModelDescriptor", "SizeRule", "describe", "load", "names"]
 
 _HOMES = {
-    "Model": "model",
+    "Model": "loaded_model",
     "ModelDescriptor": "descriptor",
     "SizeRule": "descriptor",
     "describe": "bundled",

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.core.errors import ModelError
-from lowtide.core.nearest import nearest
-from lowtide.models import native
+from lowtide.core.suggest import closest_name
+from lowtide.models import lowtide_files
 from lowtide.models.descriptor import ModelDescriptor
-from lowtide.models.files import sha256_of
+from lowtide.models.model_files import sha256_of
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -51,7 +51,7 @@ def find(name: str) -> Bundled:
     for model in _MODELS:
         if model.name == name:
             return model
-    meant = nearest(name, names())
+    meant = closest_name(name, names())
     raise ModelError(
         f"there is no model {name!r}; bundled are {', '.join(names())}",
         hint=f"did you mean {meant!r}?" if meant else "give one of these, or a model file",
@@ -77,5 +77,7 @@ def describe(name: str) -> ModelDescriptor:
             f"expected {model.sha256}",
             hint="pip install --force-reinstall lowtide",
         )
-    facts = native.describe(model.path, native.metadata(model.path), name, digest)
+    facts = lowtide_files.describe_file(
+        model.path, lowtide_files.metadata(model.path), name, digest
+    )
     return replace(facts, license=model.license)

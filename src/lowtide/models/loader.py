@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.errors import ModelError
-from lowtide.models import bundled, foreign, native
-from lowtide.models.files import is_onnx, require_model_file, sha256_of
-from lowtide.models.model import Model
+from lowtide.models import bundled, lowtide_files, spandrel_files
+from lowtide.models.loaded_model import Model
+from lowtide.models.model_files import is_onnx, require_model_file, sha256_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,18 +32,20 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     if name in bundled.names() or _is_name(name_or_path, path):
         facts = bundled.describe(name)
         path = bundled.find(name).path
-        return Model(native.build(path, native.metadata(path)), facts).to(device)
+        return Model(lowtide_files.load_network(path, lowtide_files.metadata(path)), facts).to(
+            device
+        )
     require_model_file(path)
     digest = sha256_of(path)
     if is_onnx(path):
         from lowtide.models import onnx_model  # late: it needs packages that are not always there
 
         return onnx_model.load(path, path.stem, digest).to(device)
-    entries = native.metadata(path) if path.suffix.lower() == ".safetensors" else {}
-    if native.ARCHITECTURE in entries:
-        facts = native.describe(path, entries, path.stem, digest)
-        return Model(native.build(path, entries), facts).to(device)
-    module, facts = foreign.load(path, path.stem, digest)
+    entries = lowtide_files.metadata(path) if path.suffix.lower() == ".safetensors" else {}
+    if lowtide_files.ARCHITECTURE in entries:
+        facts = lowtide_files.describe_file(path, entries, path.stem, digest)
+        return Model(lowtide_files.load_network(path, entries), facts).to(device)
+    module, facts = spandrel_files.load_spandrel(path, path.stem, digest)
     return Model(module, facts).to(device)
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.fast.embed import FastFirst
-from lowtide.models.fast.narrow import FastNarrow
-from lowtide.models.fast.tail import FastTail
-from lowtide.models.fast.tokens import FastPointwise
+from lowtide.models.optimized.narrow_conv import OptimizedNarrowConv
+from lowtide.models.optimized.patch_embed import OptimizedFirstConv
+from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
+from lowtide.models.optimized.upsample_tail import OptimizedTail
 
 # Layers between no more channels than these make pictures of pictures.
 _PICTURE = 4
@@ -36,7 +36,7 @@ class LowPrecision(nn.Module):
     """``body``, whose layers compute in bf16 or fp16, between fp32 and fp32.
 
     ``given`` is the type that the body takes: fp32 where its first and last convolution compute in
-    that (`lower`), or else the low one, and ``reason`` says why.
+    that (`to_low_precision`), or else the low one, and ``reason`` says why.
     """
 
     def __init__(self, body: nn.Module, given: torch.dtype, reason: str = "") -> None:
@@ -52,7 +52,7 @@ class LowPrecision(nn.Module):
         return self.body(images.to(self.given)).float()
 
 
-class Edge(nn.Conv2d):
+class EdgeConv(nn.Conv2d):
     """A convolution in fp32 between whatever it is given and a result in ``result_type``.
 
     Strips of rows are converted one after another: a copy of everything in fp32 would be the
@@ -62,7 +62,7 @@ class Edge(nn.Conv2d):
     result_type: torch.dtype
 
     @classmethod
-    def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> Edge:
+    def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> EdgeConv:
         """``plain`` with copies of its weights."""
         form: dict[str, Any] = {name: getattr(plain, name) for name in _FORM}
         edge = cls(**form, bias=plain.bias is not None, device="meta")
@@ -116,7 +116,7 @@ def _order(images: Tensor) -> torch.memory_format:
 
 
 @torch.no_grad()
-def lower(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision:
+def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision:
     """A copy of ``network`` in ``dtype``, its first and its last convolution in fp32.
 
     With them stay convolutions between pictures before and behind, and constant filters of the
@@ -130,7 +130,7 @@ def lower(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision
     mixed = copy.deepcopy(network).to(dtype)
     for name, part in {**edges, **pictures}.items():
         _put(mixed, name, part)
-    kept = {id(part) for part in mixed.modules() if isinstance(part, Edge)}
+    kept = {id(part) for part in mixed.modules() if isinstance(part, EdgeConv)}
     kept |= {id(part) for part in pictures.values()}
     for layer in mixed.modules():
         if id(layer) not in kept and _is_leaf(layer) and _floats(layer.parameters()):
@@ -177,7 +177,7 @@ def _find(
             conv = _conv_of(named[name])
             assert conv is not None
             picture = max(conv.in_channels, conv.out_channels) <= _PICTURE
-            edges[name] = Edge.of(conv, torch.float32 if picture else into)
+            edges[name] = EdgeConv.of(conv, torch.float32 if picture else into)
             if not picture:
                 break
     return edges, {name: copy.deepcopy(named[name]) for name in pictures}
@@ -185,7 +185,7 @@ def _find(
 
 def _conv_of(layer: nn.Module) -> nn.Conv2d | None:
     """The convolution that a layer is, or stands for."""
-    stand_ins = FastFirst, FastNarrow, FastPointwise, FastTail
+    stand_ins = OptimizedFirstConv, OptimizedNarrowConv, OptimizedPointwiseConv, OptimizedTail
     plain = layer.plain if isinstance(layer, stand_ins) else layer
     return plain if type(plain) is nn.Conv2d else None
 
@@ -205,7 +205,7 @@ def _floats(tensors: Any) -> list[Tensor]:
 
 def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
-    if isinstance(tail := network.get_submodule(name), FastTail):
+    if isinstance(tail := network.get_submodule(name), OptimizedTail):
         tail.use(layer)
     else:
         setattr(network.get_submodule(parent), own, layer)

@@ -14,9 +14,9 @@ import numpy as np
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.metadata import damaged, parsed, size_rule
-from lowtide.models.onnx_facts import OnnxFacts
-from lowtide.models.onnx_runtime import CannotRunError, as_failure, refusals
+from lowtide.models.metadata_limits import metadata_error, parse_json, size_rule
+from lowtide.models.onnx_metadata import OnnxMetadata
+from lowtide.models.onnx_runtime import CannotRunError, as_failure, runtime_errors
 
 # Sides of images by which a file without metadata shows its scale, and of one for others.
 _SIDES, _LITTLE = (64, 128), (16,)
@@ -38,23 +38,23 @@ _FURTHEST = 1.0
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbedModel:
     """What a file says, and what it does: ``facts`` with the values found, how many times it
     enlarges, channels of the result, and the rule for sizes."""
 
-    facts: OnnxFacts
+    facts: OnnxMetadata
     scale: int
     channels: int
     size: SizeRule
 
 
-class Run:
+class ProbeRun:
     """A session's graph, run on images of one value; ``tell`` is told each of them in words.
 
     Gives what it makes of (1, C, H, W). Raises `CannotRunError` and `MemoryError`.
     """
 
-    def __init__(self, session: Any, facts: OnnxFacts, tell: Callable[[str], None]) -> None:
+    def __init__(self, session: Any, facts: OnnxMetadata, tell: Callable[[str], None]) -> None:
         self._session, self._ends, self._tell = session, facts.ends, tell
 
     def __call__(self, height: int, width: int, value: float = 0.5) -> np.ndarray:
@@ -63,20 +63,24 @@ class Run:
         image = np.full((1, ends.channels, height, width), value, ends.given)
         try:
             (found,) = self._session.run([ends.result], {ends.image: image})
-        except (*refusals(), RuntimeError) as error:
+        except (*runtime_errors(), RuntimeError) as error:
             raise as_failure(error, f"at {width}×{height}: ") from error
         return np.asarray(found)
 
 
-def behavior(path: Path, facts: OnnxFacts, run: Run) -> Probed:
+def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedModel:
     """As the file says, and as it does. Raises `ModelError` where that is not one image enlarged
     by a whole number, and `CannotRunError`."""
     try:
         said = int(facts.entries["scale"]) if "scale" in facts.entries else None
     except ValueError as error:
-        raise ModelError(f"{damaged(path)}: scale: {error}") from error
+        raise ModelError(f"{metadata_error(path)}: scale: {error}") from error
     entry = facts.entries.get("size")
-    rule = None if entry is None else size_rule(damaged(path), parsed(path, "lowtide.size", entry))
+    rule = (
+        None
+        if entry is None
+        else size_rule(metadata_error(path), parse_json(path, "lowtide.size", entry))
+    )
     size, made = _first_run(run, rule)
     scale = _scale(path, (1, facts.ends.channels, *size), made)
     if said not in (None, scale):
@@ -88,7 +92,7 @@ def behavior(path: Path, facts: OnnxFacts, run: Run) -> Probed:
         facts = replace(facts, ends=replace(facts.ends, white_given=given, white_made=white))
     rows, columns = rule.padding(1, 1)
     run(1 + rows, 1 + columns)  # as whoever uses the file will, to begin with
-    return Probed(facts, scale, made[1], rule)
+    return ProbedModel(facts, scale, made[1], rule)
 
 
 def cannot_run(path: Path, error: CannotRunError) -> ModelError:
@@ -99,7 +103,7 @@ def cannot_run(path: Path, error: CannotRunError) -> ModelError:
     )
 
 
-def _first_run(run: Run, rule: SizeRule | None) -> tuple[tuple[int, int], tuple[int, ...]]:
+def _first_run(run: ProbeRun, rule: SizeRule | None) -> tuple[tuple[int, int], tuple[int, ...]]:
     """Height and width of an image that the graph runs, and the shape of what it makes of it."""
     for side in _SIDES if rule is None else _LITTLE:
         rows, columns = (rule or SizeRule()).padding(side, side)
@@ -126,7 +130,7 @@ def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
     return scale
 
 
-def _found_rule(path: Path, run: Run, scale: int) -> SizeRule:
+def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
     """The rule of a file that says nothing of it: its grid first, and then its least side."""
 
     def runs(height: int, width: int) -> bool:
@@ -152,7 +156,7 @@ def _found_rule(path: Path, run: Run, scale: int) -> SizeRule:
     return SizeRule(0 if least == grid else least, grid)
 
 
-def _white(path: Path, run: Run, size: tuple[int, int], *, names_it: bool) -> tuple[int, int]:
+def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) -> tuple[int, int]:
     """The values of white that a file takes and gives, by the grays that it makes of grays.
 
     A network that enlarges gives gray for gray nearly, in its own values far more so than in

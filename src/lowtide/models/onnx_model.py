@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.descriptor import ModelDescriptor
-from lowtide.models.model import Model
-from lowtide.models.onnx_behavior import Probed, cannot_run
-from lowtide.models.onnx_probe import probed
+from lowtide.models.loaded_model import Model
+from lowtide.models.onnx_behavior import ProbedModel, cannot_run
+from lowtide.models.onnx_probe import probe_onnx
 from lowtide.models.onnx_providers import Provider
 from lowtide.models.onnx_runtime import CannotRunError, load_runtime, open_session
 from lowtide.models.onnx_session import OnnxNetwork, OnnxSession
@@ -123,7 +123,7 @@ def load(path: Path, name: str, digest: str) -> OnnxModel:
     image of any size into another; `UsageError` where onnx or onnxruntime is missing.
     """
     load_runtime()
-    found = probed(path)
+    found = probe_onnx(path)
     try:
         session = OnnxSession(path, found.facts.ends)
         rows, columns = found.size.padding(1, 1)
@@ -134,7 +134,7 @@ def load(path: Path, name: str, digest: str) -> OnnxModel:
     return OnnxModel(network, _described(path, name, digest, found))
 
 
-def _described(path: Path, name: str, digest: str, found: Probed) -> ModelDescriptor:
+def _described(path: Path, name: str, digest: str, found: ProbedModel) -> ModelDescriptor:
     facts = found.facts
     white = facts.ends.white_given, facts.ends.white_made
     return ModelDescriptor(

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.onnx_behavior import Probed, Run, behavior, cannot_run
-from lowtide.models.onnx_facts import Ends, OnnxFacts, read
+from lowtide.models.onnx_behavior import ProbedModel, ProbeRun, cannot_run, probe_behavior
+from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
 from lowtide.models.onnx_runtime import CannotRunError, open_session
 
 # For reading the file, and for each small image: a model that needs longer would need hours for a
@@ -32,7 +32,7 @@ _BYTES, _TIMES = 4 << 30, 8
 _CHILD = "from lowtide.models.onnx_probe import answer; answer()"
 
 
-def probed(path: Path) -> Probed:
+def probe_onnx(path: Path) -> ProbedModel:
     """What the file says and does.
 
     Raises `ModelError` where it is damaged, is no model from one image to one enlarged by a whole
@@ -102,10 +102,10 @@ def _died(path: Path, step: str, status: int, errors: bytes) -> ModelError:
     )
 
 
-def _probed(found: dict[str, Any]) -> Probed:
+def _probed(found: dict[str, Any]) -> ProbedModel:
     facts = found.pop("facts")
-    ends, size = Ends(**facts.pop("ends")), SizeRule(**found.pop("size"))
-    return Probed(facts=OnnxFacts(ends=ends, **facts), size=size, **found)
+    ends, size = GraphSignature(**facts.pop("ends")), SizeRule(**found.pop("size"))
+    return ProbedModel(facts=OnnxMetadata(ends=ends, **facts), size=size, **found)
 
 
 def _threads() -> int:
@@ -119,15 +119,15 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def answer() -> None:
+def probe_main() -> None:
     """The other process: probe the file that is named on the command line, and print lines of
     JSON."""
     path = Path(sys.argv[1])
     try:
         _limit(path)
-        facts = read(path)
+        facts = read_onnx_metadata(path)
         session = open_session(path, int(sys.argv[2]))
-        found = behavior(path, facts, Run(session, facts, lambda step: _say(step=step)))
+        found = probe_behavior(path, facts, ProbeRun(session, facts, lambda step: _say(step=step)))
         _say(found=dataclasses.asdict(found))
     except CannotRunError as error:
         refused = cannot_run(path, error)

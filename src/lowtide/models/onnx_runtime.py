@@ -51,14 +51,14 @@ def load_runtime() -> None:
         importlib.import_module(name)
 
 
-def refusals() -> tuple[type[Exception], ...]:
+def runtime_errors() -> tuple[type[Exception], ...]:
     """What ONNX Runtime raises of its own accord; in names that are no UTF-8, Python does."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     known = (getattr(state, name) for name in _REFUSALS if hasattr(state, name))
     return (*known, UnicodeDecodeError)
 
 
-def reason_of(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """The first line of an error, without the runtime's name, numbers and places."""
     return _NOISE.sub("", str(error).strip().partition("\n")[0])
 
@@ -82,7 +82,7 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=provider.chain)
-    except refusals() as error:
+    except runtime_errors() as error:
         raise as_failure(error) from error
     if provider.first not in session.get_providers():
         # The runtime goes on with what is left, and says so in its log alone.
@@ -95,5 +95,5 @@ def open_session(
 def as_failure(error: Exception, where: str = "") -> Exception:
     """As an error that says it in one line; a lack of memory is one that Python knows."""
     if any(words in str(error) for words in _LACKS):
-        return MemoryError(f"ONNX Runtime: {reason_of(error)}")
-    return CannotRunError(where + reason_of(error))
+        return MemoryError(f"ONNX Runtime: {short_reason(error)}")
+    return CannotRunError(where + short_reason(error))

@@ -12,9 +12,15 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.models.onnx_facts import Ends
+from lowtide.models.onnx_metadata import GraphSignature
 from lowtide.models.onnx_providers import CPU, Provider
-from lowtide.models.onnx_runtime import SILENT, CannotRunError, as_failure, open_session, refusals
+from lowtide.models.onnx_runtime import (
+    SILENT,
+    CannotRunError,
+    as_failure,
+    open_session,
+    runtime_errors,
+)
 
 
 class OnnxSession:
@@ -26,7 +32,7 @@ class OnnxSession:
     cannot reuse the runtime's aligned blocks. May be called by several threads at once.
     """
 
-    def __init__(self, path: Path, ends: Ends, provider: Provider = CPU) -> None:
+    def __init__(self, path: Path, ends: GraphSignature, provider: Provider = CPU) -> None:
         self.path, self.provider, self._ends = path, provider, ends
         # (height, width) of the smallest image that it takes: to give memory back takes a run.
         self.least: tuple[int, int] | None = None
@@ -97,7 +103,7 @@ class OnnxSession:
             )
         try:
             self._session.run_with_iobinding(binding, options)
-        except (*refusals(), RuntimeError) as error:
+        except (*runtime_errors(), RuntimeError) as error:
             self._size = -1, -1  # what it kept is to be given back before the next call
             raise as_failure(error, _size_of(image)) from error
         result = result.float()

@@ -12,10 +12,10 @@ from torch import nn
 
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
-from lowtide.training.config import LossEntry, Optim, TrainConfig
 from lowtide.training.losses import make_loss
 from lowtide.training.losses.gan import discriminator_loss
-from lowtide.training.step import GanLoss
+from lowtide.training.train_config import LossEntry, Optim, TrainConfig
+from lowtide.training.train_step import GanLoss
 
 GAN = "ganloss"
 # Ways to run several processes that are supported.
@@ -24,7 +24,7 @@ _KINDS = "NO", "MULTI_CPU", "MULTI_GPU"
 _PATIENCE = timedelta(hours=12)
 
 
-def engine_of(config: TrainConfig, device: str) -> Any:
+def make_accelerator(config: TrainConfig, device: str) -> Any:
     """What moves to devices, casts and scales: accelerate."""
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
@@ -50,7 +50,7 @@ def engine_of(config: TrainConfig, device: str) -> Any:
     return engine
 
 
-def gan_of(config: TrainConfig) -> GanLoss | None:
+def make_gan_loss(config: TrainConfig) -> GanLoss | None:
     """The adversarial loss, which is no loss of two pictures."""
     found = [entry for entry in config.train.losses if entry.type.lower() == GAN]
     if bool(found) != (config.network_d is not None):
@@ -70,7 +70,7 @@ def gan_of(config: TrainConfig) -> GanLoss | None:
     return GanLoss(found[0], kind, float(penalty))
 
 
-def losses_of(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
+def make_losses(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
     """All other losses, with what computes them."""
     return [
         (entry, make_loss(entry.type, **entry.options))
@@ -79,7 +79,7 @@ def losses_of(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
     ]
 
 
-def optimizer_of(
+def make_optimizer(
     optim: Optim, weights: Iterable[nn.Parameter], *, foreach: bool | None = None
 ) -> torch.optim.Optimizer:
     """Adam or AdamW, by default in the form that is usual where the weights are."""
@@ -89,13 +89,15 @@ def optimizer_of(
     )
 
 
-def make_ready(config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None) -> None:
+def prepare_networks(
+    config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
+) -> None:
     """Weights in the order of memory that is asked for, and networks that all losses can train."""
     order = torch.channels_last if config.channels_last else torch.contiguous_format
     for network in (generator, discriminator):
         if network is not None:
             network.to(memory_format=order).train()
-    gan = gan_of(config)
+    gan = make_gan_loss(config)
     if discriminator is not None and gan is not None and gan.penalty:
         _make_twice_differentiable(discriminator)
 

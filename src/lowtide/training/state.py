@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
+from lowtide.core.atomic_file import part_path, sync, write_error, writing
 from lowtide.core.errors import InputError, OutputError
-from lowtide.core.part_file import part_of, sync, write_error, writing
-from lowtide.memory.failures import is_out_of_memory
-from lowtide.training.data.files import FileFacts
+from lowtide.memory.oom import is_out_of_memory
+from lowtide.training.data.file_facts import FileFacts
 
 _KEPT = 2
 _SUFFIX = ".state"
 
 
 @dataclass
-class State:
+class TrainState:
     """``step`` steps are done. ``parts`` are state dicts by name; ``sums`` the losses since the
     last line of the log, over ``counted`` steps; ``best`` the best score so far, by ``scored_by``;
     ``files`` are the pictures that it is trained on.
@@ -37,7 +37,7 @@ class State:
     files: dict[str, FileFacts] = field(default_factory=dict)
 
 
-def save_state(folder: Path, state: State) -> Path:
+def save_state(folder: Path, state: TrainState) -> Path:
     """Write ``<step>.state`` into ``folder`` and keep the last two, none of a later step.
 
     A run that is killed meanwhile leaves what was there before, and a part of a state, which the
@@ -46,7 +46,7 @@ def save_state(folder: Path, state: State) -> Path:
     path = folder / f"{state.step}{_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in folder.glob(part_of(Path(f"*{_SUFFIX}")).name):
+        for unfinished in folder.glob(part_path(Path(f"*{_SUFFIX}")).name):
             unfinished.unlink()
         with writing(path) as part:
             torch.save(vars(state), part)
@@ -63,7 +63,7 @@ def save_state(folder: Path, state: State) -> Path:
     return path
 
 
-def last_state(folder: Path) -> tuple[State | None, dict[Path, str]]:
+def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
     """The newest state in ``folder`` that is whole, and what is wrong with each that is newer.
 
     None where there is no state at all. Raises `InputError` where all are damaged.
@@ -88,13 +88,13 @@ def last_state(folder: Path) -> tuple[State | None, dict[Path, str]]:
     return None, damaged
 
 
-def _read(path: Path) -> State:
+def _read(path: Path) -> TrainState:
     """A state whose bytes are those that were written: PyTorch itself compares no checksums."""
     with zipfile.ZipFile(path) as archive:
         changed = archive.testzip()
     if changed is not None:
         raise ValueError(f"{changed} is not what was written")
-    return State(**torch.load(path, map_location="cpu", weights_only=True))
+    return TrainState(**torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _found(folder: Path) -> list[Path]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from lowtide.core.part_file import make_folder, writing
-from lowtide.models import native
-from lowtide.models.paragonsr2.config import ParagonConvConfig
+from lowtide.core.atomic_file import make_folder, writing
+from lowtide.models import lowtide_files
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VariantConfig
-from lowtide.training.config import TrainConfig
+from lowtide.training.train_config import TrainConfig
 
 _ENTRIES = "__metadata__"
 
@@ -29,7 +29,7 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
     entries = {"lowtide.trained_as": config.name, "lowtide.seed": str(config.manual_seed)}
     shape = getattr(network, "config", None)
     if isinstance(shape, ParagonConvConfig | VariantConfig):
-        entries |= native.entries_of(shape)
+        entries |= lowtide_files.metadata_for(shape)
     else:
         assert isinstance(network, ParagonTier)
     make_folder(path.parent)

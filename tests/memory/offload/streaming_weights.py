@@ -3,8 +3,8 @@
 import torch
 from streamed_models import inputs
 
-from lowtide.memory.offload.blocks import find_blocks
-from lowtide.memory.offload.plan import OffloadPlan
+from lowtide.memory.offload.offload_plan import OffloadPlan
+from lowtide.memory.offload.weight_blocks import find_blocks
 
 
 def plan_all(model, *, in_flight=2, split_layers=False, resident=()):

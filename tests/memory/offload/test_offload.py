@@ -6,11 +6,11 @@ from streamed_models import ZOO, Again, Chosen, Mixed, Recurrent, Stack, build, 
 from streaming_weights import plan_all, run, same
 
 from lowtide.core.errors import BudgetError
-from lowtide.memory.offload.blocks import find_blocks, places
-from lowtide.memory.offload.plan import plan_offload
-from lowtide.memory.offload.slots import HostLane, HostSource, Layout
+from lowtide.memory.offload.block_hooks import BlockHooks
+from lowtide.memory.offload.buffers import BufferLayout, HostLoader, HostWeightSource
+from lowtide.memory.offload.offload_plan import plan_offload
 from lowtide.memory.offload.stream import stream_weights
-from lowtide.memory.offload.turns import BlockTurns
+from lowtide.memory.offload.weight_blocks import find_blocks, tensor_slots
 from lowtide.memory.pinned import PinnedMemory
 
 
@@ -91,7 +91,7 @@ def test_gradients_work_again_afterwards():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-class WatchedLane(HostLane):
+class WatchedLane(HostLoader):
     """Notes what a lane of a device relies on: who may touch a slot, and when."""
 
     def __init__(self):
@@ -126,11 +126,12 @@ def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
 
 def turns_by(lane, model, in_flight):
     """Blocks of ``model`` that come from host memory by ``lane``, begun."""
-    found = {place.name: place for place in places(model)}
+    found = {place.name: place for place in tensor_slots(model)}
     layouts = [
-        Layout(block, [found[name] for name in block.tensors]) for block in plan_all(model).streamed
+        BufferLayout(block, [found[name] for name in block.tensors])
+        for block in plan_all(model).streamed
     ]
-    source = HostSource(PinnedMemory())
+    source = HostWeightSource(PinnedMemory())
     for layout in layouts:
         source.take(
             layout,
@@ -139,12 +140,12 @@ def turns_by(lane, model, in_flight):
                 for place, view in zip(layout.places, layout.views(memory), strict=True)
             ],
         )
-    turns = BlockTurns(model, layouts, source, lane, in_flight)
+    turns = BlockHooks(model, layouts, source, lane, in_flight)
     turns.open()
     return turns
 
 
-class HastyLane(HostLane):
+class HastyLane(HostLoader):
     """Overwrites a slot as soon as it may, which on CUDA the next block's copy does."""
 
     def after(self, slot):

@@ -9,7 +9,7 @@ from streaming_weights import plan_all, same
 from torch import nn
 
 from lowtide.core.units import MIB
-from lowtide.memory.offload.plan import plan_offload
+from lowtide.memory.offload.offload_plan import plan_offload
 from lowtide.memory.offload.stream import stream_from_file, stream_weights
 from lowtide.memory.pinned import PinnedMemory
 

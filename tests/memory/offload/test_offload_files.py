@@ -15,8 +15,8 @@ from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.offload.files import WeightFiles, write_weights
 from lowtide.memory.offload.stream import stream_from_file
+from lowtide.memory.offload.weight_files import WeightFiles, write_weights
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ import hashlib, json, sys, torch
 from torch import nn
 from lowtide.memory.meter import HostMeter
 from lowtide.memory.offload.stream import stream_from_file
-from lowtide.memory.offload.plan import plan_offload
+from lowtide.memory.offload.offload_plan import plan_offload
 
 torch.set_num_threads(1)
 budget, activations = int(sys.argv[2]), int(sys.argv[3])

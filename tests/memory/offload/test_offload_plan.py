@@ -8,8 +8,8 @@ from streamed_models import ZOO, Attention, Mixed, Parts, Stack, Tied, build
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.memory.offload.blocks import find_blocks
-from lowtide.memory.offload.plan import OffloadPlan, plan_offload
+from lowtide.memory.offload.offload_plan import OffloadPlan, plan_offload
+from lowtide.memory.offload.weight_blocks import find_blocks
 
 SPLITS = [
     dict(),

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lowtide.attention.sdpa_rules import promotes_three_dimensions
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.live import live_peak_bytes
+from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.profiles.attention import attention_as_on
 from lowtide.memory.profiles.attention_scratch import (
     AttentionShape,

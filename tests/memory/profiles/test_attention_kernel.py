@@ -20,10 +20,10 @@ from attention_of_cards import (
 )
 from packaging.version import Version
 
-from lowtide.attention.call import AttentionCall
-from lowtide.attention.sdpa_rules import installed_versions, path_of, prefers_cudnn, refusal
+from lowtide.attention.sdpa_rules import installed_versions, prefers_cudnn, refusal, sdpa_kernel_for
+from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import GIB
-from lowtide.memory.profiles.present import DeviceFacts, profile_from_facts
+from lowtide.memory.profiles.local_device import DriverFacts, profile_from_facts
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_kernel_is(expected, profile, options):
     assert path(profile, **options) == expected
 
 
-TURING = profile_from_facts(DeviceFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+TURING = profile_from_facts(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def call(**changes):
     ],
 )
 def test_rarer_conditions_lead_to(expected, changes):
-    assert path_of(AMPERE, call(**changes)) == expected
+    assert sdpa_kernel_for(AMPERE, call(**changes)) == expected
 
 
 def test_cudnn_comes_first_on_data_center_cards_by_version():

@@ -15,7 +15,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
-from lowtide.memory.profiles.present import DeviceFacts, architecture_of, profile_from_facts
+from lowtide.memory.profiles.local_device import DriverFacts, architecture_of, profile_from_facts
 from lowtide.memory.profiles.profile import FIGURES
 
 FILES = sorted(
@@ -120,7 +120,7 @@ def test_the_host_is_measured():
 
 
 def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
-    facts = DeviceFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
+    facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
     card = profile_from_facts(facts)
     assert card.name == "rtx3070-8gb" and card.total_bytes == 8 * GIB
     assert card.provenance["total_bytes"].kind == "known"
@@ -131,7 +131,7 @@ def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
 
 
 def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
-    facts = DeviceFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
+    facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
     card = profile_from_facts(facts)
     assert card.architecture == "hopper" and card.workspaces == HOPPER.workspaces
     assert card.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
@@ -141,7 +141,7 @@ def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
 
 
 def test_a_card_before_ampere_has_no_bf16():
-    card = profile_from_facts(DeviceFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+    card = profile_from_facts(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
     assert card.architecture == "turing" and card.supports == ("fp32", "fp16")
     assert set(card.flops) == {"fp32", "fp16"}
     assert card.provenance["bandwidth_bytes_per_s"].kind == "prior"

@@ -13,13 +13,13 @@ from torch import nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.estimating.estimate import estimate
-from lowtide.memory.estimating.priced import TITLES
-from lowtide.memory.measuring.compare import compare
-from lowtide.memory.measuring.region import RegionUsage, measure
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.measurement.ledger_diff import compare_ledgers
+from lowtide.memory.measurement.region import RegionUsage, measure
 from lowtide.memory.meter import HostMeter
-from lowtide.memory.processes import RESIDENT_PEAK
-from lowtide.memory.store import OperatorStore
+from lowtide.memory.prediction.estimate import estimate
+from lowtide.memory.prediction.result import TITLES
+from lowtide.memory.process_memory import RESIDENT_PEAK
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 # Resident memory is of the whole process.
@@ -176,14 +176,14 @@ def test_an_estimate_beside_its_measurement(step, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.SiLU(), nn.Conv2d(32, 8, 3))
     plan = step((torch.rand(1, 8, 96, 96),))
-    expected = estimate(model, plan, operators=OperatorStore(tmp_path))
+    expected = estimate(model, plan, operators=WorkspaceStore(tmp_path))
     run = plan.prepare(model)
     for _ in range(2):  # the second training step has the optimizer's state
         with measure("cpu") as region:
             region.label(model.parameters(), "weights")
             region.label(plan.inputs, "inputs")
             run(region)
-    assert "within the bound" in compare(expected.ledger, region.ledger)
+    assert "within the bound" in compare_ledgers(expected.ledger, region.ledger)
     # Memory events see tensors and scratch, not what pages and the process add.
     seen = sum(row.value for row in expected.ledger if row.name in SEEN_BY_EVENTS)
     assert region.usage.total_bytes == pytest.approx(seen, rel=0.02)

@@ -10,8 +10,8 @@ from blocks import block
 
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.memory.measuring.region import measure
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.measurement.region import measure
 
 
 class TestOtherProfilers:
@@ -134,7 +134,7 @@ def test_the_profilers_greetings_are_not_printed_and_all_else_is(capfd):
 @pytest.mark.slow
 def test_no_warning_of_the_first_block_from_before():
     code = (
-        "import torch; from lowtide.memory.measuring.region import measure\n"
+        "import torch; from lowtide.memory.measurement.region import measure\n"
         "before = [torch.ones(1) for _ in range(10)]\n"
         "with measure('cpu'): del before"
     )

@@ -5,7 +5,7 @@ import torch
 from blocks import values
 
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.region import measure
+from lowtide.memory.measurement.region import measure
 
 
 class SimulatedCuda:

@@ -7,25 +7,25 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from lowtide.streaming.bands.capture import capture
-from lowtide.streaming.bands.cuts import Cutter
-from lowtide.streaming.bands.pages import MemoryPage, memory_order
-from lowtide.streaming.bands.placement import memory_pages
-from lowtide.streaming.bands.program import Whole, track
-from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.bands.sweep import Sweep
+from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.pages.page import MemoryPage, memory_order
+from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.planner.cut_points import CutPoints
 
 
 def program_of(module, image):
-    return track(capture(module.eval(), image))
+    return lower_to_rows(capture(module.eval(), image))
 
 
 def by_bands(program, image, bands, parts=1, make_page=None):
     """The result of ``program``, and the rows it came in."""
-    segments = segment(program, Cutter(program).cuts(parts))
+    segments = cut_segments(program, CutPoints(program).cuts(parts))
     pages = make_page or memory_pages(program, image.device)
     source = MemoryPage.of(image, 2)
-    sweep = Sweep(program, segments, [bands] * len(segments), pages)
+    sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
     found = list(sweep.run(source))
     starts = [first for first, _ in found]
     assert starts == sorted(starts)
@@ -44,7 +44,7 @@ def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11
     names = [
         str(step.node.target)
         for index, step in program.steps.items()
-        if isinstance(step, Whole) and index in program.unruled
+        if isinstance(step, FullTensorOp) and index in program.unruled
     ]
     assert set(names) <= set(whole), names
     for number in bands:

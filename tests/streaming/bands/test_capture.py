@@ -5,8 +5,8 @@ import torch
 from running import check_parity
 from torch import nn
 
-from lowtide.streaming.bands.capture import capture
-from lowtide.streaming.bands.rules.rule import short
+from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.rules.rule import op_name
 
 
 class Scaled(nn.Module):
@@ -23,7 +23,7 @@ class Scaled(nn.Module):
 
 
 def operators(module, image):
-    return [short(node.target) for node in capture(module.eval(), image).nodes if node.target]
+    return [op_name(node.target) for node in capture(module.eval(), image).nodes if node.target]
 
 
 @pytest.mark.parametrize(

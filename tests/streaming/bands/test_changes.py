@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_windows import Windows
+from test_window_rules import Windows
 from torch import nn
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.streaming.bands.makeup import Makeup
+from lowtide.streaming.module_fingerprint import ModuleFingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -191,10 +191,10 @@ def test_what_a_module_sets_itself_is_no_change():
 def test_what_is_long_or_odd_is_looked_at_too():
     module = nn.Conv2d(3, 3, 1)
     module.odd, module.many = float("nan"), list(range(5000))
-    before = Makeup(module)
-    assert before.same(Makeup(module))
+    before = ModuleFingerprint(module)
+    assert before.same(ModuleFingerprint(module))
     module.many.append(1)
-    assert not before.same(Makeup(module))
+    assert not before.same(ModuleFingerprint(module))
 
 
 def test_a_module_that_holds_its_own_streamed_run_is_not_changed_by_it():

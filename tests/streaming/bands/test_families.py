@@ -8,10 +8,10 @@ import torch
 from running import by_bands, check_parity, convolved_orders, program_of
 from torch import nn
 
-from lowtide.models.fused import fold
+from lowtide.models.fold_conv import fold_convs
 from lowtide.models.paragonsr2.tier_config import TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
-from lowtide.streaming.bands.placement import page_maker
+from lowtide.streaming.pages.placement import page_maker
 
 
 def spandrel(family, arch, name, **options):
@@ -40,7 +40,7 @@ FAMILIES = {
     "PLKSR": lambda: spandrel(
         "PLKSR", "__arch.PLKSR", "PLKSR", dim=16, n_blocks=2, upscaling_factor=2
     ),
-    "SPAN": lambda: fold(
+    "SPAN": lambda: fold_convs(
         spandrel(
             "SPAN", "__arch.span", "SPAN", num_in_ch=3, num_out_ch=3, feature_channels=8, upscale=2
         ).eval()

@@ -11,17 +11,22 @@ from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.pinned import PinnedMemory
 from lowtide.memory.profiles import load_profile
-from lowtide.streaming.bands.carrier import CudaCarrier, Done, HostCarrier, _OnItsWay
-from lowtide.streaming.bands.cuts import Cutter
-from lowtide.streaming.bands.drafts import Drafter
-from lowtide.streaming.bands.foretell import foretell, tell
-from lowtide.streaming.bands.host_page import HostPage
-from lowtide.streaming.bands.pages import MemoryPage
-from lowtide.streaming.bands.placement import memory_pages, page_maker, placements
-from lowtide.streaming.bands.program import track
-from lowtide.streaming.bands.schedule import schedule
-from lowtide.streaming.bands.segments import segment
-from lowtide.streaming.bands.sweep import Sweep, collect
+from lowtide.streaming.engine.band_schedule import schedule_bands
+from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.program import lower_to_rows
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.pages.host_page import HostPage
+from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.placement import memory_pages, page_maker, placements
+from lowtide.streaming.pages.transfer import (
+    CompletedCopy,
+    CudaHostTransfer,
+    SyncHostTransfer,
+    _AsyncCopy,
+)
+from lowtide.streaming.planner.cut_points import CutPoints
+from lowtide.streaming.planner.dry_run import dry_run, trace_run
+from lowtide.streaming.planner.layout_search import LayoutSearch
 
 CPU = torch.device("cpu")
 
@@ -34,7 +39,7 @@ def net():
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
-class Late(HostCarrier):
+class Late(SyncHostTransfer):
     """Copies begin when somebody waits for them, and not before."""
 
     def __init__(self):
@@ -43,11 +48,11 @@ class Late(HostCarrier):
     def out(self, run, room, at):
         late = self
 
-        class Leaving(Done):
+        class Leaving(CompletedCopy):
             def there(self):
                 if room.written is self:
                     room.written = None
-                    HostCarrier.out(late, self.run, room, at)
+                    SyncHostTransfer.out(late, self.run, room, at)
 
         if room.written is not None:
             room.written.there()
@@ -59,19 +64,19 @@ class Late(HostCarrier):
         self.begun += 1
         run.fill_(255)  # so that nobody finds what was there
 
-        class Coming(Done):
+        class Coming(CompletedCopy):
             def here(self):
                 if not found:
                     if room.written is not None:
                         room.written.there()
-                    found.append(HostCarrier.back(late, room, places, self.run).here())
+                    found.append(SyncHostTransfer.back(late, room, places, self.run).here())
                 return found[0]
 
         return Coming(run)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 5, 9])
-@pytest.mark.parametrize("carrier", [HostCarrier, Late])
+@pytest.mark.parametrize("carrier", [SyncHostTransfer, Late])
 def test_pages_on_the_host_give_the_same_rows(bands, carrier):
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
@@ -90,7 +95,7 @@ def test_all_bands_were_fetched_ahead(monkeypatch):
             fetched.append(carrier.begun - before)
             return rows
 
-    monkeypatch.setattr("lowtide.streaming.bands.placement.HostPage", Watched)
+    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
     image, carrier = torch.rand(1, 3, 61, 40), Late()
     program = program_of(net(), image)
     pages = 3  # one before each norm
@@ -123,16 +128,16 @@ def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
             found = self.first(x)
             return self.rest(found) + found  # a page from the first segment to the last
 
-    monkeypatch.setattr("lowtide.streaming.bands.placement.HostPage", Watched)
+    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(Skips().eval(), image)
-    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=HostCarrier()))
+    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=SyncHostTransfer()))
     assert len(kept) >= 2 and not any(kept)
 
 
 def test_rows_in_any_order_of_memory_come_back_in_it():
     rows = torch.rand(1, 8, 12, 5).contiguous(memory_format=torch.channels_last)
-    page = HostPage(rows.shape, rows.dtype, 2, HostCarrier())
+    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
     page.write(0, rows[:, :, :7])
     page.write(7, rows[:, :, 7:])
     page.expect([(0, 4), (6, 12)])
@@ -143,7 +148,7 @@ def test_rows_in_any_order_of_memory_come_back_in_it():
         assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-class Noted(CudaCarrier):
+class Noted(CudaHostTransfer):
     """A carrier whose runs were just made by the computing stream, and are read by it."""
 
     def __init__(self, streams):
@@ -209,9 +214,9 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
         stream = carrier._out if missing == "out waits" else carrier._back
         monkeypatch.setattr(stream, "wait_event", lambda event: None)
     if missing == "here waits":
-        monkeypatch.setattr(_OnItsWay, "here", lambda self: self.run)
+        monkeypatch.setattr(_AsyncCopy, "here", lambda self: self.run)
     if missing == "over waits":
-        monkeypatch.setattr(_OnItsWay, "over", lambda self: setattr(self, "done", nothing))
+        monkeypatch.setattr(_AsyncCopy, "over", lambda self: setattr(self, "done", nothing))
     nothing = Event({}, streams)
     carrier.room(64)  # so that rooms are kept, and not unlocked
     rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)
@@ -241,7 +246,7 @@ def locked(monkeypatch, image):
         "empty",
         lambda self, nbytes: taken.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8),
     )
-    program, carrier, found = program_of(net(), image), CudaCarrier(CPU), []
+    program, carrier, found = program_of(net(), image), CudaHostTransfer(CPU), []
     for _ in range(3):
         before = len(taken)
         by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
@@ -256,7 +261,7 @@ def test_rooms_are_kept_for_the_next_run(monkeypatch):
 
 
 def test_rooms_that_take_much_of_the_host_go_with_the_run(monkeypatch):
-    monkeypatch.setattr("lowtide.streaming.bands.carrier.total_host_bytes", lambda: 1000)
+    monkeypatch.setattr("lowtide.streaming.pages.transfer.total_host_bytes", lambda: 1000)
     first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
     assert first
     assert others == [first, first]
@@ -267,22 +272,22 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
 
     def noted(program, segment, bands):
         planned.append(segment)
-        return schedule(program, segment, bands)
+        return schedule_bands(program, segment, bands)
 
-    monkeypatch.setattr("lowtide.streaming.bands.sweep.schedule", noted)
+    monkeypatch.setattr("lowtide.streaming.engine.executor.schedule", noted)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
     program.graph.on_cpu = False  # as it would be found of a card's model
-    segments = segment(program, Cutter(program).cuts(3))
-    sweep = Sweep(program, segments, [5] * len(segments), memory_pages(program, CPU))
-    results = [collect(program, sweep.run(MemoryPage.of(image, 2))) for _ in range(2)]
+    segments = cut_segments(program, CutPoints(program).cuts(3))
+    sweep = BandExecutor(program, segments, [5] * len(segments), memory_pages(program, CPU))
+    results = [collect_rows(program, sweep.run(MemoryPage.of(image, 2))) for _ in range(2)]
     assert len(planned) == len(segments) > 1
     assert torch.equal(*results)
 
 
 def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
     streams, made = Streams(monkeypatch), []
-    carrier = CudaCarrier(CPU)
+    carrier = CudaHostTransfer(CPU)
     page = HostPage((1, 1, 64, 8), torch.float32, 2, carrier)
     for first in range(0, 64, 8):
         page.write(first, torch.rand(1, 1, 8, 8))
@@ -309,7 +314,7 @@ def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
     rows = torch.rand(1, 4, 24, 5).contiguous(memory_format=format)
-    page = HostPage(rows.shape, rows.dtype, 2, HostCarrier())
+    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
     page.write(0, rows)
     held = []
     page.expect([(0, 8)])
@@ -323,21 +328,22 @@ def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
 
 def test_what_a_card_takes_is_told_without_one():
     image = torch.rand(1, 3, 256, 192)
-    program = track(program_of(net(), image).graph)
-    drafts = list(Drafter(program).drafts((MIB,), ("memory", "host", "disk")))
+    program = lower_to_rows(program_of(net(), image).graph)
+    drafts = list(LayoutSearch(program).drafts((MIB,), ("memory", "host", "disk")))
     by_place = {one.pages: one for one in drafts}
     assert set(by_place) == {"memory", "host", "disk"}
     assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
     assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
     lives = {
-        place: foretell(program, layout, held=True).peak_bytes for place, layout in by_place.items()
+        place: trace_run(program, layout, held=True).peak_bytes
+        for place, layout in by_place.items()
     }
     assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
     # Rows on their way, both for this band and for the next one.
     assert lives["disk"] <= lives["host"]
     profile = load_profile("rtx3060-12gb")
     told = {
-        place: tell(program, layout, held=True, profile=profile).bytes
+        place: dry_run(program, layout, held=True, profile=profile).bytes
         for place, layout in by_place.items()
     }
     assert told["host"] < told["memory"]

@@ -11,7 +11,7 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import ModelError
-from lowtide.streaming.bands.capture import capture
+from lowtide.streaming.capture.export_graph import capture
 
 
 @pytest.fixture(autouse=True)

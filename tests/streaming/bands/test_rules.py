@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from running import check_parity, program_of
 from torch import nn
 
-from lowtide.streaming.bands.program import Whole
-from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.engine.program import FullTensorOp
+from lowtide.streaming.engine.segments import cut_segments
 
 
 class Call(nn.Module):
@@ -253,7 +253,9 @@ def test_scales_of_sums_wait_for_the_sums(style):
     check_parity(module, image)
     if style in ("normalized", "times"):
         program = program_of(module, image)
-        places = {step.node.name: i for i, step in program.steps.items() if isinstance(step, Whole)}
+        places = {
+            step.node.name: i for i, step in program.steps.items() if isinstance(step, FullTensorOp)
+        }
         assert any("matmul" in name for name in places)
         # One sweep makes the sums, another what they weigh.
-        assert len(segment(program)) == 2
+        assert len(cut_segments(program)) == 2

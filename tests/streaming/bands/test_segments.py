@@ -4,7 +4,7 @@ import torch
 from running import program_of
 from torch import nn
 
-from lowtide.streaming.bands.segments import segment
+from lowtide.streaming.engine.segments import cut_segments
 
 
 class Doubling(nn.Module):
@@ -24,7 +24,7 @@ class Doubling(nn.Module):
 def test_light_operators_on_many_ways_are_looked_at_once():
     program = program_of(Doubling().eval(), torch.rand(1, 3, 32, 32))
     steps = list(program.steps)
-    first, second = segment(program, [steps[-1]])
+    first, second = cut_segments(program, [steps[-1]])
     # All of them are run again, from the one map that they are made of.
     assert first.pages == [steps[0]] and second.reads == {steps[0]}
     assert second.steps == steps[1:]

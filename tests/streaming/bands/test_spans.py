@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.streaming.bands.spans import common, count, outward, union, without
+from lowtide.streaming.spans import common, count, outward, union, without
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6)
 

@@ -14,11 +14,11 @@ import lowtide
 from lowtide.core import scratch
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measuring.live import live_peak_bytes
-from lowtide.streaming.bands import sweep
-from lowtide.streaming.bands.certify import Certificate, _measured
-from lowtide.streaming.bands.disk_page import DiskPage
-from lowtide.streaming.bands.pages import MemoryPage, memory_order
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.streaming.certificate import Certificate, _measured
+from lowtide.streaming.engine import executor
+from lowtide.streaming.pages.disk_page import DiskPage
+from lowtide.streaming.pages.page import MemoryPage, memory_order
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ def test_a_certificate_is_remembered(model, monkeypatch):
     def never(*_):
         raise AssertionError("compared again")
 
-    monkeypatch.setattr("lowtide.streaming.bands.certify._measured", never)
+    monkeypatch.setattr("lowtide.streaming.certificate._measured", never)
     lowtide.stream(model, budget="64MiB")(image)
     with torch.no_grad():
         model.first.bias += 0.5
@@ -226,7 +226,7 @@ def test_bands_are_compared_without_tf32(model, monkeypatch):
         return _measured(*arguments)
 
     before = [kind.allow_tf32 for kind in kinds]
-    monkeypatch.setattr("lowtide.streaming.bands.certify._measured", noting)
+    monkeypatch.setattr("lowtide.streaming.certificate._measured", noting)
     lowtide.stream(model, budget="64MiB")(torch.rand(1, 3, 40, 40))
     assert seen == [[False, False]]
     assert [kind.allow_tf32 for kind in kinds] == before
@@ -296,8 +296,8 @@ def test_layouts_are_remembered(model, monkeypatch):
     def never(*_, **__):
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr("lowtide.streaming.bands.glances.glance", never)
-    monkeypatch.setattr("lowtide.streaming.bands.foretell.foretell", never)
+    monkeypatch.setattr("lowtide.streaming.planner.band_count.glance", never)
+    monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
     assert (again.key, again.bytes) == (first.key, first.bytes)
     with pytest.raises(AssertionError, match="looked at again"):
@@ -307,9 +307,9 @@ def test_layouts_are_remembered(model, monkeypatch):
 @pytest.mark.parametrize("kept, planned", [(512, [True, True, False]), (0, [True, True, True])])
 def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatch, kept, planned):
     asked = []
-    plan = sweep.schedule
-    monkeypatch.setattr(sweep, "schedule", lambda *args: asked.append(args) or plan(*args))
-    monkeypatch.setattr(sweep, "_PLANS_KEPT_ON_CPU", kept)
+    plan = executor.schedule_bands
+    monkeypatch.setattr(executor, "schedule", lambda *args: asked.append(args) or plan(*args))
+    monkeypatch.setattr(executor, "_PLANS_KEPT_ON_CPU", kept)
     small = lowtide.stream(model, budget="64MiB")
     image = torch.rand(1, 3, 75, 53)
     small.prepare(image)
@@ -321,16 +321,16 @@ def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatc
 
 def test_a_wrong_rule_is_found_out(monkeypatch):
     """A norm whose statistics are of something else must not pass."""
-    from lowtide.streaming.bands.rules import norms
+    from lowtide.streaming.rules import norm
 
-    honest = norms.Moments.merged
+    honest = norm.Moments.merged
 
     def average(self, other):
         both = honest(self, other)
         mean = (self.squares / self.count + other.squares / other.count) / 2
-        return norms.Moments(both.count, both.mean, mean * both.count)
+        return norm.Moments(both.count, both.mean, mean * both.count)
 
-    monkeypatch.setattr(norms.Moments, "merged", average)
+    monkeypatch.setattr(norm.Moments, "merged", average)
     with pytest.raises(ModelError, match="differ from the whole"):
         lowtide.stream(Normed().eval(), budget="64MiB")(torch.rand(1, 3, 80, 80))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 # What one launch of a CUDA grid takes along its second and third axis, and so batches × heads.
 MOST_HEADS_ON_CUDA = 65_535
@@ -33,19 +33,19 @@ class Backend(ABC):
     verified: frozenset[str] = frozenset()
 
     @abstractmethod
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """Why it cannot run on ``device``; None where it can."""
 
     @abstractmethod
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """The first thing about ``call`` that it cannot compute; None if it can do all."""
 
-    def slower(self, device: Device, call: AttentionCall) -> str | None:
+    def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Why it is not taken unasked though it could be; None where nothing speaks against it."""
         return
 
     @abstractmethod
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Bytes held at the peak of the forward pass beyond inputs and result, about."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Backend(ABC):
         """`run` of a call that is described already, for backends that look at it again."""
         return self.run(query, key, value, mask, spec)
 
-    def most_heads(self, device: Device, call: AttentionCall) -> int | None:
+    def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
         """Batches × heads that one launch takes; None for any number."""
         return MOST_HEADS_ON_CUDA if device.kind == "cuda" else None
 

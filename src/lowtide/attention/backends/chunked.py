@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, scale_of
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 # Scores of one block: 4 MiB in fp32, which a processor's last cache holds.
 SCORES = 1 << 20
@@ -33,17 +33,17 @@ class Chunked(Backend):
     def __init__(self, scores: int = SCORES) -> None:
         self._scores = scores
 
-    def missing(self, device: Device) -> None:
+    def missing(self, device: AttentionDevice) -> None:
         """It is plain PyTorch, and runs anywhere."""
         return
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Neither dropout nor shared heads."""
         if call.dropout:
             return "there is dropout"
         return "several query heads share a key head" if call.is_grouped else None
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Two blocks of scores, the rows that go with them, and the sum of each query."""
         block, size = self._block(call), max(4, call.dtype.itemsize)
         heads = block.batches * call.heads
@@ -56,15 +56,17 @@ class Chunked(Backend):
     ) -> Tensor:
         """The result; queries that may see no key get zeros. Gradients of a float mask too."""
         batch, heads, queries, _ = query.shape
-        block = Block.of(batch, heads, queries, key.shape[2], self._scores)
+        block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)
         return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
 
-    def _block(self, call: AttentionCall) -> Block:
-        return Block.of(call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores)
+    def _block(self, call: AttentionCall) -> ChunkSize:
+        return ChunkSize.of(
+            call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores
+        )
 
 
 @dataclass(frozen=True)
-class Block:
+class ChunkSize:
     """How much is computed at once; heads are always taken together."""
 
     batches: int
@@ -72,11 +74,11 @@ class Block:
     keys: int
 
     @staticmethod
-    def of(batch: int, heads: int, queries: int, keys: int, scores: int) -> Block:
+    def of(batch: int, heads: int, queries: int, keys: int, scores: int) -> ChunkSize:
         """As many keys, then queries, then batches as ``scores`` allow, one of each at least."""
         wide = max(1, min(keys, _KEYS))
         high = max(1, min(queries, scores // max(1, heads * wide)))
-        return Block(max(1, min(batch, scores // max(1, heads * wide * high))), high, wide)
+        return ChunkSize(max(1, min(batch, scores // max(1, heads * wide * high))), high, wide)
 
 
 class _Chunked(torch.autograd.Function):
@@ -89,7 +91,7 @@ class _Chunked(torch.autograd.Function):
         mask: Tensor | None,
         scale: float,
         causal: bool,
-        block: Block,
+        block: ChunkSize,
     ) -> Tensor:
         exact = torch.promote_types(query.dtype, torch.float32)
         result = query.new_empty(*query.shape[:3], value.shape[-1])
@@ -142,7 +144,7 @@ def _attend(
     mask: Tensor | None,
     rows: slice,
     causal: bool,
-    block: Block,
+    block: ChunkSize,
 ) -> tuple[Tensor, Tensor]:
     """(Result, logarithm of the sum of exponentials) of the scaled queries ``piece``."""
     most = piece.new_full(piece.shape[:3], -torch.inf)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, Missing
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 _NEEDS = "flash-attn 2, an NVIDIA GPU from Ampere on, and nvcc with a C++ compiler to build it"
 
@@ -19,7 +19,7 @@ class Flash2(Backend):
     name = "flash2"
     about = "the package flash-attn: fp16 and bf16, no mask"
 
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """It needs the package and a GPU from Ampere on."""
         if importlib.util.find_spec("flash_attn") is None:
             return Missing(f"not installed; needs {_NEEDS}", "pip install lowtide[flash]")
@@ -27,7 +27,7 @@ class Flash2(Backend):
             return Missing("needs an NVIDIA GPU of compute capability 8.0 or more")
         return None
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Masks, wide heads, other types; and unequal tokens, which it aligns by the last key."""
         rules = (
             ("there is a mask", call.has_mask),
@@ -42,7 +42,7 @@ class Flash2(Backend):
         )
         return next((reason for reason, refused in rules if refused), None)
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """A sum for each query."""
         return 4 * call.batch * call.heads * call.query_tokens
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, Missing
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 _MIN_DIM = 16
 
@@ -22,7 +22,7 @@ class Flex(Backend):
     name = "flex"
     about = "PyTorch's FlexAttention, compiled by Triton"
 
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """It needs Triton and a GPU: on the CPU its kernels are slower than the plain ones."""
         if device.kind != "cuda":
             return Missing("needs a CUDA device: compiled for the CPU it is slower than sdpa-flash")
@@ -30,7 +30,7 @@ class Flex(Backend):
             return Missing("Triton is not installed", "pip install triton")
         return None
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Dropout, narrow heads and fp64."""
         rules = (
             ("there is dropout", call.dropout > 0),
@@ -40,7 +40,7 @@ class Flex(Backend):
         )
         return next((reason for reason, refused in rules if refused), None)
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """A sum for each query."""
         return 4 * call.batch * call.heads * call.query_tokens
 

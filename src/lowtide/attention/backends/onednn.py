@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.backends.chunked import SCORES
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
-from lowtide.attention.powers import LOG2_E, weighted
-from lowtide.attention.products import has_onednn, onednn_linear
-from lowtide.core.processor import is_amd
-from lowtide.core.stand_in import for_each
+from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul
+from lowtide.attention.linear_ops import has_onednn, onednn_linear
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
+from lowtide.core.cpuinfo import is_amd
+from lowtide.core.repeat import repeat_call
 
 # Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
 # for each other too often. PyTorch's kernel shares out heads.
@@ -32,13 +32,13 @@ class OneDnn(Backend):
     about = "whole rows of scores by oneDNN's products; for AMD processors with AVX-512"
     verified = frozenset({"cpu"})
 
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """It is for x86 processors, and builds of PyTorch with oneDNN."""
         if device.kind != "cpu":
             return Missing("needs the CPU")
         return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Attention in fp32, perhaps with numbers added to its scores, without gradients."""
         rules = (
             ("the type is not fp32", call.dtype != torch.float32),
@@ -52,7 +52,7 @@ class OneDnn(Backend):
         )
         return next((reason for reason, refused in rules if refused), None)
 
-    def slower(self, device: Device, call: AttentionCall) -> str | None:
+    def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Where PyTorch's own kernel has good products, or there is little to compute."""
         if not (is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"):
             return "PyTorch's own kernel is as fast on this processor"
@@ -60,7 +60,7 @@ class OneDnn(Backend):
         few = call.query_tokens * call.key_tokens < least
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """What some queries of a head take, and its keys and values."""
         return self.copied_bytes(call) + self.part_bytes(call)
 
@@ -97,15 +97,15 @@ class OneDnn(Backend):
             asked = torch.mul(some, scale, out=room[: len(some)])
             scores = partial(onednn_linear, asked, seen, plus=plus)
             weigh, found = partial(onednn_linear, weight=given), result[image, head, part]
-            weighted(scores, weigh, found, zeros_for_blind=plus is not None)
+            exp2_softmax_matmul(scores, weigh, found, zeros_for_blind=plus is not None)
 
         def of_head(head: int) -> None:
             for first in range(0, queries, rows):
                 part = slice(first, first + rows)
                 shared = None if apart else _in_units(added, 0, head, part)
-                for_each(batch, partial(of_image, head, part, shared), alike=alike)
+                repeat_call(batch, partial(of_image, head, part, shared), alike=alike)
 
-        for_each(heads, of_head, alike=alike)
+        repeat_call(heads, of_head, alike=alike)
         return result
 
 

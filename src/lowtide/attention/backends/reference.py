@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, scale_of
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 
 class Reference(Backend):
@@ -16,15 +16,15 @@ class Reference(Backend):
     about = "the formula, in fp32 or fp64"
     verified = frozenset({"cpu", "cuda"})
 
-    def missing(self, device: Device) -> None:
+    def missing(self, device: AttentionDevice) -> None:
         """It runs anywhere."""
         return
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Everything but dropout, whose result is another with each generator."""
         return "there is dropout" if call.dropout else None
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Scores, their masked copy and their softmax, beside the inputs in fp32."""
         size = max(4, call.dtype.itemsize)
         rows = call.batch * call.heads * (call.query_tokens + 2 * call.key_tokens)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 _ARCHITECTURES = ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0), (12, 1))
 
@@ -24,7 +24,7 @@ class Sage(Backend):
     name = "sage"
     about = "the package sageattention: 8-bit scores, inference only"
 
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """It needs the package, Triton, and one of a few generations of GPU."""
         if importlib.util.find_spec("sageattention") is None:
             return Missing(
@@ -37,7 +37,7 @@ class Sage(Backend):
             return Missing(f"needs an NVIDIA GPU of compute capability {names}")
         return None
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """No gradients (they would be zero without a word), no mask, no dropout."""
         widths = (64, 96, 128) if _version() < 2 else tuple(range(1, 129))
         rules = (
@@ -55,7 +55,7 @@ class Sage(Backend):
         )
         return next((reason for reason, refused in rules if refused), None)
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Query and key in 8 bits, and a copy of the key and of the value."""
         rows = call.batch * call.heads * (call.query_tokens + 5 * call.key_tokens)
         return rows * max(64, call.head_dim)

@@ -11,8 +11,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lowtide.attention.backends.backend import Backend, Missing
-from lowtide.attention.call import AttentionCall, AttentionSpec, Device, LocalDevice, describe_call
-from lowtide.attention.sdpa_rules import AttentionPath, path_of, refusal
+from lowtide.attention.sdpa_rules import AttentionPath, refusal, sdpa_kernel_for
+from lowtide.attention.spec import (
+    AttentionCall,
+    AttentionDevice,
+    AttentionSpec,
+    LocalDevice,
+    describe_call,
+)
 
 _KERNELS: dict[AttentionPath, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -44,23 +50,23 @@ class Sdpa(Backend):
         self.name, self.about = f"sdpa-{path}", _ABOUT[path]
         self._path: AttentionPath = path
 
-    def missing(self, device: Device) -> Missing | None:
+    def missing(self, device: AttentionDevice) -> Missing | None:
         """Fused kernels but flash need a CUDA device."""
         on_cpu = self._path in ("flash", "math")
         return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
 
-    def refusal(self, device: Device, call: AttentionCall) -> str | None:
+    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """PyTorch's own conditions, and results that are known to be wrong."""
         return known_bad(self._path, device, call) or refusal(self._on(device), device, call)
 
-    def workspace_bytes(self, device: Device, call: AttentionCall) -> int:
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Sums of rows for the fused kernels; for math the scores, their softmax and flags."""
         if self._path == "math":
             size = max(4, call.dtype.itemsize)
             return (2 * size + 1) * call.scores
         return 4 * call.batch * call.heads * call.query_tokens
 
-    def most_heads(self, device: Device, call: AttentionCall) -> int | None:
+    def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
         """Also so few that 32 bits index the backward pass."""
         most = super().most_heads(device, call)
         if most is None or not call.needs_grad:
@@ -107,7 +113,7 @@ class Sdpa(Backend):
                 enable_gqa=spec.grouped,
             )
 
-    def _on(self, device: Device) -> AttentionPath:
+    def _on(self, device: AttentionDevice) -> AttentionPath:
         if device.kind == "cpu" and self._path == "flash":
             return "cpu_flash"
         return self._path
@@ -115,11 +121,11 @@ class Sdpa(Backend):
 
 @lru_cache(maxsize=4096)
 def _taken(device: LocalDevice, call: AttentionCall) -> AttentionPath:
-    """`path_of`, remembered: windows of one image ask the same thing hundreds of times."""
-    return path_of(device, call)
+    """`sdpa_kernel_for`, remembered: windows of one image ask the same thing hundreds of times."""
+    return sdpa_kernel_for(device, call)
 
 
-def known_bad(path: AttentionPath, device: Device, call: AttentionCall) -> str | None:
+def known_bad(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
     """Calls that a kernel accepts and computes wrongly, as PyTorch's issues tell."""
     if path == "cudnn" and call.has_mask and call.needs_grad and call.query_tokens % 128 == 64:
         return "its gradients can be NaN with a mask where tokens % 128 is 64 (pytorch#196678)"

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.halo.tiles import (
-    Tile,
-    blocks,
-    cuts,
+from lowtide.attention.halo.block_sizes import (
+    KernelTile,
+    descriptor_block,
     key_tiles,
     padded_dim,
+    tile_count,
     unmasked_keys,
     unmasked_windows,
 )
-from lowtide.attention.spatial.windows import Windows
+from lowtide.attention.spatial.window_grid import Windows
 
 _BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
 # Grid, what the kernel asks of its place, and what it is compiled for.
@@ -37,16 +37,16 @@ class Launch:
         self.table = query if table is None else table
         self.bias_constants = dict(HAS_BIAS=table is not None)
 
-    def by_windows(self, tile: Tile, tiled: bool) -> Iterator[Call]:
+    def by_windows(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
         """Launches of a program for each window's queries, or some of them."""
         inner = [unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes]
-        programs = cuts(self.windows.step**2, tile.queries)
+        programs = tile_count(self.windows.step**2, tile.queries)
         for inside, count in _parts(self.windows_count, inner):
             grid = count * programs, self.batch * self.heads
             fixed = self.constants(tile, INSIDE=inside, TILED=tiled)
             yield grid, (*self.windows_count, *inner[0], *inner[1]), fixed
 
-    def by_keys(self, tile: Tile, tiled: bool) -> Iterator[Call]:
+    def by_keys(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
         """Launches of a program for each square of keys."""
         tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
         inner = [unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes]
@@ -55,14 +55,16 @@ class Launch:
             fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
             yield (count, self.batch * self.heads), place, fixed
 
-    def constants(self, tile: Tile, *, square: bool = False, **more: bool) -> dict[str, Any]:
+    def constants(self, tile: KernelTile, *, square: bool = False, **more: bool) -> dict[str, Any]:
         """What a kernel is compiled for."""
         fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
         return {**fixed, **self.bias_constants, **more}
 
-    def described(self, tile: Tile, *tensors: Tensor, square: bool = False) -> list[Any] | None:
+    def described(
+        self, tile: KernelTile, *tensors: Tensor, square: bool = False
+    ) -> list[Any] | None:
         """Descriptors of tensors for loads of whole tiles, or None where there are none."""
-        cut = blocks(self.windows, tile, self.dim, square=square)
+        cut = descriptor_block(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
             return None
         from triton.tools.tensor_descriptor import TensorDescriptor
@@ -89,7 +91,7 @@ def _parts(whole: Sequence[int], inner: Sequence[tuple[int, int]]) -> Iterator[t
 
 
 def constants(
-    windows: Windows, tile: Tile, head_dim: int, dtype: torch.dtype, *, square: bool = False
+    windows: Windows, tile: KernelTile, head_dim: int, dtype: torch.dtype, *, square: bool = False
 ) -> dict[str, Any]:
     """What a kernel is compiled for; ``square`` where its keys are a square of pixels."""
     cut = dict(QUERIES=tile.queries, KEYS=tile.keys)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.attention.spatial.image import (
+from lowtide.attention.spatial.image_layout import (
     channels_last,
     check_heads,
     check_image,
+    default_heads,
     gather_rows,
     row_spans,
-    usual_heads,
 )
 from lowtide.core.errors import UsageError
 
@@ -85,7 +85,7 @@ class TransposedAttention(nn.Module):
     def __init__(self, channels: int, *, heads: int | None = None, bias: bool = False) -> None:
         super().__init__()
         self.channels = channels
-        self.heads = usual_heads(channels) if heads is None else heads
+        self.heads = default_heads(channels) if heads is None else heads
         check_heads(channels, self.heads)
         self.temperature = nn.Parameter(torch.ones(self.heads, 1, 1))
         wide = 3 * channels

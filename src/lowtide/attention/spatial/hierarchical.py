@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends import get
-from lowtide.attention.call import AttentionSpec, LocalDevice
+from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import describe, resolved
-from lowtide.attention.resolution import Policy
-from lowtide.attention.spatial.image import channels_first, check_image, gather_rows
+from lowtide.attention.spatial.image_layout import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
-from lowtide.attention.spatial.positions import PositionKind
-from lowtide.attention.spatial.windows import Boundary, Form
+from lowtide.attention.spatial.position_factory import PositionKind
+from lowtide.attention.spatial.window_grid import Boundary, Form
+from lowtide.attention.spec import AttentionSpec, LocalDevice
 from lowtide.core.errors import UsageError
 
 Stage = Literal["full", "chunked", "windows"]

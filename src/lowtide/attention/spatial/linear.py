@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.attention.spatial.image import (
+from lowtide.attention.spatial.image_layout import (
     check_heads,
     check_image,
+    default_heads,
     gather_rows,
-    project,
+    pointwise_conv,
     row_spans,
-    usual_heads,
 )
 
 
@@ -44,7 +44,7 @@ class LinearAttention(nn.Module):
     def __init__(self, channels: int, *, heads: int | None = None, bias: bool = True) -> None:
         super().__init__()
         self.channels = channels
-        self.heads = usual_heads(channels) if heads is None else heads
+        self.heads = default_heads(channels) if heads is None else heads
         check_heads(channels, self.heads)
         self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
         self.out = nn.Linear(channels, channels, bias=bias)
@@ -90,7 +90,7 @@ class LinearAttention(nn.Module):
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
     ) -> tuple[Tensor, ...]:
         """Projections as (batch, heads, tokens, dim) in fp32 at least."""
-        found = project(rows, weight, bias).flatten(1, 2)
+        found = pointwise_conv(rows, weight, bias).flatten(1, 2)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
         found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return found.unbind(0)

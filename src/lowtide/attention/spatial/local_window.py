@@ -8,31 +8,31 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lowtide.attention.call import LocalDevice
+from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import attention
-from lowtide.attention.resolution import Policy
-from lowtide.attention.spatial.dense import dense_attention
-from lowtide.attention.spatial.image import (
+from lowtide.attention.spatial.dense_windows import dense_attention
+from lowtide.attention.spatial.image_layout import (
     channels_first,
     check_heads,
     check_image,
-    gather_products,
+    default_heads,
+    gather_linear,
     gather_rows,
     is_plain,
-    pixels_of,
-    project_pixels,
-    usual_heads,
+    linear_pixels,
+    rows_as_pixels,
 )
-from lowtide.attention.spatial.known_rows import KnownRows
-from lowtide.attention.spatial.positions import PositionKind, make_position
-from lowtide.attention.spatial.strips import LocalAttention, Part
-from lowtide.attention.spatial.windows import Boundary, Form, Windows
+from lowtide.attention.spatial.position_factory import PositionKind, make_position
+from lowtide.attention.spatial.row_region import RowRegionModule
+from lowtide.attention.spatial.row_windows import Part, RowWindowAttention
+from lowtide.attention.spatial.window_grid import Boundary, Form, Windows
+from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
 
 Kernel = Literal["auto", "portable", "triton"]
 
 
-class LocalWindowAttention(KnownRows):
+class LocalWindowAttention(RowRegionModule):
     """Each pixel attends to the pixels of a window round it.
 
     Takes (batch, ``channels``, height, width) of any size, values of any range, and returns the
@@ -90,7 +90,7 @@ class LocalWindowAttention(KnownRows):
             raise UsageError(f"kernel {kernel!r} is not known", hint="auto, portable or triton")
         self.kernel: Kernel = kernel
         self.channels = channels
-        self.heads = usual_heads(channels) if heads is None else heads
+        self.heads = default_heads(channels) if heads is None else heads
         head_dim = check_heads(channels, self.heads)
         self.windows = Windows(window, shared, form, boundary, phase)
         self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
@@ -128,7 +128,7 @@ class LocalWindowAttention(KnownRows):
             )
 
         def pieces() -> Iterator[tuple[int, Tensor]]:
-            for row, piece in local.run(_Rows(self, image, low).load, first, last):
+            for row, piece in local.run(_ImageRows(self, image, low).load, first, last):
                 found = piece.transpose(1, 2).flatten(3)
                 del piece  # or it would be held while the next one is made
                 yield row - first, found
@@ -160,31 +160,31 @@ class LocalWindowAttention(KnownRows):
             f" form={one.form!r}, boundary={one.boundary!r}, phase={one.phase}"
         )
 
-    def _local(self, height: int, width: int) -> LocalAttention:
-        return LocalAttention(self.windows, height, width, self.position, self._attend)
+    def _local(self, height: int, width: int) -> RowWindowAttention:
+        return RowWindowAttention(self.windows, height, width, self.position, self._attend)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         return attention(query, key, value, bias, backend=self.backend, policy=self.policy)
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pixels = pixels_of(image, self.qkv.weight)
+        pixels = rows_as_pixels(image, self.qkv.weight)
         query, key, value = (self.projected(pixels, part) for part in get_args(Part))
         return query, key, value
 
     def projected(self, pixels: Tensor, part: Part) -> Tensor:
-        """Queries, keys or values, (batch, height, width, heads, dim), of `pixels_of` an image; in
-        memory of their own, so that what is not needed any longer can go."""
+        """Queries, keys or values, (batch, height, width, heads, dim), of `rows_as_pixels` an
+        image; in memory of their own, so that what is not needed any longer can go."""
         first = get_args(Part).index(part) * self.channels
         rows = slice(first, first + self.channels)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
-        found = project_pixels(pixels, self.qkv.weight[rows], bias)
+        found = linear_pixels(pixels, self.qkv.weight[rows], bias)
         return found.unflatten(-1, (self.heads, -1))
 
     def _back(self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]) -> Tensor:
         """The last product, of pieces that may reach beyond the ``rows`` asked for: halo windows
         come as whole rows of windows."""
         if self.windows.form == "halo" and is_plain(image):
-            return gather_products(self.out, rows, pieces)
+            return gather_linear(self.out, rows, pieces)
 
         def products() -> Iterator[tuple[int, Tensor]]:
             for at, found in pieces:
@@ -198,13 +198,13 @@ class LocalWindowAttention(KnownRows):
     def _prefers_triton(self, image: Tensor) -> bool:
         if self.kernel != "auto" or image.device.type != "cuda":
             return False
-        from lowtide.attention.halo.attend import is_preferred
+        from lowtide.attention.halo.autograd import is_preferred
 
         device = LocalDevice.of(image.device)
         return is_preferred(device, image.dtype) and self._triton_refusal(image) is None
 
     def _triton_refusal(self, image: Tensor) -> str | None:
-        from lowtide.attention.halo.attend import missing, refusal
+        from lowtide.attention.halo.autograd import missing, refusal
 
         if (absent := missing(LocalDevice.of(image.device))) is not None:
             return f"{absent.reason}{f' ({absent.fix})' if absent.fix else ''}"
@@ -223,7 +223,7 @@ class LocalWindowAttention(KnownRows):
 
     def _by_triton(self, image: Tensor) -> Tensor:
         """The whole image in one launch; query, key and value are held for all of it."""
-        from lowtide.attention.halo.attend import halo_attention
+        from lowtide.attention.halo.autograd import halo_attention
 
         if (reason := self._triton_refusal(image)) is not None:
             raise UsageError(f"the triton kernel cannot do this: {reason}")
@@ -241,7 +241,7 @@ class LocalWindowAttention(KnownRows):
         return channels_first(self.out(found.flatten(3)), image)
 
 
-class _Rows:
+class _ImageRows:
     """Rows of an image, whose first is ``low``, laid out once for each row of windows."""
 
     def __init__(self, module: LocalWindowAttention, image: Tensor, low: int) -> None:
@@ -252,7 +252,7 @@ class _Rows:
         """`strips.Load`: keys come first, of at least the rows of values and queries."""
         if part == "key":
             rows = self._image.narrow(2, start - self._low, end - start)
-            self._pixels, self._first = pixels_of(rows, self._module.qkv.weight), start
+            self._pixels, self._first = rows_as_pixels(rows, self._module.qkv.weight), start
         pixels = self._pixels.narrow(1, start - self._first, end - start)
         if part == "query":
             self._pixels = self._image  # the others are not held during attention

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.quiet import errors_only
+from lowtide.core.logging import silence_warnings
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -33,7 +33,7 @@ def write_graph(
     ``shapes`` says (by `torch.export.Dim`). ``tell`` is told each step."""
     tell("tracing the model; a deep one takes minutes")
     # The exporter and its optimizer talk about their own affairs.
-    with errors_only("onnxscript"), errors_only("torch.onnx"), warnings.catch_warnings():
+    with silence_warnings("onnxscript"), silence_warnings("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,

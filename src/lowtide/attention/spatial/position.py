@@ -17,7 +17,7 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Turns:
+class RotaryAngles:
     """What turns the channels of a strip's pixels, as complex numbers for each pair of a head's:
     ``down`` (rows, pairs) and ``right`` (columns, pairs), whose product it is. The two hold next to
     nothing. ``whole`` is the same as `Position.rotate` takes it, made once where that is what turns
@@ -27,13 +27,13 @@ class Turns:
     right: Tensor
     whole: Tensor | None = None
 
-    def part(self, row: int, rows: int, column: int, columns: int) -> Turns:
+    def part(self, row: int, rows: int, column: int, columns: int) -> RotaryAngles:
         """Those of some rows and columns."""
         whole = self.whole
         if whole is not None:
             whole = whole.narrow(0, row, rows).narrow(1, column, columns)
         down, right = self.down.narrow(0, row, rows), self.right.narrow(0, column, columns)
-        return Turns(down, right, whole)
+        return RotaryAngles(down, right, whole)
 
 
 class Position(nn.Module):
@@ -71,22 +71,22 @@ class Position(nn.Module):
         """Query or key, (..., rows, columns, heads, dim), turned by its pixels' positions."""
         return tensor
 
-    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Turns | None:
-        """What `by_head` needs to know of a strip with these positions; see `turns`."""
+    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
+        """What `to_heads_first` needs to know of a strip with these positions; see `turns`."""
         return None
 
-    def by_head(self, tensor: Tensor, turns: Turns | None) -> Tensor:
+    def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
         """`rotate` of (batch, rows, columns, heads, dim), laid out as (batch, heads, columns,
         rows, dim)."""
-        return by_head(tensor)
+        return to_heads_first(tensor)
 
 
-def by_head(tensor: Tensor) -> Tensor:
+def to_heads_first(tensor: Tensor) -> Tensor:
     """(batch, heads, columns, rows, dim), in order, of (batch, rows, columns, heads, dim)."""
-    return in_head_order(tensor).contiguous()
+    return heads_first_view(tensor).contiguous()
 
 
-def in_head_order(tensor: Tensor) -> Tensor:
+def heads_first_view(tensor: Tensor) -> Tensor:
     """The same as a view."""
     return tensor.permute(0, 3, 2, 1, 4)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowtide.attention.spatial.position import Position, Turns, by_head, in_head_order
+from lowtide.attention.spatial.position import (
+    Position,
+    RotaryAngles,
+    heads_first_view,
+    to_heads_first,
+)
 from lowtide.core.errors import UsageError
 
 
@@ -49,25 +54,25 @@ class Rope2d(Position):
         turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
         return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
 
-    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Turns:
+    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles:
         """Each along its own axis; what does not turn with it is 1, which changes no number."""
         exact = torch.promote_types(dtype, torch.float32).to_complex()
         angles = self._angles(rows), self._angles(columns)
         down, right = (torch.polar(torch.ones_like(one), one).to(exact) for one in angles)
         # The backward pass keeps what turned a tensor, so that all strips share one.
         at_once = torch.is_grad_enabled() or dtype not in (torch.float32, torch.float64)
-        return Turns(
+        return RotaryAngles(
             torch.cat([down, torch.ones_like(down)], -1),
             torch.cat([torch.ones_like(right), right], -1),
             self.turns(rows, columns, dtype) if at_once else None,
         )
 
-    def by_head(self, tensor: Tensor, turns: Turns | None) -> Tensor:
+    def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
         """The same; where no gradient is recorded by two passes over memory, and no copy."""
         assert turns is not None
         if turns.whole is not None:
-            return by_head(self.rotate(tensor, turns.whole))
-        ordered = in_head_order(tensor)
+            return to_heads_first(self.rotate(tensor, turns.whole))
+        ordered = heads_first_view(tensor)
         result = tensor.new_empty(ordered.shape)
         pairs, whole = (
             torch.view_as_complex(one.unflatten(-1, (-1, 2))) for one in (ordered, result)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import ModelError
-from lowtide.memory.offload.blocks import Place, places, put
-from lowtide.memory.offload.files import WeightFiles
-from lowtide.memory.offload.slots import Layout
+from lowtide.memory.offload.buffers import BufferLayout
+from lowtide.memory.offload.weight_blocks import TensorSlot, set_tensor, tensor_slots
+from lowtide.memory.offload.weight_files import WeightFiles
 
 # For each tensor, by its id: its name in the files, and all its places in the model.
-_Named = dict[int, tuple[str, list[Place]]]
+_Named = dict[int, tuple[str, list[TensorSlot]]]
 
 
 def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
@@ -22,8 +22,8 @@ def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
 
     Raises `ModelError` for tensors that are missing or of another shape.
     """
-    groups: dict[int, list[Place]] = {}
-    for place in places(model):
+    groups: dict[int, list[TensorSlot]] = {}
+    for place in tensor_slots(model):
         if place.tensor.is_meta:
             groups.setdefault(id(place.tensor), []).append(place)
     named, missing = {}, []
@@ -50,7 +50,7 @@ def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
 
 
 def load_resident(
-    layouts: Sequence[Layout],
+    layouts: Sequence[BufferLayout],
     files: WeightFiles,
     named: _Named,
     device: torch.device,
@@ -68,17 +68,17 @@ def load_resident(
         if isinstance(empty, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=empty.requires_grad)
         for place in group:
-            undo.callback(put, place, empty)
-            put(place, tensor)
+            undo.callback(set_tensor, place, empty)
+            set_tensor(place, tensor)
 
 
 def move_resident(
-    model: nn.Module, layouts: Sequence[Layout], device: torch.device, undo: ExitStack
+    model: nn.Module, layouts: Sequence[BufferLayout], device: torch.device, undo: ExitStack
 ) -> None:
     """Move what is not streamed to ``device``; what shares memory there shares it here too."""
     seen = {id(place.tensor) for layout in layouts for place in layout.places}
     moved: dict[int, torch.UntypedStorage] = {}
-    for place in places(model):
+    for place in tensor_slots(model):
         tensor = place.tensor
         if id(tensor) in seen or tensor.device == device:
             continue

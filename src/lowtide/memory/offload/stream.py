@@ -19,19 +19,19 @@ from torch import nn
 
 from lowtide.core.errors import OutputError, UsageError
 from lowtide.core.units import format_bytes
-from lowtide.memory.offload.blocks import aligned, places
-from lowtide.memory.offload.files import WeightFiles, write_weights
-from lowtide.memory.offload.plan import OffloadPlan
-from lowtide.memory.offload.resident import find_in_files, load_resident, move_resident
-from lowtide.memory.offload.slots import (
-    CudaLane,
-    FileSource,
-    HostLane,
-    HostSource,
+from lowtide.memory.offload.block_hooks import BlockHooks
+from lowtide.memory.offload.buffers import (
+    BufferLayout,
+    CudaLoader,
+    FileWeightSource,
+    HostLoader,
+    HostWeightSource,
     Lane,
-    Layout,
 )
-from lowtide.memory.offload.turns import BlockTurns
+from lowtide.memory.offload.offload_plan import OffloadPlan
+from lowtide.memory.offload.resident import find_in_files, load_resident, move_resident
+from lowtide.memory.offload.weight_blocks import align_bytes, tensor_slots
+from lowtide.memory.offload.weight_files import WeightFiles, write_weights
 from lowtide.memory.pinned import PinnedMemory
 
 Kept = Literal["disk", "host"]
@@ -46,7 +46,7 @@ class WeightStream:
     for from the beginning, ``loaded_bytes`` what was loaded.
     """
 
-    def __init__(self, turns: BlockTurns, undo: ExitStack) -> None:
+    def __init__(self, turns: BlockHooks, undo: ExitStack) -> None:
         self._turns, self._undo = turns, undo
 
     @property
@@ -100,7 +100,7 @@ def stream_weights(
     weights that cannot be written, and `OutputError` if there is no room for them.
     """
     lane_device = _check(source, device)
-    if any(place.tensor.is_meta for place in places(model)):
+    if any(place.tensor.is_meta for place in tensor_slots(model)):
         raise UsageError("the model has no weights in memory", hint="stream_from_file")
     layouts = _layouts(model, plan)
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
@@ -108,11 +108,11 @@ def stream_weights(
         undo.callback(pinned.close)
         if source == "disk":
             files = _scratch(layouts, scratch_dir, undo)
-            kept: FileSource | HostSource = FileSource(files, permuted=True)
+            kept: FileWeightSource | HostWeightSource = FileWeightSource(files, permuted=True)
         else:
-            kept = HostSource(pinned)
+            kept = HostWeightSource(pinned)
         for layout in layouts:
-            if isinstance(kept, HostSource):
+            if isinstance(kept, HostWeightSource):
                 kept.take(layout, lambda memory, layout=layout: _copy(layout, memory))
             undo.callback(_refill, layout, kept, [p.tensor.device for p in layout.places])
             for place in layout.places:
@@ -152,10 +152,10 @@ def stream_from_file(
                 "the plan streams what the model has in memory",
                 hint="plan with the model as it is now, on the meta device",
             )
-        from_disk = FileSource(weights, permuted=False)
-        kept: FileSource | HostSource = from_disk
+        from_disk = FileWeightSource(weights, permuted=False)
+        kept: FileWeightSource | HostWeightSource = from_disk
         if source == "host":
-            kept = HostSource(pinned)
+            kept = HostWeightSource(pinned)
             for layout in layouts:
                 kept.take(layout, lambda memory, layout=layout: from_disk.read(layout, memory))
         load_resident(layouts, weights, named, lane_device, undo)
@@ -182,25 +182,27 @@ def _check(source: str, device: str | torch.device) -> torch.device:
     return found
 
 
-def _layouts(model: nn.Module, plan: OffloadPlan) -> list[Layout]:
-    known = {place.name: place for place in places(model)}
+def _layouts(model: nn.Module, plan: OffloadPlan) -> list[BufferLayout]:
+    known = {place.name: place for place in tensor_slots(model)}
     layouts = []
     if plan.streamed and plan.in_flight < 1:
         raise UsageError("the plan has no buffer for the blocks it streams")
     for block in plan.streamed:
         found = [known[name] for name in block.tensors if name in known]
-        size = sum(aligned(place.tensor.nbytes) for place in found)
+        size = sum(align_bytes(place.tensor.nbytes) for place in found)
         if len(found) != len(block.tensors) or size != block.nbytes:
             raise UsageError(
                 f"the plan is for another model: its block {block.name!r} has"
                 f" {format_bytes(block.nbytes)}, the model's {format_bytes(size)}",
                 hint="plan again with plan_offload",
             )
-        layouts.append(Layout(block, found))
+        layouts.append(BufferLayout(block, found))
     return layouts
 
 
-def _scratch(layouts: Sequence[Layout], folder: Path | str | None, undo: ExitStack) -> WeightFiles:
+def _scratch(
+    layouts: Sequence[BufferLayout], folder: Path | str | None, undo: ExitStack
+) -> WeightFiles:
     """All streamed weights in one temporary file."""
     size = sum(layout.nbytes for layout in layouts)
     try:
@@ -222,12 +224,14 @@ def _scratch(layouts: Sequence[Layout], folder: Path | str | None, undo: ExitSta
     return files
 
 
-def _copy(layout: Layout, memory: torch.Tensor) -> None:
+def _copy(layout: BufferLayout, memory: torch.Tensor) -> None:
     for place, view in zip(layout.places, layout.views(memory), strict=True):
         view.copy_(place.tensor)
 
 
-def _refill(layout: Layout, kept: FileSource | HostSource, devices: Sequence[torch.device]) -> None:
+def _refill(
+    layout: BufferLayout, kept: FileWeightSource | HostWeightSource, devices: Sequence[torch.device]
+) -> None:
     """Give the model's own tensors their values back."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
     kept.read(layout, memory)
@@ -238,17 +242,17 @@ def _refill(layout: Layout, kept: FileSource | HostSource, devices: Sequence[tor
 def _start(
     model: nn.Module,
     plan: OffloadPlan,
-    layouts: Sequence[Layout],
-    kept: FileSource | HostSource,
+    layouts: Sequence[BufferLayout],
+    kept: FileWeightSource | HostWeightSource,
     device: torch.device,
     pinned: PinnedMemory,
     undo: ExitStack,
 ) -> WeightStream:
     move_resident(model, layouts, device, undo)
-    lane: Lane = HostLane()
+    lane: Lane = HostLoader()
     if device.type == "cuda":
-        lane = CudaLane(device, pinned, staged=isinstance(kept, FileSource))
-    turns = BlockTurns(model, layouts, kept, lane, plan.in_flight)
+        lane = CudaLoader(device, pinned, staged=isinstance(kept, FileWeightSource))
+    turns = BlockHooks(model, layouts, kept, lane, plan.in_flight)
     undo.callback(turns.close)
     turns.open()
     return WeightStream(turns, undo.pop_all())

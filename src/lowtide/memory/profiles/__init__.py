@@ -3,9 +3,9 @@
 Importing this package does not import PyTorch; `lowtide.memory.profiles.attention` does.
 """
 
-from lowtide.memory.profiles.catalog import load_profile, profile_names
-from lowtide.memory.profiles.present import profile_for, profile_of
+from lowtide.memory.profiles.local_device import profile_for, profile_of
 from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance, Workspaces
+from lowtide.memory.profiles.shipped import load_profile, profile_names
 
 __all__ = [
     "DeviceProfile",

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lowtide.attention.call import AttentionCall, AttentionSpec, describe_call
-from lowtide.attention.sdpa_rules import AttentionPath, path_of, promotes_three_dimensions
+from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
+from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
 from lowtide.memory.profiles.attention_kernels import run_as
 from lowtide.memory.profiles.profile import DeviceProfile
 
@@ -45,11 +45,11 @@ def attention_path(
 
     ``needs_grad`` is that of query, key or value with gradients enabled; ``dims`` their number
     of dimensions. "math" holds whole score matrices. The device is taken to run the PyTorch and
-    cuDNN installed here, on contiguous, aligned tensors of equal batch and heads; `path_of` of
-    ``lowtide.attention.sdpa_rules`` takes the rest as an `AttentionCall`, and `refusal` says why a
-    kernel is passed over.
+    cuDNN installed here, on contiguous, aligned tensors of equal batch and heads; `sdpa_kernel_for`
+    of ``lowtide.attention.sdpa_rules`` takes the rest as an `AttentionCall`, and `refusal` says why
+    a kernel is passed over.
     """
-    return path_of(
+    return sdpa_kernel_for(
         profile,
         AttentionCall(
             dtype=dtype,
@@ -162,7 +162,7 @@ class _Replaced(TorchFunctionMode):
         with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
             spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
             call = describe_call((query, key, value), attn_mask, spec)
-            path = path_of(self._profile, call)
+            path = sdpa_kernel_for(self._profile, call)
             self._log.paths[path] += 1
             return run_as(
                 path,

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from lowtide.attention.call import AttentionCall
 from lowtide.attention.sdpa_rules import AttentionPath
+from lowtide.attention.spec import AttentionCall
 from lowtide.memory.profiles import attention_scratch as scratch
 
 _aten = torch.ops.aten

@@ -19,15 +19,15 @@ import torch
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes
-from lowtide.memory.simulation.blocks import (
+from lowtide.memory.simulation.block_pool import (
     ENDLESS,
     MIN_BLOCK,
-    Block,
-    Device,
-    Pool,
-    expand,
-    release,
-    unmap,
+    BlockPool,
+    MemoryBlock,
+    SimulatedDevice,
+    map_segment,
+    release_segment,
+    unmap_block,
 )
 
 _SMALL = MIB  # the largest request that shares a small segment
@@ -80,13 +80,13 @@ class CachingAllocator:
             raise UsageError(f"{roundup_power2_divisions} divisions are not a power of two")
         self.expandable_segments = expandable_segments
         self.allocated = self.active = self.peak_allocated = 0
-        self._device = Device(capacity)
+        self._device = SimulatedDevice(capacity)
         self._max_split = ENDLESS if max_split_size is None else max_split_size
         self._rounding, self._large_segment = max_non_split_rounding, large_segment_size
         self._divisions = roundup_power2_divisions
-        self._pools: dict[tuple[int, bool], Pool] = {}
-        self._used: dict[int, Block] = {}
-        self._leaving: dict[int, Block] = {}
+        self._pools: dict[tuple[int, bool], BlockPool] = {}
+        self._used: dict[int, MemoryBlock] = {}
+        self._leaving: dict[int, MemoryBlock] = {}
         self._handles = itertools.count()
 
     @property
@@ -156,9 +156,9 @@ class CachingAllocator:
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if block.segment is not None:
-                    unmap(self._device, block, block.segment)
+                    unmap_block(self._device, block, block.segment)
                 elif block.prev is None and block.next is None:
-                    release(self._device, block)
+                    release_segment(self._device, block)
 
     def exhausted(self, size: int, why: str = "") -> SimulatedOutOfMemory:
         """The error for a request of ``size`` bytes, not raised."""
@@ -180,14 +180,14 @@ class CachingAllocator:
             return -(-size // step) * step
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
-    def _pool(self, stream: int, size: int) -> Pool:
+    def _pool(self, stream: int, size: int) -> BlockPool:
         key = stream, size <= _SMALL
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(small=key[1])
+            pool = self._pools[key] = BlockPool(small=key[1])
         return pool
 
-    def _cached(self, pool: Pool, size: int) -> Block | None:
+    def _cached(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """The smallest free block that fits, taken out of the cache."""
         free, index = pool.free, pool.first_of(size)
         if index == len(free):
@@ -204,12 +204,12 @@ class CachingAllocator:
         del free[index]
         return block
 
-    def _leaves_a_rest(self, block: Block, size: int) -> bool:
+    def _leaves_a_rest(self, block: MemoryBlock, size: int) -> bool:
         if block.pool.small or self.expandable_segments:
             return block.size - size >= MIN_BLOCK
         return size < self._max_split and block.size - size > _SMALL
 
-    def _obtained(self, pool: Pool, size: int) -> Block | None:
+    def _obtained(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Memory new to the cache, for which others may be given back; None if that fails."""
         block = self._new(pool, size)
         if block is None and self._release_oversize(pool, size):
@@ -219,7 +219,7 @@ class CachingAllocator:
             block = self._new(pool, size)
         return block
 
-    def _new(self, pool: Pool, size: int) -> Block | None:
+    def _new(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """A new segment, or more of an expandable one, if the capacity allows it."""
         if size <= _SMALL:
             wanted = _SMALL_SEGMENT
@@ -231,27 +231,29 @@ class CachingAllocator:
         if not device.fits(wanted):
             return None
         if self.expandable_segments:
-            return expand(device, pool, size, _SMALL_SEGMENT if pool.small else self._large_segment)
+            return map_segment(
+                device, pool, size, _SMALL_SEGMENT if pool.small else self._large_segment
+            )
         device.reserve(wanted)
-        return Block(pool, device.addresses(wanted, _SEGMENT_STEP), wanted)
+        return MemoryBlock(pool, device.addresses(wanted, _SEGMENT_STEP), wanted)
 
-    def _release_oversize(self, pool: Pool, size: int) -> bool:
+    def _release_oversize(self, pool: BlockPool, size: int) -> bool:
         """Give back unsplit blocks that together are as large as a request; False if too few."""
         target = max(size, self._max_split)
         if self._max_split == ENDLESS or self.expandable_segments:
             return False
         index = pool.first_of(target)
         if index < len(pool.free):
-            release(self._device, pool.free[index][2])
+            release_segment(self._device, pool.free[index][2])
             return True
         released = 0
         while released < target and pool.free and pool.free[-1][0] >= self._max_split:
             released += pool.free[-1][0]
-            release(self._device, pool.free[-1][2])
+            release_segment(self._device, pool.free[-1][2])
         return released >= target
 
 
-def replay(events: Iterable[tuple[int, int]], allocator: CachingAllocator) -> None:
+def replay_requests(events: Iterable[tuple[int, int]], allocator: CachingAllocator) -> None:
     """Let ``allocator`` serve what a run asked for: (storage number, bytes) in order.
 
     More than zero bytes come, fewer go; a number may come again once it went. What never goes

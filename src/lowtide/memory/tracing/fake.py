@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from lowtide.memory.tracing.fake_calls import FakeCalls
+from lowtide.memory.tracing.fake_calls import FakeCallCache
 from lowtide.memory.tracing.steps import Traceable, TrainingStep
 
 M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=Traceable)
 
 
-class Faker:
+class FakeTwins:
     """Makes fake CPU twins of models and inputs, and the mode in which they run.
 
     Tensors that share a storage share the twin's; with ``dtype`` the twins of floating tensors
@@ -31,7 +31,7 @@ class Faker:
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.calls = FakeCalls(self._mode)
+        self.calls = FakeCallCache(self._mode)
         self._dtype = dtype
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
 
@@ -88,7 +88,7 @@ class Faker:
             )
 
 
-def forget_shapes() -> None:
+def clear_shape_caches() -> None:
     """Drop what PyTorch keeps of each operator and shape that was traced: tens of MiB for a large
     model, for traces that will not come."""
     FakeTensorMode.cache_clear()

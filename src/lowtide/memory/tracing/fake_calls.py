@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.memory.tracing.repairs import repair
+from lowtide.memory.tracing.fake_fixes import fix_fake_result
 from lowtide.memory.tracing.tracer import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
@@ -56,8 +56,9 @@ class _Unknown(Exception):  # noqa: N818 - says that a call must be made, not th
 _SELF = object()
 
 
-class FakeCalls:
-    """Calls operators on tensors of one `FakeTensorMode`, as it would, with `repair` applied.
+class FakeCallCache:
+    """Calls operators on tensors of one `FakeTensorMode`, as it would, with `fix_fake_result`
+    applied.
 
     What is remembered is what any call with arguments of the same sizes, strides, types and
     numbers gives. Operators that write are called each time, except those whose only effect
@@ -80,7 +81,7 @@ class FakeCalls:
         known = None if key is None else self._known.get(key)
         if known is not None and known is not _Unknown:
             return self._made(known, args)
-        result = repair(func, args, func(*args, **kwargs))
+        result = fix_fake_result(func, args, func(*args, **kwargs))
         if key is not None and known is None:
             self._known[key] = self._description(args, result)
         return result
@@ -135,8 +136,8 @@ class FakeCalls:
 _UNSEEN = torch._C._DisableTorchDispatch
 
 
-class Repeating(TorchDispatchMode):
-    """Inside, operators go through `FakeCalls`, and nothing is recorded."""
+class CachedFakeCalls(TorchDispatchMode):
+    """Inside, operators go through `FakeCallCache`, and nothing is recorded."""
 
     def __init__(self, calls: Call) -> None:
         super().__init__()

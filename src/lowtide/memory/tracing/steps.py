@@ -39,7 +39,7 @@ class Observer(Protocol):
         ...
 
 
-class Unobserved:
+class NullObserver:
     """Follows nothing."""
 
     def mark(self, phase: str) -> None:
@@ -107,7 +107,7 @@ class TrainingStep:
         if not weights:
             raise UsageError("this model has no weights to train")
         optimizer = make_optimizer(self.optimizer, weights)
-        prime(optimizer, weights)
+        prime_optimizer(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
 
         def run(observer: Observer) -> None:
@@ -132,7 +132,7 @@ class TrainingStep:
         with checkpointed(model, self.checkpointing):
             with _autocast(self.autocast):
                 result = model(*self.inputs, **self.keywords)
-                loss = (self.loss or mean_square)(result)
+                loss = (self.loss or mean_square_loss)(result)
             del result
             observer.mark("backward")
             _backward(loss)
@@ -174,13 +174,13 @@ class Traceable(Protocol):
 Step = InferenceStep | TrainingStep
 
 
-def given_to(step: Traceable) -> list[Tensor]:
+def input_tensors(step: Traceable) -> list[Tensor]:
     """The tensors that a step is given, validation inputs included."""
     validation = step.validation if isinstance(step, TrainingStep) else None
     return tensors_of([list(step.inputs), dict(step.keywords), list(validation or ())])
 
 
-def mean_square(result: Any) -> Tensor:
+def mean_square_loss(result: Any) -> Tensor:
     """Mean of the squares of all the numbers that a model gives, in fp32."""
     tensors = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
     if not tensors:
@@ -210,7 +210,7 @@ def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Op
     raise UsageError(f"optimizer {name!r} is not known", hint=f"one of {', '.join(OPTIMIZERS)}")
 
 
-def prime(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
+def prime_optimizer(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
     """Make the optimizer's state by a step that changes nothing."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

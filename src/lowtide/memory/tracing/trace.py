@@ -21,7 +21,7 @@ TITLES: dict[Kind, str] = {
 }
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     """A storage that came (``size`` > 0) or went (``size`` < 0) during operator ``op``."""
 
     op: int
@@ -29,7 +29,7 @@ class Event(NamedTuple):
     size: int
 
 
-class Op(NamedTuple):
+class OpRecord(NamedTuple):
     """One operator call: bytes alive when it began and when its results were there.
 
     ``call`` is what `signature` of ``estimating.calls`` reads, or None for operators that need
@@ -65,8 +65,8 @@ class Trace:
     """
 
     held: dict[int, int] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
+    events: list[StorageEvent] = field(default_factory=list)
+    ops: list[OpRecord] = field(default_factory=list)
     kinds: dict[int, Kind] = field(default_factory=dict)
     marks: list[tuple[int, str]] = field(default_factory=list)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.core.stand_in import times
-from lowtide.memory.tracing.trace import Event, Kind, Op, TensorFacts, Trace
+from lowtide.core.repeat import repeat_count
+from lowtide.memory.tracing.trace import Kind, OpRecord, StorageEvent, TensorFacts, Trace
 
 # What a fake tensor's ``device`` asks; it makes nothing.
 DEVICE_QUERY = torch.ops.prim.device.default
@@ -84,11 +84,15 @@ class Tracer(TorchDispatchMode):
         # Arguments are described before the call, which may change them in place.
         call = None
         if self._keep_calls and _may_need_scratch(func):
-            call = func, tuple(map(describe, args)), {k: describe(v) for k, v in kwargs.items()}
+            call = (
+                func,
+                tuple(map(describe_argument, args)),
+                {k: describe_argument(v) for k, v in kwargs.items()},
+            )
         result = self._call(func, args, kwargs)
         self._add(result)
         if self._live != before or call is not None:
-            self.trace.ops.append(Op(func.__name__, before, self._live, call, times()))
+            self.trace.ops.append(OpRecord(func.__name__, before, self._live, call, repeat_count()))
         return result
 
     def _add(self, result: Any) -> None:
@@ -98,7 +102,7 @@ class Tracer(TorchDispatchMode):
                 size = storage.nbytes()
                 number = self._follow(storage)
                 self._live += size
-                self.trace.events.append(Event(len(self.trace.ops), number, size))
+                self.trace.events.append(StorageEvent(len(self.trace.ops), number, size))
         elif isinstance(result, list | tuple):
             for part in result:
                 self._add(part)
@@ -111,18 +115,18 @@ class Tracer(TorchDispatchMode):
                 return
             del self._known[key]
             self._live -= size
-            self.trace.events.append(Event(len(self.trace.ops), number, -size))
+            self.trace.events.append(StorageEvent(len(self.trace.ops), number, -size))
 
         self._known[key] = number, size, weakref.ref(storage, gone)
         return number
 
 
-def describe(value: Any) -> Any:
+def describe_argument(value: Any) -> Any:
     """An argument as plain data: tensors become `TensorFacts`, lists tuples."""
     if isinstance(value, Tensor):
         return TensorFacts(tuple(value.shape), value.stride(), value.dtype)
     if isinstance(value, list | tuple):
-        return tuple(describe(part) for part in value)
+        return tuple(describe_argument(part) for part in value)
     return value
 
 
@@ -149,7 +153,7 @@ def _may_need_scratch(func: Any) -> bool:
     return func.namespace not in ("prim", "profiler") and not aliases
 
 
-def record(
+def record_trace(
     run: Callable[[Tracer], Any], *, weights: Iterable[Tensor] = (), inputs: Iterable[Tensor] = ()
 ) -> Trace:
     """The trace of ``run(tracer)``; ``weights`` and ``inputs`` count as alive from the start."""

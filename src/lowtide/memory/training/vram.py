@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from lowtide.attention.call import AttentionCall, AttentionSpec, describe_call
 from lowtide.attention.sdpa_rules import AttentionPath, refusal
+from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.estimating.estimate import Estimate, traced_estimate
+from lowtide.memory.prediction.estimate import Estimate, traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep
-from lowtide.memory.training.building import Inputs, build, make_inputs
+from lowtide.memory.training.meta_build import Inputs, build_on_meta, make_inputs
 
 GB = 10**9
 
@@ -85,7 +85,7 @@ def estimate_vram_usage(
         raise UsageError(
             "the CPU has no memory of its own", hint="lowtide.estimate is for the CPU too"
         )
-    module = build(model)
+    module = build_on_meta(model)
     step = TrainingStep(
         make_inputs(module, batch_size, image_size, inputs),
         optimizer=optimizer,

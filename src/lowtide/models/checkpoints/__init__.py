@@ -4,6 +4,6 @@ A file holds what its bytes hold: what is read from it is bounded by its size, w
 Nothing in it is called, extracted or written anywhere.
 """
 
-from lowtide.models.checkpoints.tables import state_dict
+from lowtide.models.checkpoints.state_dict import read_state_dict
 
-__all__ = ["state_dict"]
+__all__ = ["read_state_dict"]

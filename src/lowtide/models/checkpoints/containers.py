@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from lowtide.models.checkpoints.objects import DamagedError, Maker, Storage
-from lowtide.models.checkpoints.pickled import read
+from lowtide.models.checkpoints.pickle_objects import DamagedError, ObjectFactory, StorageRef
+from lowtide.models.checkpoints.pickle_reader import read_pickle
 
 ZIP = b"PK\x03\x04"
 # The first opcode of every pickle since protocol 2, which torch.save always used.
@@ -35,7 +35,7 @@ class UnacceptedError(ValueError):
         self.hint = hint
 
 
-class Archive:
+class ZipCheckpoint:
     """The zip format: ``content`` is what was pickled. Raises `DamagedError`, `UnacceptedError`,
     `ForbiddenNameError` and what zipfile raises."""
 
@@ -45,9 +45,11 @@ class Archive:
         _require_stored(records, size)
         self._top = records[0].filename.partition("/")[0] if records else ""
         self._swapped = self._is_swapped()
-        self.content = read(io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), Maker())
+        self.content = read_pickle(
+            io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), ObjectFactory()
+        )
 
-    def values(self, storage: Storage) -> Tensor:
+    def values(self, storage: StorageRef) -> Tensor:
         """All that is stored under a storage's key, as bytes in this machine's order."""
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
         if record.file_size != storage.count * storage.dtype.itemsize:
@@ -64,11 +66,11 @@ class Archive:
         return order.decode() != sys.byteorder
 
 
-class Stream:
-    """The format before: pickles, and then the storages. See `Archive`."""
+class LegacyCheckpoint:
+    """The format before: pickles, and then the storages. See `ZipCheckpoint`."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._maker = _Clipped(file, size), Maker()
+        self._file, self._maker = _Clipped(file, size), ObjectFactory()
         _require_no_tar(file)
         if self._next() != _MAGIC or self._next() != _VERSION:
             raise DamagedError("it does not begin as a file of torch.save")
@@ -76,14 +78,14 @@ class Stream:
         self.content, keys = self._next(), self._next()
         self._starts = {str(key): self._skipped(str(key)) for key in keys}
 
-    def values(self, storage: Storage) -> Tensor:
+    def values(self, storage: StorageRef) -> Tensor:
         """All that is stored under a storage's key, as bytes."""
         whole = self._maker.storages[storage.key]
         self._file.seek(self._starts[storage.key])
         return _filled(self._file, whole.count * whole.dtype.itemsize)
 
     def _next(self) -> Any:
-        return read(self._file, self._maker)
+        return read_pickle(self._file, self._maker)
 
     def _skipped(self, key: str) -> int:
         """Where a storage's values start; the file is left at their end."""

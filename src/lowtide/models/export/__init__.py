@@ -1,17 +1,17 @@
 """Models as files for other runtimes, and the proof that these give the same."""
 
-from lowtide.models.export.int8 import quantize
 from lowtide.models.export.onnx_check import (
     LARGEST_DIFFERENCE,
     CannotRunError,
     OnnxRunner,
     SizeCheck,
     checked_sizes,
-    compare,
-    compare_in_8_bits,
+    compare_fp32,
+    compare_int8,
     processor_seconds,
 )
-from lowtide.models.export.onnx_file import OPSETS, ExportPrecision, label, write_onnx
+from lowtide.models.export.onnx_int8 import quantize_onnx
+from lowtide.models.export.write_onnx import OPSETS, ExportPrecision, write_metadata, write_onnx
 from lowtide.models.onnx_runtime import require_packages
 
 __all__ = [
@@ -22,11 +22,11 @@ __all__ = [
     "OnnxRunner",
     "SizeCheck",
     "checked_sizes",
-    "compare",
-    "compare_in_8_bits",
-    "label",
+    "compare_fp32",
+    "compare_int8",
     "processor_seconds",
-    "quantize",
+    "quantize_onnx",
     "require_packages",
+    "write_metadata",
     "write_onnx",
 ]

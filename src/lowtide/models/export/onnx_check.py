@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial.onnx_graph import IMAGE, RESULT
 from lowtide.core.errors import ModelError
-from lowtide.core.figures import max_error, psnr
+from lowtide.core.metrics import max_error, psnr
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.export.onnx_file import EXAMPLE_SIDES
-from lowtide.models.model import Model
+from lowtide.models.export.write_onnx import EXAMPLE_SIDES
+from lowtide.models.loaded_model import Model
 from lowtide.models.onnx_runtime import (
     CannotRunError,
     open_session,
-    reason_of,
-    refusals,
     require_packages,
+    runtime_errors,
+    short_reason,
 )
 
 # In fp32, of pixels in 0..1 or of the largest one where that is more; rounding in another order
@@ -81,9 +81,9 @@ class OnnxRunner:
         """fp32 (1, C, H, W) to what the file makes of it."""
         try:
             (found,) = self._session.run([RESULT], {IMAGE: image.numpy()})
-        except refusals() as error:
+        except runtime_errors() as error:
             height, width = image.shape[2:]
-            raise CannotRunError(f"at {width}×{height}: {reason_of(error)}") from error
+            raise CannotRunError(f"at {width}×{height}: {short_reason(error)}") from error
         return torch.from_numpy(np.asarray(found))
 
 
@@ -94,7 +94,9 @@ def checked_sizes(rule: SizeRule) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(size for size in sizes if size != traced))
 
 
-def compare(run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]) -> SizeCheck:
+def compare_fp32(
+    run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
+) -> SizeCheck:
     """Compare the file with ``model`` in fp32 on an image of ``size`` (height, width).
 
     ``network`` is what was exported: that of the model, or its copy in a lower precision, whose
@@ -125,9 +127,9 @@ def _scale(expected: Tensor) -> float:
     return max(1.0, largest) if math.isfinite(largest) else 1.0
 
 
-def compare_in_8_bits(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
+def compare_int8(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
     """Compare a file in int8 with ``model`` in fp32 on ``picture``, fp32 (1, C, H, W) in 0..1,
-    which should be none that it was tuned on. Raises as `compare`."""
+    which should be none that it was tuned on. Raises as `compare_fp32`."""
     with torch.inference_mode():
         expected = model.module(picture)
     found = _result(run, picture, expected)
@@ -158,7 +160,7 @@ def processor_seconds(
     run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
 ) -> tuple[float, float]:
     """Of one image of ``size`` (height, width) by ONNX Runtime and by PyTorch at the same
-    precision: medians of alternating pairs, after `compare` has warmed both up."""
+    precision: medians of alternating pairs, after `compare_fp32` has warmed both up."""
     image = random_image(model, size)
     pairs = [(_seconds(run, image), _seconds(network, image)) for _ in range(_TIMED_PAIRS)]
     return median(one for one, _ in pairs), median(other for _, other in pairs)

@@ -36,7 +36,7 @@ def convs(given: int, made: int, slope: float) -> nn.Sequential:
     )
 
 
-class Edges(nn.Module):
+class EdgeBranch(nn.Module):
     """Differences of neighboring pixels' luma, to the right and down; 0 at the last of them."""
 
     def __init__(self, features: int, slope: float) -> None:
@@ -51,7 +51,7 @@ class Edges(nn.Module):
         return self.refine(torch.cat([right, down], 1).to(image.dtype))
 
 
-class Spectra(nn.Module):
+class SpectrumBranch(nn.Module):
     """Log-magnitudes of the luma's Fourier transform in windows of 16×16 pixels, 8 apart.
 
     A spectrum of the whole picture says nothing of where; of windows each pixel has that of its
@@ -80,7 +80,7 @@ class Spectra(nn.Module):
         return self.refine(F.interpolate(found, (height, width), mode="nearest"))
 
 
-class Patches(nn.Module):
+class PatchBranch(nn.Module):
     """What the smallest map says of each patch of the picture, laid over it."""
 
     def __init__(self, channels: int, features: int, slope: float) -> None:
@@ -93,7 +93,7 @@ class Patches(nn.Module):
         return self.refine(F.interpolate(self.read(smallest), size, mode="nearest"))
 
 
-class Fusion(nn.Module):
+class BranchFusion(nn.Module):
     """A mean of the branches, with weights for each pixel that sum to 1."""
 
     def __init__(self, branches: int, features: int, slope: float) -> None:

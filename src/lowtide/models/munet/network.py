@@ -11,16 +11,22 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
-from lowtide.models.munet.branches import Edges, Fusion, Patches, Spectra, conv
-from lowtide.models.munet.config import MUNetConfig
-from lowtide.models.paragonsr2.magic import MagicBase
+from lowtide.models.munet.branches import (
+    BranchFusion,
+    EdgeBranch,
+    PatchBranch,
+    SpectrumBranch,
+    conv,
+)
+from lowtide.models.munet.munet_config import MUNetConfig
+from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
 
 BRANCHES = "spatial", "edges", "spectra", "patches"
 # Of attention beside what goes past it, before training.
 _FIRST_SHARE = 0.1
 
 
-class Down(nn.Sequential):
+class Downsample(nn.Sequential):
     """Half the size, by a 4×4 convolution."""
 
     def __init__(self, given: int, made: int, slope: float) -> None:
@@ -28,12 +34,12 @@ class Down(nn.Sequential):
         super().__init__(spectral_norm(halve), nn.LeakyReLU(slope))
 
 
-class Up(nn.Module):
+class MagicUpsample(nn.Module):
     """Twice the size by the Magic Kernel, and what the way down had there."""
 
     def __init__(self, given: int, beside: int, made: int, slope: float) -> None:
         super().__init__()
-        self.enlarge = MagicBase(given, 2, 0.0)
+        self.enlarge = MagicKernelUpsample(given, 2, 0.0)
         self.soften = nn.Sequential(conv(given, made, 3), nn.LeakyReLU(slope))
         self.merge = nn.Sequential(conv(made + beside, made, 3), nn.LeakyReLU(slope))
 
@@ -42,7 +48,7 @@ class Up(nn.Module):
         return self.merge(torch.cat([self.soften(self.enlarge(x)), beside], 1))
 
 
-class Middle(nn.Module):
+class Bottleneck(nn.Module):
     """Two convolutions at the smallest size, and attention in windows beside them."""
 
     def __init__(self, channels: int, config: MUNetConfig) -> None:
@@ -81,15 +87,15 @@ class MUNet(nn.Module):
         features, slope = config.features, config.slope
         sizes = [features, *(features * width for width in config.widths)]
         self.conv_in = nn.Sequential(conv(3, features, 3, bias=True), nn.LeakyReLU(slope))
-        self.down = nn.ModuleList(Down(given, made, slope) for given, made in pairwise(sizes))
-        self.middle = Middle(sizes[-1], config)
+        self.down = nn.ModuleList(Downsample(given, made, slope) for given, made in pairwise(sizes))
+        self.middle = Bottleneck(sizes[-1], config)
         self.up = nn.ModuleList(
-            Up(given, beside, beside, slope)
+            MagicUpsample(given, beside, beside, slope)
             for given, beside in zip(sizes[:0:-1], sizes[-2::-1], strict=True)
         )
-        self.edges, self.spectra = Edges(features, slope), Spectra(features, slope)
-        self.patches = Patches(sizes[-1], features, slope)
-        self.fusion = Fusion(len(BRANCHES), features, slope)
+        self.edges, self.spectra = EdgeBranch(features, slope), SpectrumBranch(features, slope)
+        self.patches = PatchBranch(sizes[-1], features, slope)
+        self.fusion = BranchFusion(len(BRANCHES), features, slope)
         # Without a bias: losses that compare pictures with each other give it no gradient.
         self.conv_out = conv(features, 1, 3)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
-from lowtide.models.paragonsr2.magic import BLUR, SHARP
+from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 
@@ -31,7 +31,7 @@ _BASE = {"base.sharp.kernel": SHARP, "base.blur.kernel": BLUR}
 _NEAR = 1e-3
 
 
-def fits(state: Mapping[str, Tensor]) -> bool:
+def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
     """Whether these are the tensors of a tier."""
     return (
         "detail_gain" in state
@@ -40,15 +40,16 @@ def fits(state: Mapping[str, Tensor]) -> bool:
     )
 
 
-def load(
+def load_tier(
     path: Path, name: str, digest: str, state: Mapping[str, Tensor]
 ) -> tuple[ParagonTier, ModelDescriptor]:
-    """The network of a checkpoint that `fits`, in fp32 on the CPU, and facts about it.
+    """The network of a checkpoint that `is_tier_checkpoint`, in fp32 on the CPU, and facts about
+    it.
 
     How much the fixed path sharpens and how large windows are is not in the file: they are those
     of the tier. Raises ModelError for tensors that do not fit together.
     """
-    config = config_of(path, state)
+    config = infer_tier_config(path, state)
     network = ParagonTier(config)
     _check_base(path, state)
     learned = {key: value for key, value in state.items() if not key.startswith("base.")}
@@ -82,7 +83,7 @@ def load(
     )
 
 
-def config_of(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
+def infer_tier_config(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
     """The shape that the tensors' names and sizes tell."""
     tiers: list[Tier] = [tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state]
     tier = tiers[0]

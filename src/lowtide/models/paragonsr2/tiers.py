@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lowtide.models.paragonsr2.blocks import NanoBlock, PhotoBlock, ProBlock, StreamBlock
-from lowtide.models.paragonsr2.magic import MagicBase
+from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
+from lowtide.models.paragonsr2.tier_blocks import NanoBlock, PhotoBlock, ProBlock, StreamBlock
 from lowtide.models.paragonsr2.tier_config import TierConfig
 
 
@@ -33,7 +33,7 @@ class ParagonTier(nn.Module):
         super().__init__()
         self.config = config
         width, scale = config.features, config.scale
-        self.base = MagicBase(config.channels, scale, config.alpha)
+        self.base = MagicKernelUpsample(config.channels, scale, config.alpha)
         self.conv_in = nn.Conv2d(config.channels, width, 3, padding=1)
         self.body = nn.Sequential(
             *(

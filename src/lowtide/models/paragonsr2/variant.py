@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.paragonsr2.magic import MagicBase
-from lowtide.models.paragonsr2.variant_blocks import SLOPE, ContentGain, Group
+from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
+from lowtide.models.paragonsr2.variant_blocks import SLOPE, ContentGain, ResidualGroup
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 
@@ -28,10 +28,12 @@ class ParagonVariant(nn.Module):
         super().__init__()
         self.config = config
         width, scale = config.features, config.scale
-        self.base = MagicBase(self.CHANNELS, scale, config.alpha) if scale > 1 else nn.Identity()
+        self.base = (
+            MagicKernelUpsample(self.CHANNELS, scale, config.alpha) if scale > 1 else nn.Identity()
+        )
         self.gain = ContentGain(self.CHANNELS, width)
         self.conv_in = nn.Conv2d(self.CHANNELS, width, 3, padding=1)
-        self.body = nn.Sequential(*(Group(config) for _ in range(config.groups)))
+        self.body = nn.Sequential(*(ResidualGroup(config) for _ in range(config.groups)))
         self.conv_fuse = nn.Conv2d(width, width, 3, padding=1)
         self.conv_up = nn.Conv2d(width, width * scale**2, 3, padding=1)
         self.conv_out = nn.Conv2d(width, self.CHANNELS, 3, padding=1)

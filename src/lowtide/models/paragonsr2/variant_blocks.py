@@ -14,7 +14,7 @@ from lowtide.attention.spatial import (
     HierarchicalAttention,
     LocalWindowAttention,
 )
-from lowtide.models.paragonsr2.blocks import RMSNorm
+from lowtide.models.paragonsr2.tier_blocks import RMSNorm
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 SLOPE = 0.1
@@ -25,13 +25,13 @@ _HEAD, _ATTENDING = 16, 4
 _LEAST_GAIN, _MOST_GAIN = 0.05, 0.2
 
 
-def first_share(depth: int) -> float:
+def initial_residual_scale(depth: int) -> float:
     """Of a residual branch before training, by how many there are one after another (CaiT,
     arXiv 2103.17239, table of LayerScale)."""
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
-class Scaled(nn.Module):
+class ChannelScale(nn.Module):
     """A factor for each channel."""
 
     def __init__(self, channels: int, first: float) -> None:
@@ -43,7 +43,7 @@ class Scaled(nn.Module):
         return x * self.gamma
 
 
-class Inception(nn.Module):
+class InceptionDepthwise(nn.Module):
     """Depthwise kernels on an eighth of the channels each: 3×3, a row and a column; the rest
     passes (InceptionNeXt, arXiv 2303.16900)."""
 
@@ -61,7 +61,7 @@ class Inception(nn.Module):
         return torch.cat([rest, self.square(square), self.across(across), self.down(down)], 1)
 
 
-class Attending(nn.Module):
+class ResidualAttention(nn.Module):
     """A residual branch of attention, on fewer channels than the block has."""
 
     def __init__(self, config: VariantConfig) -> None:
@@ -78,14 +78,14 @@ class Attending(nn.Module):
             shared=config.shared,
             form=config.form,
         )
-        self.share = Scaled(hidden, first_share(config.depth))
+        self.share = ChannelScale(hidden, initial_residual_scale(config.depth))
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""
         return x + self.share(self.widen(self.attention(self.narrow(self.norm(x)))))
 
 
-class Transformer(nn.Module):
+class ConvTransformer(nn.Module):
     """Wider channels, mixed by a depthwise 3×3 convolution and by attention, and back."""
 
     def __init__(self, config: VariantConfig) -> None:
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         self.project_in = nn.Conv2d(features, hidden, 1)
         self.mix = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.blend = nn.Conv2d(hidden, hidden, 1)
-        self.attend = Attending(config) if config.attention != "none" else nn.Identity()
+        self.attend = ResidualAttention(config) if config.attention != "none" else nn.Identity()
         self.modulate = (
             ChannelAttention(hidden, reduction=_REDUCTION) if config.modulation else nn.Identity()
         )
@@ -106,15 +106,18 @@ class Transformer(nn.Module):
         return self.project_out(self.modulate(self.attend(mixed)))
 
 
-class Block(nn.Module):
+class VariantBlock(nn.Module):
     """Long thin kernels, then the transformer, each a residual branch; then a norm, if any."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
-        features, first = config.features, first_share(config.depth)
-        self.context, self.context_share = Inception(features, config.band), Scaled(features, first)
-        self.transformer = Transformer(config)
-        self.transformer_share = Scaled(features, first)
+        features, first = config.features, initial_residual_scale(config.depth)
+        self.context, self.context_share = (
+            InceptionDepthwise(features, config.band),
+            ChannelScale(features, first),
+        )
+        self.transformer = ConvTransformer(config)
+        self.transformer_share = ChannelScale(features, first)
         self.norm = RMSNorm(features) if config.norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,12 +126,12 @@ class Block(nn.Module):
         return self.norm(x + self.transformer_share(self.transformer(x)))
 
 
-class Group(nn.Module):
+class ResidualGroup(nn.Module):
     """Blocks in a row, and the way around them."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.blocks)))
+        self.blocks = nn.Sequential(*(VariantBlock(config) for _ in range(config.blocks)))
 
     def forward(self, x: Tensor) -> Tensor:
         """As large as it comes."""

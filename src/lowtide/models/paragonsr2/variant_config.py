@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from lowtide.core.errors import ModelError
-from lowtide.models.paragonsr2.config import SCALES
+from lowtide.models.paragonsr2.conv_config import SCALES
 
 Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
 AttentionKind = Literal["window", "hierarchical", "none"]

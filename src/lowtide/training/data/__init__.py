@@ -1,8 +1,8 @@
 """What super-resolution networks are trained on: patches of pictures, in pairs.
 
 `PairedFolders` has both sides in files, `HighResolutionFolders` makes the low-resolution side by
-`bicubic` or `RealDegradation`. `Batches` gives the batch of any step; the same step of the same
-seed is the same batch, so that training goes on where it stopped. LQ stands for the
+`bicubic_downscale` or `RealDegradation`. `Batches` gives the batch of any step; the same step of
+the same seed is the same batch, so that training goes on where it stopped. LQ stands for the
 low-resolution side and GT (ground truth) for the other, as in BasicSR.
 """
 
@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches, PatchData
-from lowtide.training.data.degrade import RealConfig, RealDegradation, StageConfig, bicubic
-from lowtide.training.data.files import file_facts
-from lowtide.training.data.images import ImageCache, read_rgb, size_of
+from lowtide.training.data.degrade import (
+    RealConfig,
+    RealDegradation,
+    StageConfig,
+    bicubic_downscale,
+)
+from lowtide.training.data.file_facts import collect_file_facts
+from lowtide.training.data.high_resolution import Degradation, HighResolutionFolders
+from lowtide.training.data.image_cache import ImageCache, read_rgb, size_of
 from lowtide.training.data.kernels import BlurConfig
 from lowtide.training.data.pairs import PairedFolders
-from lowtide.training.data.single import Degradation, HighResolutionFolders
 
 __all__ = [
     "Augmentation",
@@ -29,8 +34,8 @@ __all__ = [
     "RealConfig",
     "RealDegradation",
     "StageConfig",
-    "bicubic",
-    "file_facts",
+    "bicubic_downscale",
+    "collect_file_facts",
     "read_rgb",
     "size_of",
 ]

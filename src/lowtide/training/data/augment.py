@@ -12,7 +12,7 @@ _LEAST_CONTRAST = 0.4
 
 
 @dataclass(frozen=True)
-class Colors:
+class ColorTransform:
     """A map of colors that keeps 0..1: ``mix`` (3, 3) with rows that sum to 1, then ``offset``.
 
     It is affine, so that it gives the same before and after a linear downscale.
@@ -31,12 +31,12 @@ class Colors:
 
 
 @dataclass(frozen=True)
-class Change:
+class AugmentationDraw:
     """One draw of `Augmentation`: mirrored or not, quarter turns to the left, and colors."""
 
     mirrored: bool
     turns: int
-    colors: Colors | None
+    colors: ColorTransform | None
 
     def apply(self, image: np.ndarray) -> np.ndarray:
         """(H, W, 3), float32 in 0..1 where colors change; H and W change places by odd turns."""
@@ -57,19 +57,19 @@ class Augmentation:
     rot: bool = True
     color: bool = False
 
-    def draw(self, generator: np.random.Generator) -> Change:
+    def draw(self, generator: np.random.Generator) -> AugmentationDraw:
         """The change of one sample."""
         mirrored = self.hflip and bool(generator.integers(2))
         turns = int(generator.integers(4)) if self.rot else 0
         recolored = self.color and generator.random() < _RECOLORED
-        return Change(mirrored, turns, draw_colors(generator) if recolored else None)
+        return AugmentationDraw(mirrored, turns, draw_colors(generator) if recolored else None)
 
 
-def draw_colors(generator: np.random.Generator) -> Colors:
+def draw_colors(generator: np.random.Generator) -> ColorTransform:
     """Random weights of the bands for each band, contrast of 0.4..1, and inverted or not."""
     mix = generator.dirichlet(np.ones(3), 3)
     contrast = generator.uniform(_LEAST_CONTRAST, 1.0)
     offset = generator.uniform(0.0, 1.0 - contrast)
     if generator.integers(2):
         contrast, offset = -contrast, 1.0 - offset
-    return Colors((mix * contrast).astype(np.float32), float(offset))
+    return ColorTransform((mix * contrast).astype(np.float32), float(offset))

@@ -1,7 +1,7 @@
 """How low-resolution pictures are made of high-resolution ones.
 
-`bicubic` is the field's benchmark, `RealDegradation` the random model of what happens to pictures
-on their way through cameras and the Internet (Real-ESRGAN, arXiv 2107.10833).
+`bicubic_downscale` is the field's benchmark, `RealDegradation` the random model of what happens to
+pictures on their way through cameras and the Internet (Real-ESRGAN, arXiv 2107.10833).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lowtide.models.resample import keys_cubic, resize_cubic
 from lowtide.training.data.kernels import (
     BlurConfig,
     Range,
+    apply_kernel,
     check_ranges,
     check_shares,
     draw_kernel,
     draw_sinc,
-    filtered,
 )
 
 Filter = Literal["area", "bilinear", "bicubic"]
@@ -84,7 +84,7 @@ class RealConfig:
         check_shares(self, "final_sinc_share")
 
 
-def bicubic(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
+def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
     """GT float32 (H, W, 3) in 0..1 made ``scale`` times smaller as MATLAB does with 8-bit files.
 
     GT is rounded to 8 bits, LQ comes back as float32 in such steps: what published LQ files hold.
@@ -109,20 +109,24 @@ class RealDegradation:
         size = (gt.shape[0] // scale, gt.shape[1] // scale)
         first, second = self.config.first, self.config.second
         image = _worsened(gt, gt.shape[:2], first, generator)
-        image = jpeg(image, _quality(first, generator))
+        image = jpeg_roundtrip(image, _quality(first, generator))
         image = _worsened(image, size, second, generator)
         if generator.integers(2):
-            image = jpeg(self._finished(image, size, generator), _quality(second, generator))
+            image = jpeg_roundtrip(
+                self._finished(image, size, generator), _quality(second, generator)
+            )
         else:
-            image = self._finished(jpeg(image, _quality(second, generator)), size, generator)
+            image = self._finished(
+                jpeg_roundtrip(image, _quality(second, generator)), size, generator
+            )
         return np.rint(np.clip(image, 0, 1) * 255) / np.float32(255)
 
     def _finished(
         self, image: np.ndarray, size: tuple[int, int], generator: np.random.Generator
     ) -> np.ndarray:
-        image = resized(image, size, _filter(generator))
+        image = resize_image(image, size, _filter(generator))
         if generator.random() < self.config.final_sinc_share:
-            image = filtered(image, draw_sinc(generator))
+            image = apply_kernel(image, draw_sinc(generator))
         return image
 
 
@@ -131,12 +135,12 @@ def _worsened(
 ) -> np.ndarray:
     """Blurred, resized to ``size`` times a random factor, and with noise; in 0..1."""
     if generator.random() < config.blur.share:
-        image = filtered(image, draw_kernel(config.blur, generator))
+        image = apply_kernel(image, draw_kernel(config.blur, generator))
     low, high = config.resize
     kind = int(generator.choice(3, p=config.resize_shares))
     factor = float(generator.uniform(*((1.0, high), (low, 1.0), (1.0, 1.0))[kind]))
     target = (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
-    image = np.clip(resized(image, target, _filter(generator)), 0, 1)
+    image = np.clip(resize_image(image, target, _filter(generator)), 0, 1)
     return np.clip(image + _noise(image, config, generator), 0, 1)
 
 
@@ -161,7 +165,7 @@ def _quality(config: StageConfig, generator: np.random.Generator) -> int:
     return int(generator.integers(config.jpeg[0], config.jpeg[1], endpoint=True))
 
 
-def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
+def jpeg_roundtrip(image: np.ndarray, quality: int) -> np.ndarray:
     """float32 (H, W, 3) in 0..1 as it comes back from a JPEG file of ``quality`` 1 to 100.
 
     Color is stored at half the resolution, as most programs do and as the paper's does.
@@ -171,7 +175,7 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     return pyvips.Image.jpegload_buffer(file).numpy().astype(np.float32) / np.float32(255)
 
 
-def resized(image: np.ndarray, size: tuple[int, int], kind: Filter) -> np.ndarray:
+def resize_image(image: np.ndarray, size: tuple[int, int], kind: Filter) -> np.ndarray:
     """float32 (H, W, C) in another size (height, width), with the borders' pixels repeated.
 
     ``area`` is the mean over the pixel's area; the other two read 2 or 4 pixels per axis, also

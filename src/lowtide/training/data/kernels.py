@@ -125,7 +125,7 @@ def draw_sinc(generator: np.random.Generator) -> np.ndarray:
     return sinc_kernel(size, float(generator.uniform(lowest, math.pi)))
 
 
-def filtered(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+def apply_kernel(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     """float32 (H, W, C) filtered by a kernel of odd size; mirrored around its last pixels.
 
     Done by Fourier transforms in NumPy, whose result does not depend on the number of threads.

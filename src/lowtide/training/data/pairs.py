@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.core.rows import ImageInfo
+from lowtide.core.signal import ImageInfo
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.images import (
-    Found,
+from lowtide.training.data.image_cache import (
+    FoundImage,
     ImageCache,
     find_images,
+    raise_problems,
     read_headers,
-    refuse,
     same_size,
-    shape,
     side_problems,
+    size_text,
     unit_range,
 )
 
@@ -60,7 +60,7 @@ class PairedFolders:
         self._cache = cache or ImageCache()
         matched, problems = _match(find_images(gt), find_images(lq), filename_tmpl)
         self._pairs, self._infos, wrong = _check_sizes(matched, scale)
-        refuse(problems + wrong, _PAIR_HINT)
+        raise_problems(problems + wrong, _PAIR_HINT)
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -82,7 +82,7 @@ class PairedFolders:
         paths = [low for _, low in self._pairs]
         infos = [low for _, low in self._infos]
         problems = side_problems(paths, infos, patch, "a patch")
-        refuse(problems, "a smaller lq_size, or leave them out")
+        raise_problems(problems, "a smaller lq_size, or leave them out")
 
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
@@ -108,7 +108,7 @@ class PairedFolders:
 
 
 def _match(
-    gt: list[Found], lq: list[Found], template: str
+    gt: list[FoundImage], lq: list[FoundImage], template: str
 ) -> tuple[list[tuple[Path, Path]], list[str]]:
     """The pairs, and sentences about everything that has no partner or too many."""
     low: dict[_Place, list[Path]] = {}
@@ -147,7 +147,7 @@ def _check_sizes(
             problems += [told for told in (high, low) if isinstance(told, str)]
         elif (high.width, high.height) != (low.width * scale, low.height * scale):
             problems.append(
-                f"{pair[0]}: {shape(high)} is not {scale} times {pair[1]}: {shape(low)}"
+                f"{pair[0]}: {size_text(high)} is not {scale} times {pair[1]}: {size_text(low)}"
             )
         else:
             good.append(pair)

@@ -5,7 +5,6 @@
 discriminator. All give a scalar in fp32, or in fp64 where the pictures are in fp64.
 """
 
-from lowtide.training.losses.catalog import LossName, loss_names, make_loss
 from lowtide.training.losses.frequency import FFTLoss
 from lowtide.training.losses.gan import (
     GanKind,
@@ -13,6 +12,7 @@ from lowtide.training.losses.gan import (
     generator_loss,
     gradient_penalty,
 )
+from lowtide.training.losses.loss_factory import LossName, loss_names, make_loss
 from lowtide.training.losses.perceptual import PerceptualLoss
 from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss
 from lowtide.training.losses.structure import MSSSIMLoss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lowtide.training.losses.pixel import comparable
+from lowtide.training.losses.pixel import common_dtype
 
 
 class FFTLoss(nn.Module):
@@ -19,12 +19,12 @@ class FFTLoss(nn.Module):
     """
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`.
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`.
 
         Computed in fp32 under autocast too: half types have too few bits for the strong low
         frequencies, and no transform at all of most sizes.
         """
-        prediction, target = comparable(prediction, target)
+        prediction, target = common_dtype(prediction, target)
         # The transform is linear, so that one of the difference is the difference of two.
         spectrum = torch.fft.rfft2(prediction - target, norm="ortho")
         return torch.view_as_real(spectrum).abs().mean()

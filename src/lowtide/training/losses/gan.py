@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
-from lowtide.core.nearest import hint_for
+from lowtide.core.suggest import hint_for_name
 from lowtide.training.losses.pixel import full_precision
 
 GanKind = Literal["vanilla", "lsgan", "hinge", "r3gan"]
@@ -103,7 +103,7 @@ def _require_kind(kind: str) -> None:
     if kind not in known:
         raise UsageError(
             f"there is no adversarial loss {kind!r}; there are: {', '.join(known)}",
-            hint=hint_for(kind, known),
+            hint=hint_for_name(kind, known),
         )
 
 

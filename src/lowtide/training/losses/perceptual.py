@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torchvision.models import vgg19
 
 from lowtide.core.errors import UsageError
-from lowtide.core.nearest import hint_for
-from lowtide.training.feature_files import fitting, read_tensors
-from lowtide.training.losses.pixel import comparable, full_precision, require_positive
+from lowtide.core.suggest import hint_for_name
+from lowtide.training.losses.pixel import common_dtype, full_precision, require_positive
+from lowtide.training.pretrained import read_tensors, select_features
 
 # Of ImageNet's RGB in 0..1, as torchvision's networks were trained on it.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -61,9 +61,9 @@ class PerceptualLoss(nn.Module):
 
         Autocast makes the network compute in its type; features are compared in fp32. Raises
         UsageError for sides that pooling leaves nothing of (below 16 for conv5), and as
-        `comparable` does.
+        `common_dtype` does.
         """
-        prediction, target = comparable(prediction, target)
+        prediction, target = common_dtype(prediction, target)
         network = self._hidden[0]
         least = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
         height, width = prediction.shape[2:]
@@ -105,12 +105,14 @@ def _checked(layers: Mapping[str, float]) -> dict[str, float]:
         for place in range(1, convs + 1)
     ]
     if not layers:
-        raise UsageError("the perceptual loss needs at least one layer", hint=hint_for("", known))
+        raise UsageError(
+            "the perceptual loss needs at least one layer", hint=hint_for_name("", known)
+        )
     for name in layers:
         if name not in known:
             raise UsageError(
                 f"VGG19 has no layer {name!r}; it has conv1_1 to conv{len(_STAGES)}_{_STAGES[-1]}",
-                hint=hint_for(name, known),
+                hint=hint_for_name(name, known),
             )
     return {
         name: require_positive(f"the perceptual weight of {name}", weight)
@@ -131,7 +133,7 @@ def _network(path: Path, deepest: int) -> nn.Sequential:
         network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
     needed = network.state_dict()
     found = read_tensors(path, "perceptual weights", _SOURCE)
-    network.load_state_dict(fitting(found, needed, path, "VGG19", _SOURCE), assign=True)
+    network.load_state_dict(select_features(found, needed, path, "VGG19", _SOURCE), assign=True)
     for layer in network:
         if isinstance(layer, nn.ReLU):
             # In place it would overwrite the features, which are those before it.

@@ -17,8 +17,8 @@ class L1Loss(nn.Module):
     """mean(|d|), in the pictures' own unit."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
-        prediction, target = comparable(prediction, target)
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        prediction, target = common_dtype(prediction, target)
         return (prediction - target).abs().mean()
 
 
@@ -26,8 +26,8 @@ class MSELoss(nn.Module):
     """mean(d**2), in the pictures' own unit squared."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
-        prediction, target = comparable(prediction, target)
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        prediction, target = common_dtype(prediction, target)
         return (prediction - target).square().mean()
 
 
@@ -44,12 +44,12 @@ class CharbonnierLoss(nn.Module):
         self.eps = require_positive("the Charbonnier loss's eps", eps)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `comparable`."""
-        prediction, target = comparable(prediction, target)
+        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        prediction, target = common_dtype(prediction, target)
         return ((prediction - target).square() + self.eps**2).sqrt().mean()
 
 
-def comparable(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Both pictures in the same type: fp32, or fp64 if one of them has it; gradients pass.
 
     Raises UsageError unless both are floats of the same shape (B, 3, H, W) with something in it.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.training.losses.pixel import comparable
+from lowtide.training.losses.pixel import common_dtype
 
 # The paper's, of five scales, finest first.
 _WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -44,9 +44,9 @@ class MSSSIMLoss(nn.Module):
         """Two (B, 3, H, W), white at 1, to a scalar; computed in fp32 under autocast too.
 
         A channel that is not similar at all on some scale, or the contrary of its target, has no
-        gradient from that scale. Raises UsageError for a side below 11, and as `comparable` does.
+        gradient from that scale. Raises UsageError for a side below 11, and as `common_dtype` does.
         """
-        x, y = comparable(prediction, target)
+        x, y = common_dtype(prediction, target)
         weights = scale_weights(x.shape[2], x.shape[3])
         # Variances are small differences of large numbers; bf16 has no digits left of them.
         with torch.autocast(x.device.type, enabled=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowtide.attention.halo.kernels.parts import (
+from lowtide.attention.halo.kernels.common import (
     LOG2E,
     bias_tile,
     load_keys,

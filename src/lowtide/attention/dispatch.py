@@ -1,0 +1,179 @@
+"""Choosing a backend for a call, with a reason for each that is passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lowtide.attention.backends import BACKENDS, Backend, get
+from lowtide.attention.sdpa_rules import kernel_priority
+from lowtide.attention.spec import AttentionCall, AttentionDevice, LocalDevice
+from lowtide.attention.verify import verification_failure
+from lowtide.core.errors import UsageError
+
+Policy = Literal["auto", "prefer", "strict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one backend: ``reason`` is why it was taken or passed over."""
+
+    backend: str
+    taken: bool
+    reason: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The backend that a kind of call gets, what was said of all, and how it is cut.
+
+    ``most_heads`` is how many batches × heads are given to it at once, None for all.
+    ``fallback`` tells why it is not the one asked for, if it is not.
+    """
+
+    backend: str
+    verdicts: tuple[Verdict, ...]
+    most_heads: int | None = None
+    fallback: str | None = None
+
+    def explain(self) -> str:
+        """A line for each backend: the one taken first, then why not the others."""
+        ordered = sorted(self.verdicts, key=lambda verdict: not verdict.taken)
+        width = max(len(verdict.backend) for verdict in ordered)
+        return "\n".join(
+            f"{'→' if verdict.taken else ' '} {verdict.backend:<{width}}  {verdict.reason}"
+            + (f"  ({verdict.fix})" if verdict.fix else "")
+            for verdict in ordered
+        )
+
+
+def resolve(
+    call: AttentionCall,
+    device: AttentionDevice | None = None,
+    *,
+    backend: str | None = None,
+    policy: Policy | None = None,
+    trial: bool = True,
+) -> Resolution:
+    """The backend for calls like ``call`` on ``device`` (by default the CPU of this machine).
+
+    ``strict`` takes ``backend`` or raises; ``prefer`` takes it, or records why not and goes on as
+    ``auto``; ``auto`` takes the first that accepts every field and was verified on that kind of
+    device. Without a policy a backend asked for is meant strictly. Before a backend's first use
+    for a kind of call it is compared with the reference on a few tokens, unless ``trial`` is
+    False, as for devices that are not here. Raises `UsageError`.
+    """
+    policy = policy or ("auto" if backend is None else "strict")
+    if policy not in get_args(Policy):
+        raise UsageError(f"policy {policy!r} is not known", hint="auto, prefer or strict")
+    if (backend is None) != (policy == "auto"):
+        raise UsageError(
+            f"policy {policy!r} with {'no backend' if backend is None else f'backend {backend!r}'}",
+            hint="name a backend with 'strict' and 'prefer', and none with 'auto'",
+        )
+    device = device or LocalDevice()
+    asked = None if backend is None else get(backend)
+    verdicts: list[Verdict] = []
+    if asked is not None:
+        problem = _problem(asked, device, call, trial)
+        if problem is None:
+            verdicts = [Verdict(asked.name, True, "asked for"), *_others(asked, device, call)]
+            return Resolution(asked.name, tuple(verdicts), _most_heads(asked, device, call))
+        verdicts.append(problem)
+        if policy == "strict":
+            raise UsageError(
+                f"attention backend {asked.name} cannot do this: {problem.reason}",
+                hint=problem.fix or "policy='prefer' takes another and says so",
+            )
+    return _first(device, call, verdicts, trial)
+
+
+def _first(
+    device: AttentionDevice, call: AttentionCall, verdicts: list[Verdict], trial: bool
+) -> Resolution:
+    """The first backend in order that can do the call and may be taken unasked."""
+    fallback = verdicts[0] if verdicts else None
+    taken: Backend | None = None
+    for candidate in backends_in_order(device):
+        if fallback is not None and candidate.name == fallback.backend:
+            continue
+        if taken is not None:
+            verdicts.append(_passed_over(candidate, device, call))
+        elif (problem := _problem(candidate, device, call, trial, unasked=True)) is not None:
+            verdicts.append(problem)
+        else:
+            taken = candidate
+            verdicts.append(Verdict(candidate.name, True, "the first that can do this call"))
+    if taken is None:
+        raise UsageError(
+            "no attention backend can do this: "
+            + "; ".join(f"{verdict.backend}: {verdict.reason}" for verdict in verdicts)
+        )
+    said = None if fallback is None else f"{fallback.backend}: {fallback.reason}"
+    return Resolution(taken.name, tuple(verdicts), _most_heads(taken, device, call), said)
+
+
+def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
+    """All backends, PyTorch's fused kernels in the order in which it tries them there."""
+    fused = [f"sdpa-{path}" for path in kernel_priority(device)] if device.kind == "cuda" else []
+    names = dict.fromkeys([*fused, *BACKENDS])
+    return (BACKENDS[name] for name in names)
+
+
+def _problem(
+    backend: Backend,
+    device: AttentionDevice,
+    call: AttentionCall,
+    trial: bool,
+    *,
+    unasked: bool = False,
+) -> Verdict | None:
+    """Why ``backend`` is not taken, or None if it is."""
+    if (missing := backend.missing(device)) is not None:
+        return Verdict(backend.name, False, missing.reason, missing.fix)
+    part = _largest_part(backend, device, call)
+    if (reason := backend.refusal(device, part)) is not None:
+        return Verdict(backend.name, False, reason)
+    if unasked and device.kind not in backend.verified:
+        where = "a GPU" if device.kind == "cuda" else "the CPU"
+        return Verdict(backend.name, False, f"unverified on {where}; taken when asked for by name")
+    if unasked and (reason := backend.slower(device, part)) is not None:
+        return Verdict(backend.name, False, reason)
+    if trial and (reason := verification_failure(backend, device, call)) is not None:
+        return Verdict(backend.name, False, f"not used: {reason}")
+    return None
+
+
+def _passed_over(backend: Backend, device: AttentionDevice, call: AttentionCall) -> Verdict:
+    problem = _problem(backend, device, call, False, unasked=True)
+    return problem or Verdict(backend.name, False, "could do it; comes later in the order")
+
+
+def _others(asked: Backend, device: AttentionDevice, call: AttentionCall) -> list[Verdict]:
+    return [
+        _passed_over(backend, device, call)
+        for backend in backends_in_order(device)
+        if backend is not asked
+    ]
+
+
+def _most_heads(backend: Backend, device: AttentionDevice, call: AttentionCall) -> int | None:
+    most = backend.most_heads(device, call)
+    return most if most is not None and call.batch * call.heads > most else None
+
+
+def _largest_part(backend: Backend, device: AttentionDevice, call: AttentionCall) -> AttentionCall:
+    """The call as the backend gets it once it is cut to its limits."""
+    most = _most_heads(backend, device, call)
+    if most is None:
+        return call
+    heads = min(call.heads, most)
+    return dataclasses.replace(
+        call,
+        batch=max(1, most // call.heads),
+        heads=heads,
+        key_heads=heads if call.key_heads == call.heads else call.key_heads,
+    )

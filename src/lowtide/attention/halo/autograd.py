@@ -1,0 +1,265 @@
+"""Halo windows by Triton: what the kernels take, their launch, and gradients."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.backends import Missing
+from lowtide.attention.halo.block_sizes import (
+    KernelTile,
+    KernelTiles,
+    shared_memory,
+    tile_count,
+    tiles_for,
+)
+from lowtide.attention.halo.launch import Launch, constants, strides
+from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spec import AttentionDevice, LocalDevice
+from lowtide.core.errors import UsageError
+
+_WIDEST_HEAD = 128
+# Programs of a grid along its second axis.
+_MOST = 65_535
+
+
+def missing(device: AttentionDevice) -> Missing | None:
+    """Why the kernels cannot run on ``device`` at all; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
+    if _interpreted():
+        return None
+    if device.kind != "cuda":
+        return Missing("needs a CUDA device, or TRITON_INTERPRET=1, which is very slow")
+    if device.capability < (7, 5):
+        return Missing(f"needs compute capability 7.5, not {device.capability}")
+    return None
+
+
+def is_preferred(device: AttentionDevice, dtype: torch.dtype) -> bool:
+    """Whether the kernels were compared with the definition and found the fastest on such a card
+    (see the benchmark ``attention_gpu``)."""
+    return device.kind == "cuda" and device.capability == (9, 0) and dtype.itemsize == 2
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def refusal(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    windows: Windows,
+    *,
+    learned_bias: bool = False,
+    needs_grad: bool = False,
+) -> str | None:
+    """The first thing that the kernels cannot compute; None if they can do all.
+
+    ``shape`` is (batch, height, width, heads, dim) of query, key and value.
+    """
+    batch, _, _, heads, dim = shape
+    rules = (
+        ("the windows are blended", windows.form != "halo"),
+        (f"the type is {str(dtype).removeprefix('torch.')}", dtype == torch.float64),
+        # The interpreter's products take the bits of bf16 for whole numbers.
+        ("Triton's interpreter has no bf16", dtype == torch.bfloat16 and _interpreted()),
+        (f"heads have {dim} channels, more than {_WIDEST_HEAD}", dim > _WIDEST_HEAD),
+        (f"{batch * heads} batches × heads exceed {_MOST}", batch * heads > _MOST),
+        (
+            "keys seen by reflection have no gradient here",
+            needs_grad and windows.boundary == "reflect",
+        ),
+        (
+            "a bias that is learned needs windows that are not moved",
+            needs_grad and learned_bias and windows.boundary == "shift",
+        ),
+    )
+    return next((reason for reason, refused in rules if refused), None)
+
+
+def halo_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    windows: Windows,
+    table: Tensor | None = None,
+    *,
+    tiles: KernelTiles | None = None,
+) -> Tensor:
+    """Attention of each block of pixels to the window round it.
+
+    Args:
+        query, key, value: (batch, height, width, heads, dim), fp32, bf16 or fp16. Their last
+            dimension must be contiguous; nothing else is copied.
+        windows: halo windows.
+        table: (heads, 2·farthest + 1, 2·farthest + 1) numbers added to scores by distance down
+            and right, with ``windows.farthest``.
+        tiles: by default `tiles_for`.
+
+    Returns:
+        (batch, height, width, heads, dim) in the query's dtype. Exact up to rounding: sums are in
+        fp32, products of fp32 are not rounded to TF32 unless PyTorch's are. The backward pass has
+        no atomic sums and gives the same bits every time.
+
+    Raises `UsageError` for what `refusal` names.
+    """
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    learned = table is not None and torch.is_grad_enabled() and table.requires_grad
+    shape = tuple(query.shape)
+    reason = refusal(
+        shape, query.dtype, windows, learned_bias=learned, needs_grad=learns or learned
+    )
+    if reason is not None:
+        raise UsageError(f"the halo kernels cannot do this: {reason}")
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    if tiles is None:
+        limit = shared_memory(LocalDevice.of(query.device).capability)
+        tiles = tiles_for(windows, query.shape[-1], query.dtype, limit)
+    return _Halo.apply(query, key, value, table, windows, tiles)
+
+
+class _Halo(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Tensor | None,
+        windows: Windows,
+        tiles: KernelTiles,
+    ) -> Tensor:
+        kernels = _kernels()
+        batch, height, width, heads, _ = query.shape
+        result = torch.empty_like(query, memory_format=torch.contiguous_format)
+        sums = query.new_empty(batch, heads, height, width, 2, dtype=torch.float32)
+        bias = None if table is None else table.detach().contiguous()
+        launch = Launch(query, windows, bias)
+        apart = strides(query, key, value, result)
+        tiled = launch.described(tiles.forward, key, value)
+        keys, values = tiled or (key, value)
+        for grid, place, fixed in launch.by_windows(tiles.forward, tiled is not None):
+            kernels.forward[grid](
+                query,
+                keys,
+                values,
+                result,
+                sums,
+                launch.table,
+                *launch.sizes,
+                *place,
+                *apart,
+                **fixed,
+            )
+        ctx.save_for_backward(query, key, value, result, sums, bias)
+        ctx.settings = windows, tiles
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kernels = _kernels()
+        query, key, value, result, sums, bias = ctx.saved_tensors
+        windows, tiles = ctx.settings
+        gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+        launch = Launch(query, windows, bias)
+        of_query, of_key, of_value = (
+            torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor in (query, key, value)
+        )
+        apart = strides(query, key, value, result, gradient)
+        tiled = launch.described(tiles.query, key, value)
+        keys, values = tiled or (key, value)
+        for grid, place, fixed in launch.by_windows(tiles.query, tiled is not None):
+            kernels.backward_query[grid](
+                query,
+                keys,
+                values,
+                result,
+                sums,
+                launch.table,
+                gradient,
+                of_query,
+                *launch.sizes,
+                *place,
+                *apart,
+                **fixed,
+            )
+        tiled = launch.described(tiles.key, query, gradient, square=True)
+        queries, given = tiled or (query, gradient)
+        for grid, place, fixed in launch.by_keys(tiles.key, tiled is not None):
+            kernels.backward_key[grid](
+                queries,
+                key,
+                value,
+                sums,
+                launch.table,
+                given,
+                of_key,
+                of_value,
+                *launch.sizes,
+                *place,
+                *apart,
+                **fixed,
+            )
+        of_table = None
+        if ctx.needs_input_grad[3]:
+            of_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
+        return of_query, of_key, of_value, of_table, None, None
+
+
+def _table_gradient(
+    launch: Launch,
+    tile: KernelTile,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sums: Tensor,
+    gradient: Tensor,
+) -> Tensor:
+    """Scores' gradients, summed over all windows, then over pairs of equal distance."""
+    step, size, table = launch.windows.step, launch.windows.size, launch.table
+    queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
+    found = query.new_empty(
+        launch.heads, queries * tile.queries, keys * tile.keys, dtype=torch.float32
+    )
+    fixed = constants(launch.windows, tile, launch.dim, launch.dtype)
+    _kernels().backward_bias[keys, queries, launch.heads](
+        query,
+        key,
+        value,
+        sums,
+        table,
+        gradient,
+        found,
+        *launch.sizes,
+        launch.batch,
+        *launch.windows_count,
+        *strides(query, key, value, gradient),
+        **fixed,
+    )
+    found = found[:, : step**2, : size**2].unflatten(2, (size, size)).unflatten(1, (step, step))
+    return _by_distance(found, launch.windows).to(table.dtype)
+
+
+def _by_distance(found: Tensor, windows: Windows) -> Tensor:
+    """Sums of (heads, queries down, right, keys down, right) over pairs of one distance."""
+    side, first = 2 * windows.farthest + 1, windows.farthest - windows.margin
+    heads, down, right, tall, wide = found.shape
+    rows = found.new_zeros(heads, right, side, wide)
+    for at in range(down):
+        rows[:, :, first - at : first - at + tall] += found[:, at]
+    total = found.new_zeros(heads, side, side)
+    for at in range(right):
+        total[:, :, first - at : first - at + wide] += rows[:, at]
+    return total
+
+
+def _kernels() -> Any:
+    """The module of the kernels, which needs Triton; typed as what a checker cannot see through."""
+    return importlib.import_module("lowtide.attention.halo.kernels")

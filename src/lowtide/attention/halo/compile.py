@@ -1,0 +1,85 @@
+"""The halo kernels compiled for cards that are not here, with the shared memory they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide.attention.halo.block_sizes import (
+    SHARED_MEMORY,
+    KernelTile,
+    descriptor_block,
+    tiles_for,
+)
+from lowtide.attention.halo.launch import constants
+from lowtide.attention.spatial.window_grid import Windows
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Each with its tile's name among `Tiles`.
+KERNELS = {
+    "forward": "forward",
+    "backward_query": "query",
+    "backward_key": "key",
+    "backward_bias": "bias",
+}
+# Pointers to fp32 whatever the type of the tensors.
+_EXACT = {"sums", "to_bias", "table"}
+_POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _EXACT
+
+
+def compile_halo_kernel(
+    name: str,
+    capability: tuple[int, int],
+    dtype: str,
+    windows: Windows,
+    head_dim: int,
+    *,
+    bias: bool = True,
+    inside: bool = True,
+    tile: KernelTile | None = None,
+) -> dict[str, Any]:
+    """Compile one kernel for a card; what it takes and what it may, in bytes of shared memory.
+
+    Needs Triton, but no GPU. Not in a process that interprets Triton's programs.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from lowtide.attention.halo import kernels
+
+    kernel = getattr(kernels, name)
+    tiles = tiles_for(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
+    cut = tile or getattr(tiles, KERNELS[name])
+    square = name == "backward_key"
+    known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
+    block = descriptor_block(windows, cut, head_dim, square=square) if cut.tiled else None
+    known |= {"HAS_BIAS": bias, "INSIDE": inside, "TILED": block is not None}
+    described = () if block is None else ("q", "given") if square else ("k", "v")
+    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
+    fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
+    signature = {
+        argument: "constexpr"
+        if argument in fixed
+        else f"tensordesc<{dtype}{block}>"
+        if argument in described
+        else _type(argument, dtype)
+        for argument in kernel.arg_names
+    }
+    source = triton.compiler.ASTSource(kernel, signature, fixed)
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    found = triton.compile(source, target=target, options=options)
+    return {
+        "kernel": name,
+        "capability": f"{capability[0]}.{capability[1]}",
+        "type": dtype,
+        "head_dim": head_dim,
+        "shared_bytes": found.metadata.shared,
+        "limit_bytes": SHARED_MEMORY[capability],
+    }
+
+
+def _type(argument: str, dtype: str) -> str:
+    if argument in _POINTERS:
+        return "*fp32" if argument in _EXACT else f"*{dtype}"
+    return "fp32" if argument == "scale" else "i32"

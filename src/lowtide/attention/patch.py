@@ -1,0 +1,222 @@
+"""Attention of other people's modules, computed here.
+
+Nothing outside the module is changed: while its forward pass runs, in that thread, calls of
+PyTorch's scaled_dot_product_attention are taken over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lowtide.attention.dispatch import Policy
+from lowtide.attention.functional import attention, describe, resolved
+from lowtide.attention.spec import AttentionSpec, LocalDevice
+
+# What runs in this thread: routers that are entered, and whether one computes right now.
+_THREAD = threading.local()
+
+
+def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None = None) -> Use:
+    """Compute the attention of ``module`` and all in it by `attention`, until it is removed.
+
+    ::
+
+        with lowtide.attention.use(vae, backend="chunked") as used:
+            image = vae.decode(latent).sample
+        print(used.report())
+
+    Every call of ``torch.nn.functional.scaled_dot_product_attention`` during its forward pass is
+    taken over, so that it works for diffusers, transformers with ``sdpa`` and
+    ``torch.nn.MultiheadAttention``. Attention that a module spells out in matrix products cannot
+    be seen; the report then says that there was no call. Without ``backend`` the first one that
+    can is taken; with it, another one where it cannot and the report says why, unless ``policy``
+    is ``"strict"``. Other modules, other threads and global settings stay as they are.
+
+    Remove it before the module is pickled. Raises `UsageError` for unknown names.
+    """
+    router = AttentionRouter(backend, policy)
+    handles = []
+    # On every part, so that one that is recomputed by itself (checkpointing) is routed, too.
+    for part in module.modules():
+        handles.append(part.register_forward_pre_hook(router.enter))
+        handles.append(part.register_forward_hook(router.leave, always_call=True))
+    return Use(router, handles)
+
+
+def lenient_policy(backend: str | None, policy: Policy | None) -> Policy:
+    """The policy for others' models, whose calls are not one's own: to prefer what is named."""
+    return policy or ("auto" if backend is None else "prefer")
+
+
+class Use:
+    """Attention that is taken over: `report` tells what ran, `remove` gives it back."""
+
+    def __init__(self, router: AttentionRouter, handles: list[Any]) -> None:
+        self._router, self._handles = router, handles
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each backend ran."""
+        counts: Counter[str] = Counter()
+        for (backend, _), count in self._router.taken.items():
+            counts[backend] += count
+        return dict(counts)
+
+    def report(self) -> str:
+        """A line for each backend that ran, with the reason where it is not the one asked for."""
+        if not self._router.taken:
+            return "no attention was seen: the module did not run, or spells its attention out"
+        return "\n".join(
+            f"{count} × {backend}" + (f", not {why}" if why else "")
+            for (backend, why), count in self._router.taken.most_common()
+        )
+
+    def remove(self) -> None:
+        """Leave the module as it was before."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class AttentionRouter:
+    """Takes over attention between `enter` and `leave`, and counts what it did."""
+
+    def __init__(self, backend: str | None, policy: Policy | None) -> None:
+        from lowtide.attention.backends import get
+
+        if backend is not None:
+            get(backend)
+        self.backend = backend
+        self.policy = lenient_policy(backend, policy)
+        self.taken: Counter[tuple[str, str]] = Counter()
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """Before a part's forward pass; the outermost one starts the taking over."""
+        entered = self._entered()
+        if not entered.parts:
+            entered.mode = _RouterMode(self)
+            entered.mode.__enter__()
+        entered.parts.append(module)
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        """After it, or after its failure."""
+        entered = self._entered()
+        if not entered.parts or entered.parts[-1] is not module:
+            return  # another hook failed before `enter`
+        entered.parts.pop()
+        if not entered.parts and entered.mode is not None:
+            entered.mode.__exit__(None, None, None)
+            del _THREAD.entered[id(self)]  # another router may get this number
+
+    def _entered(self) -> _Entered:
+        known: dict[int, _Entered] = _THREAD.__dict__.setdefault("entered", {})
+        return known.setdefault(id(self), _Entered())
+
+    def compute(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """scaled_dot_product_attention, with its own names and rules."""
+        query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
+        lead = torch.broadcast_shapes(
+            *(
+                t.shape[: -3 if enable_gqa else -2]
+                for t in (
+                    query,
+                    key,
+                    value,
+                )
+            )
+        )
+        inner = 3 if enable_gqa else 2
+        missing = max(0, 4 - inner - len(lead))
+        query, key, value = (
+            t.expand(*lead, *t.shape[-inner:])[(None,) * missing] for t in (query, key, value)
+        )
+        spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
+        call = describe(query, key, value, attn_mask, spec)
+        found = resolved(call, LocalDevice.of(query.device), self.backend, self.policy)
+        self.taken[found.backend, found.fallback or ""] += 1
+        result = attention(query, key, value, attn_mask, spec, resolution=found)
+        return result[(0,) * missing]
+
+
+def _as_autocast(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as autocast would give them to PyTorch's function, which it knows by name."""
+    place = query.device.type
+    if not torch.is_autocast_enabled(place):
+        return query, *others
+    dtype = torch.get_autocast_dtype(place)
+    return tuple(
+        t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in (query, *others)
+    )
+
+
+class _Entered:
+    """Parts of one router's module that run in this thread, from the outermost in."""
+
+    def __init__(self) -> None:
+        self.parts: list[nn.Module] = []
+        self.mode: _RouterMode | None = None
+
+
+class _RouterMode(TorchFunctionMode):
+    def __init__(self, router: AttentionRouter) -> None:
+        super().__init__()
+        self._router = router
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(_THREAD, "busy", False):
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            # It comes here as a whole, not by the calls it makes.
+            return _multi_head(self._compute)(*args, **kwargs)
+        return (self._compute if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Tensor:
+        _THREAD.busy = True  # what computes it may call the same function
+        try:
+            return self._router.compute(*args, **kwargs)
+        finally:
+            _THREAD.busy = False
+
+
+def _multi_head(compute: Callable[..., Tensor]) -> Callable[..., Any]:
+    """PyTorch's multi_head_attention_forward, with another function for its attention."""
+    names = {
+        **F.multi_head_attention_forward.__globals__,
+        "scaled_dot_product_attention": compute,
+        "has_torch_function": lambda _: False,  # or it would ask to be taken over again
+    }
+    plain = F.multi_head_attention_forward
+    return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)

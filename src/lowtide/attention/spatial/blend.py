@@ -1,0 +1,73 @@
+"""How the results of windows that overlap become one: shares of each that are 1 in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.spatial.window_grid import Window, Windows
+
+
+def blend_shares(windows: Windows, found: list[Window], length: int) -> list[list[float]]:
+    """For each window the share of its result in each of its pixels; in sum 1 at every pixel."""
+    sums = [0.0] * length
+    shares = []
+    for one in found:
+        offsets = range(one.first_query - one.start, one.first_query - one.start + one.queries)
+        share = [blend_ramp(offset, one.size, windows.shared) for offset in offsets]
+        shares.append(share)
+        for pixel, part in enumerate(share, one.first_query):
+            sums[pixel] += part
+    return [
+        [part / sums[pixel] for pixel, part in enumerate(share, one.first_query)]
+        for one, share in zip(found, shares, strict=True)
+    ]
+
+
+def blend_ramp(offset: int, size: int, shared: int) -> float:
+    """A ramp over the shared pixels from each side, so that two neighbors have 1 in sum."""
+    if shared == 0:
+        return 1.0
+    nearest = min(offset, size - 1 - offset)
+    return min(1.0, (nearest + 0.5) / shared)
+
+
+def blend_sources(
+    columns: list[Window], shares: list[list[float]], width: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Where each column's results stand among those of all windows, and their shares.
+
+    As many pairs of index and share as the most windows over one column; a share of 0 fills up.
+    """
+    found: list[list[tuple[int, float]]] = [[] for _ in range(width)]
+    place = 0
+    for one, share in zip(columns, shares, strict=True):
+        for offset in range(one.queries):
+            found[one.first_query + offset].append((place, share[offset]))
+            place += 1
+    most = max(map(len, found))
+    full = [given + [(given[0][0], 0.0)] * (most - len(given)) for given in found]
+    return [
+        (
+            torch.tensor([given[turn][0] for given in full]),
+            torch.tensor([given[turn][1] for given in full], dtype=torch.float64),
+        )
+        for turn in range(most)
+    ]
+
+
+def blend_along(
+    tensor: Tensor, dim: int, sources: Iterable[tuple[Tensor, Tensor | None]]
+) -> Tensor:
+    """Places along ``dim`` gathered into each other: the sum of each index times its share."""
+    shape = [-1, *[1] * (tensor.dim() - dim - 1)]
+    parts = (
+        part if share is None else part * share.to(tensor).reshape(shape)
+        for part, share in (
+            (tensor.index_select(dim, index.to(tensor.device)), share) for index, share in sources
+        )
+    )
+    return reduce(torch.add, parts)

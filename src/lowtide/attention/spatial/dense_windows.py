@@ -1,0 +1,187 @@
+"""Local attention with all windows at once, as one graph for every size of image.
+
+This is what is exported. It takes far more memory than `strips`, and the same numbers. What only
+depends on the size, indices of windows and turns of positions, is as long a graph as the rest of a
+small block: a network that is exported makes it once for all its blocks, within `one_trace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.spatial.blend import blend_along
+from lowtide.attention.spatial.position import Position
+from lowtide.attention.spatial.window_grid import Windows
+from lowtide.core.trace_cache import cached_in_trace
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
+) -> Tensor:
+    """Attention in windows; all tensors (batch, height, width, heads, dim)."""
+    size = windows, *query.shape[1:3], query.device, query.dtype
+    down, right = cached_in_trace(("axes", *size), lambda: _axes(windows, query))
+    if windows.boundary == "zero":
+        key, value = (_beyond_is_zero(t, down, right) for t in (key, value))
+    else:
+        key, value = (_taken(tensor, down.key, right.key) for tensor in (key, value))
+    query = _taken(query, down.query, right.query)
+    batch, tall, wide = query.shape[:3]
+    turned = cached_in_trace(
+        ("turns", *size, position.alike), lambda: _turns(position, down, right, query.dtype)
+    )
+    query, key = (position.rotate(*one) for one in zip((query, key), turned, strict=True))
+    bias = _bias(position, down, right, windows.farthest, query.dtype)
+    query, key, value = (tensor.flatten(3, 4).flatten(0, 2) for tensor in (query, key, value))
+    if windows.boundary in ("mask", "shift"):
+        unseen = cached_in_trace(("unseen", *size), lambda: _unseen(down, right, query.dtype))
+        query, key = _see_only(query, key, unseen)
+    if bias is not None and len(bias) > 1:
+        bias = bias.repeat(batch, 1, 1, 1)
+    scale = value.shape[-1] ** -0.5
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    found = F.scaled_dot_product_attention(query, key, value, bias, scale=scale).transpose(1, 2)
+    side = windows.computed
+    found = found.reshape(batch, tall, wide, side, side, *found.shape[2:])
+    found = found.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    return blend_along(blend_along(found, 1, down.sources), 2, right.sources)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Windows of one axis as tensors; w windows of q queries and k keys.
+
+    ``query`` and ``key`` are pixels, (w, q) and (w, k), within the image; ``query_at`` and
+    ``key_at`` their positions from the window's first key, (1 or w, ...); ``inside`` tells where
+    a key is a pixel of the image. ``sources`` are pairs (index, share), each as long as the axis:
+    what a pixel takes from which of the w · q results.
+    """
+
+    query: Tensor
+    key: Tensor
+    query_at: Tensor
+    key_at: Tensor
+    inside: Tensor
+    sources: list[tuple[Tensor, Tensor | None]]
+
+    @staticmethod
+    def of(windows: Windows, length: int, phase: int, device: torch.device) -> _Axis:
+        """The windows of an axis of ``length`` pixels, which may be symbolic."""
+        count = windows.count(length, phase)
+        start = torch.arange(count, device=device)[:, None] * windows.step - phase
+        queries = torch.arange(windows.computed, device=device)[None]
+        keys = torch.arange(windows.size, device=device)[None]
+        first_key = start - windows.margin
+        if windows.boundary == "shift":
+            first_key = first_key.clamp_max(length - windows.size).clamp_min(0)
+            start = first_key if windows.form == "blended" else start
+            query_at = start + queries - first_key
+        else:
+            query_at = queries + windows.margin
+        key = first_key + keys
+        inside = (key >= 0) & (key < length)
+        key = _mirrored(key, length) if windows.boundary == "reflect" else key
+        query = start + queries
+        return _Axis(
+            query.clamp_min(0).clamp_max(length - 1),
+            key.clamp_min(0).clamp_max(length - 1),
+            query_at,
+            keys,
+            inside,
+            _sources(windows, start[:, 0], length, phase),
+        )
+
+
+def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
+    (height, width), (down, right) = query.shape[1:3], windows.phase
+    return (
+        _Axis.of(windows, height, down, query.device),
+        _Axis.of(windows, width, right, query.device),
+    )
+
+
+def _turns(
+    position: Position, down: _Axis, right: _Axis, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of queries and of keys. Positions are those within a window, the same for all that are not
+    moved inside."""
+    return (
+        position.turns(down.query_at[:, None], right.query_at[None], dtype),
+        position.turns(down.key_at[:, None], right.key_at[None], dtype),
+    )
+
+
+def _mirrored(key: Tensor, length: int) -> Tensor:
+    # As a tensor: the exporter has no remainder by a size that it does not know.
+    period = torch.full_like(key, torch.sym_max(2 * (length - 1), 1))
+    key = key.remainder(period)
+    return torch.minimum(key, period - key)
+
+
+def _sources(
+    windows: Windows, start: Tensor, length: int, phase: int
+) -> list[tuple[Tensor, Tensor | None]]:
+    pixel = torch.arange(length, device=start.device)
+    if windows.form == "halo":  # blocks touch, so results lie side by side
+        return [(pixel + phase, None)]
+    usual = (pixel + phase) // windows.step
+    # Windows that were moved inside cover pixels of one window more on each side.
+    turns = (1, 0, -1, -2) if windows.boundary == "shift" else (0, -1)
+    found = []
+    for turn in turns:
+        place = (usual + turn).clamp_min(0).clamp_max(start.shape[0] - 1)
+        offset = pixel - start[place]
+        size = windows.size
+        if windows.boundary == "shift":
+            size = torch.sym_min(length, size)  # of an axis shorter than a window
+        covered = (offset >= 0) & (offset < size) & (place == usual + turn)
+        share = torch.ones_like(offset, dtype=torch.float32)
+        if windows.shared:
+            nearest = torch.minimum(offset, -offset + (size - 1))
+            share = ((nearest + 0.5) / windows.shared).clamp_max(1.0)
+        offset = offset.clamp_min(0).clamp_max(windows.size - 1)
+        found.append((place * windows.size + offset, torch.where(covered, share, 0.0)))
+    total = sum(share for _, share in found)
+    return [(index, share / total) for index, share in found]
+
+
+def _taken(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """(batch, windows down, windows right, rows, columns, heads, dim)."""
+    tensor = tensor.index_select(1, down.flatten()).unflatten(1, down.shape)
+    tensor = tensor.index_select(3, right.flatten()).unflatten(3, right.shape)
+    return tensor.transpose(2, 3)
+
+
+def _beyond_is_zero(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
+    taken = _taken(tensor, down.key, right.key)
+    inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
+    return torch.where(inside[..., None, None], taken, torch.zeros_like(taken))
+
+
+def _bias(
+    position: Position, down: _Axis, right: _Axis, farthest: int, dtype: torch.dtype
+) -> Tensor | None:
+    """(1 or windows, heads, queries, keys)."""
+    distances = (axis.key_at[:, None, :] - axis.query_at[:, :, None] for axis in (down, right))
+    # Pixels beyond the image, whose results are dropped, may be farther than any table knows.
+    rows, columns = (distance.clamp(-farthest, farthest) for distance in distances)
+    return position.bias(rows, columns, dtype)
+
+
+def _unseen(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
+    """(windows, keys): what takes a key beyond the image out of the softmax, 0 for the others."""
+    inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
+    least = -1e30 if torch.finfo(dtype).max > 1e30 else -3e4
+    return torch.where(inside.flatten(2, 3).flatten(0, 1), 0.0, least).to(dtype)
+
+
+def _see_only(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key, (windows, tokens, heads, dim), with one channel more for `_unseen`: a mask
+    would be as large as all scores."""
+    unseen = unseen.repeat(key.shape[0] // unseen.shape[0], 1)[..., None, None]
+    key = torch.cat([key, unseen.expand(-1, -1, key.shape[2], -1)], -1)
+    return torch.cat([query, torch.ones_like(query[..., :1])], -1), key

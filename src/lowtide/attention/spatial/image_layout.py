@@ -1,0 +1,163 @@
+"""What all spatial modules do with an image: check it, read rows of it, put rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.attention.linear_ops import linear, onednn_linear_any_layout, uses_onednn
+from lowtide.core.errors import UsageError
+
+
+def check_image(image: Tensor, channels: int) -> None:
+    """Raise `UsageError` unless ``image`` is (batch, channels, height, width) of real numbers."""
+    shape = "×".join(map(str, image.shape)) or "()"
+    if image.dim() != 4 or image.shape[1] != channels:
+        hint = "(batch, channels, height, width); `.permute(0, 3, 1, 2)` moves channels forward"
+        raise UsageError(f"this module wants {channels} channels, not {shape}", hint=hint)
+    if not image.is_floating_point():
+        raise UsageError(f"this module wants floating point numbers, not {image.dtype}")
+    if 0 in image.shape:
+        raise UsageError(f"an image of {shape} has no pixels")
+
+
+def check_heads(channels: int, heads: int) -> int:
+    """Channels of a head. Raises `UsageError` if heads do not divide the channels."""
+    if heads < 1 or channels % heads:
+        raise UsageError(f"{channels} channels cannot be shared out to {heads} heads")
+    return channels // heads
+
+
+def default_heads(channels: int) -> int:
+    """Heads of 32 channels where they divide, else one: fewer and wider heads cost less time."""
+    return channels // 32 if channels % 32 == 0 else 1
+
+
+def channels_last(image: Tensor) -> Tensor:
+    """(batch, height, width, channels) of the same memory."""
+    return image.permute(0, 2, 3, 1)
+
+
+def pointwise_conv(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A 1×1 convolution of rows of an image, as (batch, height, width, channels)."""
+    return linear_pixels(rows_as_pixels(image, weight), weight, bias)
+
+
+def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
+    """Rows of an image as (batch, height, width, channels), as `linear_pixels` takes them.
+
+    Rows whose channels lie apart are copied for oneDNN, first together and then turned: that costs
+    less than its products gain. PyTorch's own products take them as they are.
+    """
+    if torch.compiler.is_exporting() or not (_is_apart(image) and uses_onednn(image, weight)):
+        return channels_last(image)
+    return image[0].contiguous().flatten(1).T.contiguous().view(1, *image.shape[2:], -1)
+
+
+def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer of `rows_as_pixels` an image, or of some of its rows."""
+    if torch.compiler.is_exporting() or len(pixels) > 1:
+        return F.linear(pixels, weight, bias)
+    image = pixels.permute(0, 3, 1, 2)
+    if _is_apart(image):
+        given = image[0].flatten(1).T
+        found = given @ weight.T if bias is None else torch.addmm(bias, given, weight.T)
+        return found.view(*pixels.shape[:3], -1)
+    return linear(pixels, weight, bias)
+
+
+def _is_apart(image: Tensor) -> bool:
+    """Whether it is one image with its channels apart, and its pixels beside one another."""
+    return len(image) == 1 and image.stride(1) != 1 and image.stride(3) == 1
+
+
+def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:
+    """Bands of whole rows of about ``pixels`` pixels, from the top down; the whole in an
+    exported graph, whose size is not known."""
+    if torch.compiler.is_exporting():
+        return [(0, height)]
+    step = max(1, pixels // width)
+    return [(first, min(first + step, height)) for first in range(0, height, step)]
+
+
+def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
+    """(batch, channels, rows, width) of pieces (first row, (batch, rows, width, channels)).
+
+    Written straight to their place where no gradient is recorded, so that only one piece is held
+    beside the result. The result has the memory format of ``like``.
+    """
+    if torch.is_grad_enabled():
+        return channels_first(torch.cat([piece for _, piece in pieces], 1), like)
+    result: Tensor | None = None
+    for first, piece in pieces:
+        if result is None:
+            batch, _, width, channels = piece.shape
+            result = torch.empty(
+                batch,
+                channels,
+                rows,
+                width,
+                dtype=piece.dtype,
+                device=piece.device,
+                memory_format=memory_format(like),
+            )
+        channels_last(result)[:, first : first + piece.shape[1]] = piece
+        del piece
+    assert result is not None
+    return result
+
+
+def is_plain(image: Tensor) -> bool:
+    """Whether a result like this one can be written by `gather_linear`."""
+    mixed = torch.is_autocast_enabled(image.device.type)
+    last = memory_format(image) == torch.channels_last
+    return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
+
+
+def gather_linear(layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
+    """``layer`` of pieces (first row, (1, rows, width, channels)), as (1, channels, rows, width).
+
+    Each product is made where the result holds it. Pieces may reach beyond the result; they are
+    computed as a whole, so that a row rounds alike whichever rows are asked for.
+    """
+    result: Tensor | None = None
+    for at, piece in pieces:
+        count, width = piece.shape[1:3]
+        if result is None:
+            result = piece.new_empty(1, layer.out_features, rows, width)
+        first, last = max(at, 0), min(at + count, rows)
+        place = result[0, :, first:last].flatten(1)
+        pixels = piece[0].flatten(0, 1)
+        if last - first == count:
+            _product(layer, pixels, out=place)
+        else:
+            made = _product(layer, pixels)
+            place.copy_(made[:, (first - at) * width : (last - at) * width])
+        del piece, pixels
+    assert result is not None
+    return result
+
+
+def _product(layer: nn.Linear, pixels: Tensor, out: Tensor | None = None) -> Tensor:
+    """(channels, pixels) of (pixels, channels)."""
+    weight = layer.weight.detach()  # no gradient is recorded, and oneDNN takes no parameters
+    if uses_onednn(weight, pixels):
+        found = onednn_linear_any_layout(weight, pixels.contiguous())
+        return torch.add(found, 0 if layer.bias is None else layer.bias[:, None], out=out)
+    if layer.bias is None:
+        return torch.mm(weight, pixels.T, out=out)
+    return torch.addmm(layer.bias[:, None], weight, pixels.T, out=out)
+
+
+def channels_first(tensor: Tensor, like: Tensor) -> Tensor:
+    """(batch, channels, height, width) in the memory format of ``like``."""
+    return tensor.permute(0, 3, 1, 2).contiguous(memory_format=memory_format(like))
+
+
+def memory_format(image: Tensor) -> torch.memory_format:
+    """Channels last if a pixel's channels lie side by side, and not only because a side is 1."""
+    last = image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format

@@ -1,0 +1,266 @@
+"""Local attention one row of windows at a time: what is held grows with the width alone.
+
+Windows at the image's border are narrower instead of masked, so that no kernel needs a mask, and
+equal windows of a row run at once. A row of windows is held head by head and column by column: a
+head's pixels of a window then lie side by side, and overlapping windows are views, of which no copy
+is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.spatial.blend import blend_along, blend_shares, blend_sources
+from lowtide.attention.spatial.position import Position, RotaryAngles, Shape, to_heads_first
+from lowtide.attention.spatial.window_grid import (
+    Window,
+    WindowRun,
+    Windows,
+    reflect_position,
+    window_runs,
+    windows_along,
+)
+
+# What is read of the image's rows from first to last, (batch, rows, width, heads, dim): of a row of
+# windows its keys, its values, and its queries, whose rows lie within those of the keys.
+Part = Literal["query", "key", "value"]
+Load = Callable[[Part, int, int], Tensor]
+# Attention of (batch, heads, tokens, dim) with a bias or None.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+# Queries of a run that are computed at once: enough to keep a processor busy, and few enough for
+# the windows of several images, which are copied out, to take little.
+_QUERIES = 1 << 13
+
+
+class RowWindowAttention:
+    """Attention in windows over an image of ``height`` × ``width``."""
+
+    def __init__(
+        self, windows: Windows, height: int, width: int, position: Position, attend: Attend
+    ) -> None:
+        down, right = windows.phase
+        self._windows, self._position, self._attend = windows, position, attend
+        self._height, self._width = height, width
+        self._rows = windows_along(windows, height, down)
+        self._columns = columns = windows_along(windows, width, right)
+        self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
+        self._runs = window_runs(columns, max(1, _QUERIES // windows.computed**2))
+        self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
+        self._turns: RotaryAngles | None = None
+
+    def needed(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of the image that the result's rows from ``first`` to ``last`` depend on."""
+        spans = [self._span(self._rows[place]) for place in self._places(first, last)]
+        return min(low for low, _ in spans), max(high for _, high in spans)
+
+    def run(
+        self, load: Load, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(first row, (batch, width, rows, heads, dim)) of the result, from the top down; of halo
+        windows all rows that the first and the last of them compute."""
+        last = self._height if last is None else last
+        if self._windows.form == "halo":
+            for place in self._places(first, last):
+                yield self._rows[place].first_query, self._strip(load, self._rows[place])
+            return
+        pending: list[tuple[int, Tensor]] = []
+        done = first
+        for place in self._places(first, last):
+            pending.append((place, self._strip(load, self._rows[place])))
+            following = self._rows[place + 1 :]
+            ready = min(last, following[0].first_query if following else last)
+            if ready > done:
+                yield from self._merged(pending, done, ready)
+                done = ready
+            pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
+
+    def _places(self, first: int, last: int) -> list[int]:
+        """Rows of windows that compute any of these rows."""
+        return [
+            place
+            for place, one in enumerate(self._rows)
+            if one.first_query < last and _last_query(one) > first
+        ]
+
+    def _span(self, row: Window) -> tuple[int, int]:
+        """Rows of the image that a row of windows reads."""
+        seen = [row.first_query, _last_query(row) - 1]
+        if self._windows.boundary == "reflect":
+            seen += [reflect_position(at, self._height) for at in range(row.first_key, _end(row))]
+        else:
+            seen += [max(row.first_key, 0), min(_end(row), self._height) - 1]
+        return min(seen), max(seen) + 1
+
+    def _strip(self, load: Load, row: Window) -> Tensor:
+        """A row of windows: (batch, width, queries, heads, dim)."""
+        # Each is laid out anew before the next one is made, so that fewer are held at once.
+        key = self._bordered(load, "key", row)
+        turns = self._turns_of(row, key)
+        key = self._position.by_head(key, turns)
+        value = to_heads_first(self._bordered(load, "value", row))
+        if turns is not None:  # queries lie within the keys
+            above = row.first_query - row.first_key
+            turns = turns.part(above, row.queries, self._pad[0], self._width)
+        query = load("query", row.first_query, _last_query(row))
+        query = self._position.by_head(query, turns)
+        if torch.is_grad_enabled():
+            parts = [self._run(query, key, value, row, run) for run in self._runs]
+            return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+        if len(self._runs) == 1 and self._windows.form == "halo":
+            return self._run(query, key, value, row, self._runs[0])
+        # Row by row, as the image is, so that what is made of it needs no other copy.
+        make = query.new_empty if self._windows.form == "halo" else query.new_zeros
+        batch, heads, width, rows, dim = query.shape
+        strip = make(batch, rows, width, heads, dim).transpose(1, 2)
+        for place, run in enumerate(self._runs):
+            self._add(strip, self._run(query, key, value, row, run), place)
+        return strip
+
+    def _turns_of(self, row: Window, key: Tensor) -> RotaryAngles | None:
+        """How the position turns the keys, made once: only distances count, so that each row of
+        windows has its own first row of keys as the zeroth."""
+        if self._turns is None and self._position.rotates:
+            most = max(one.keys for one in self._rows)
+            columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
+            rows = torch.arange(most, device=key.device)
+            self._turns = self._position.strip_turns(rows, columns, key.dtype)
+        return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
+
+    def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
+        """Keys or values of a row, with what the boundary rule puts beyond the image."""
+        above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
+        if self._windows.boundary != "reflect":
+            tensor = load(part, row.first_key + above, _end(row) - below)
+            pad = *self._pad, above, below
+            return F.pad(tensor, (0, 0, 0, 0, *pad)) if any(pad) else tensor
+        low, high = self._span(row)
+        tensor = load(part, low, high)
+        for dim, first, count, start, length in (
+            (1, row.first_key, row.keys, low, self._height),
+            (2, -self._pad[0], self._width + sum(self._pad), 0, self._width),
+        ):
+            taken = [reflect_position(at, length) - start for at in range(first, first + count)]
+            if taken != list(range(tensor.shape[dim])):
+                index = torch.tensor(taken, device=tensor.device)
+                tensor = tensor.index_select(dim, index)
+        return tensor
+
+    def _run(
+        self, query: Tensor, key: Tensor, value: Tensor, row: Window, run: WindowRun
+    ) -> Tensor:
+        """Equal windows at once: (batch, count · queries' columns, queries' rows, heads, dim)."""
+        one = run.window
+        query = _cut(query, one.first_query, one.queries, run)
+        key, value = (
+            _cut(tensor, one.first_key + self._pad[0], one.keys, run) for tensor in (key, value)
+        )
+        found = self._attend(query, key, value, self._bias(row, one, query))
+        found = found.transpose(1, 2)
+        return found.reshape(-1, run.count * one.queries, row.queries, *found.shape[2:])
+
+    def _bias(self, row: Window, column: Window, like: Tensor) -> Tensor | None:
+        """The position's bias for windows of this shape, made once."""
+        across, along_it = _shape(row), _shape(column)
+        if across not in self._biases:
+            self._biases = {across: {}}  # rows of another shape are behind
+        known = self._biases[across]
+        if along_it not in known:
+            known[along_it] = self._position.bias_between(across, along_it, like)
+        return known[along_it]
+
+    def _add(self, strip: Tensor, found: Tensor, place: int) -> None:
+        """Add a run's results to their columns."""
+        run = self._runs[place]
+        first, columns = run.window.first_query, run.window.queries
+        if self._windows.form == "halo":
+            strip.narrow(1, first, found.shape[1]).copy_(found)
+            return
+        found = found.unflatten(1, (run.count, columns))
+        shares = self._run_shares[place].to(found)[:, :, None, None, None]
+        # Every other window: those have no columns in common, so that they are added at once.
+        for turn in range(min(2, run.count)):
+            some = found[:, turn::2]
+            start = first + turn * run.apart
+            reach = (some.shape[1] - 1) * 2 * run.apart + columns
+            where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
+            where.movedim(-1, 2).addcmul_(some, shares[turn::2])
+
+    # What only windows that overlap need, and so made when it is asked for.
+
+    @cached_property
+    def _row_shares(self) -> list[list[float]]:
+        return blend_shares(self._windows, self._rows, self._height)
+
+    @cached_property
+    def _shares(self) -> list[list[float]]:
+        return blend_shares(self._windows, self._columns, self._width)
+
+    @cached_property
+    def _run_shares(self) -> list[Tensor]:
+        given = iter(self._shares)
+        return [
+            torch.tensor([next(given) for _ in range(run.count)], dtype=torch.float64)
+            for run in self._runs
+        ]
+
+    @cached_property
+    def _sources(self) -> list[tuple[Tensor, Tensor]]:
+        """Needed for gradients alone."""
+        return blend_sources(self._columns, self._shares, self._width)
+
+    def _gathered(self, strip: Tensor) -> Tensor:
+        """The same as `_add` for all runs, in a way that gradients go through."""
+        return strip if self._windows.form == "halo" else blend_along(strip, 1, self._sources)
+
+    def _merged(
+        self, pending: list[tuple[int, Tensor]], first: int, last: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Rows from ``first`` to ``last`` of rows of windows, faded into each other; in pieces
+        that all come from the same of them, so that most need no fading."""
+        spans = [
+            (self._rows[place].first_query, _last_query(self._rows[place])) for place, _ in pending
+        ]
+        cuts = sorted({first, last, *(at for span in spans for at in span if first < at < last)})
+        for low, high in pairwise(cuts):
+            total: Tensor | None = None
+            for (place, strip), (start, end) in zip(pending, spans, strict=True):
+                if start <= low and high <= end:
+                    shares = self._row_shares[place][low - start : high - start]
+                    part = strip.narrow(2, low - start, high - low)
+                    if min(shares) == 1:
+                        total = part  # the only one there
+                        continue
+                    share = part.new_tensor(shares)[:, None, None]
+                    total = part * share if total is None else torch.addcmul(total, part, share)
+            assert total is not None
+            yield low, total
+
+
+def _cut(tensor: Tensor, first: int, width: int, run: WindowRun) -> Tensor:
+    """Windows of (batch, heads, width, rows, dim) as (batch · count, heads, tokens, dim); of a
+    single image without a copy."""
+    if run.count == 1:
+        return tensor.narrow(2, first, width).flatten(2, 3)
+    reach = (run.count - 1) * run.apart + width
+    pieces = tensor.narrow(2, first, reach).unfold(2, width, run.apart).movedim((2, -1), (1, 3))
+    return pieces.flatten(3, 4).flatten(0, 1)
+
+
+def _shape(one: Window) -> Shape:
+    return one.first_key - one.first_query, one.queries, one.keys
+
+
+def _last_query(one: Window) -> int:
+    return one.first_query + one.queries
+
+
+def _end(one: Window) -> int:
+    return one.first_key + one.keys

@@ -1,0 +1,157 @@
+"""Which pixels of an axis a local window asks and sees, as plain numbers.
+
+A *halo* window computes a block of ``size - shared`` pixels, which see the ``size`` pixels round
+them: blocks touch, so each pixel is computed once (HaloNet, arXiv 2103.12731). *Blended* windows
+of ``size`` pixels overlap by ``shared``, each attends within itself, and results are faded into
+each other. Both put windows ``size - shared`` apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lowtide.core.errors import UsageError
+
+Form = Literal["halo", "blended"]
+Boundary = Literal["mask", "shift", "zero", "reflect"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of ``size`` × ``size`` pixels that have ``shared`` pixels with their neighbors.
+
+    ``boundary`` is what a window sees beyond the image: nothing (``mask``), nothing because it is
+    moved inside (``shift``, as NATTEN does), zeros for key and value (``zero``, as HAT does), or
+    the mirrored image without its edge repeated (``reflect``). ``phase`` is how many rows and
+    columns before the image the grid of windows begins, less than a step.
+    """
+
+    size: int = 32
+    shared: int = 8
+    form: Form = "halo"
+    boundary: Boundary = "mask"
+    phase: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        for what, known in (("form", Form), ("boundary", Boundary)):
+            if getattr(self, what) not in get_args(known):
+                names = ", ".join(get_args(known))
+                raise UsageError(f"{what} {getattr(self, what)!r} is not one of {names}")
+        most = self.size // 2 if self.form == "blended" else self.size - 1
+        if self.size < 1 or not 0 <= self.shared <= most:
+            raise UsageError(
+                f"{self.form} windows of {self.size} px cannot share {self.shared} px",
+                hint=f"0 to {max(most, 0)}",
+            )
+        if self.form == "halo" and self.shared % 2:
+            raise UsageError(
+                f"halo windows share as much on each side: {self.shared} px is odd",
+                hint=f"shared={self.shared - 1} or {self.shared + 1}",
+            )
+        if not all(0 <= phase < self.step for phase in self.phase):
+            raise UsageError(f"phase {self.phase} is not within a step of {self.step} px")
+
+    @property
+    def step(self) -> int:
+        """Pixels from one window to the next; in the halo form what a window computes."""
+        return self.size - self.shared
+
+    @property
+    def margin(self) -> int:
+        """Pixels that a window sees beyond what it computes, on each side."""
+        return self.shared // 2 if self.form == "halo" else 0
+
+    @property
+    def computed(self) -> int:
+        """Pixels along an axis for which a window computes a result."""
+        return self.step if self.form == "halo" else self.size
+
+    @property
+    def farthest(self) -> int:
+        """The greatest distance along an axis from a query to a key."""
+        inside = self.form == "blended" or self.boundary == "shift"
+        return self.size - 1 if inside else self.step - 1 + self.margin
+
+    def count(self, length: int, phase: int) -> int:
+        """Windows along an axis; also for lengths that are known only while a graph runs."""
+        if self.form == "halo":
+            return (length + phase + self.step - 1) // self.step
+        # An axis that ends within the first window's faded part still has that window.
+        return max((length + phase - self.shared + self.step - 1) // self.step, 1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window along an axis: the pixels it computes, and those it sees.
+
+    Queries lie in the image. Keys may lie outside with the boundaries ``zero`` and ``reflect``.
+    ``start`` and ``size`` are the window before anything was cut off, for its fading.
+    """
+
+    first_query: int
+    queries: int
+    first_key: int
+    keys: int
+    start: int
+    size: int
+
+
+def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
+    """All windows of an axis with ``length`` pixels, in order."""
+    found = []
+    for place in range(windows.count(length, phase)):
+        start = place * windows.step - phase
+        first, last = start, start + windows.computed
+        key, end = start - windows.margin, start + windows.step + windows.margin
+        if windows.form == "blended":
+            end = last
+        if windows.boundary == "shift":
+            size = min(windows.size, length)
+            key = min(max(key, 0), length - size)
+            end = key + size
+            if windows.form == "blended":
+                first, last = key, end
+        elif windows.boundary == "mask":
+            key, end = max(key, 0), min(end, length)
+        first, last = max(first, 0), min(last, length)
+        whole = (key, end - key) if windows.boundary == "shift" else (start, windows.computed)
+        found.append(Window(first, last - first, key, end - key, *whole))
+    return found
+
+
+@dataclass(frozen=True)
+class WindowRun:
+    """Equal windows, one after another: the first one, how many there are, and how far apart."""
+
+    window: Window
+    count: int = 1
+    apart: int = 1
+
+
+def window_runs(found: list[Window], most: int) -> list[WindowRun]:
+    """Windows of equal shape together, up to ``most``, so that they are computed at once."""
+    gathered: list[WindowRun] = []
+    for before, one in zip([None, *found], found, strict=False):
+        last = gathered[-1] if gathered else None
+        if before is not None and last is not None and _shape(before) == _shape(one):
+            apart = one.first_query - before.first_query
+            fits = last.count == 1 or apart == last.apart
+            if apart > 0 and fits and last.count < most:
+                gathered[-1] = WindowRun(last.window, last.count + 1, apart)
+                continue
+        gathered.append(WindowRun(one))
+    return gathered
+
+
+def _shape(one: Window) -> tuple[int, int, int]:
+    return one.queries, one.keys, one.first_key - one.first_query
+
+
+def reflect_position(position: int, length: int) -> int:
+    """The pixel that a position outside the image stands for, by reflection."""
+    if length == 1:
+        return 0
+    period = 2 * (length - 1)
+    position %= period
+    return min(position, period - position)

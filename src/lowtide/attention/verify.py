@@ -1,0 +1,128 @@
+"""A backend's first use for a kind of call: a few tokens, compared with the reference.
+
+Kernels have been wrong for masks of another type, for long masks, and in their gradients for one
+length in 128, each without an error. A trial takes milliseconds once in a process.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.attention.backends import Backend, get
+from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
+
+# One tile of 64 beyond a multiple of 128, and an odd length, as window attention has them.
+_TOKENS = 64, 83
+# How much farther from exact attention than PyTorch's plain operators in the same precision.
+_TIMES = {torch.float64: 10.0, torch.float32: 10.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+_ROUNDINGS = 8  # in a sum of a few dozen terms, where the plain operators happen to have none
+_EIGHT_BITS = 64.0  # of backends whose scores have 8 bits
+_NAMES = "its result", *(f"the {name}'s gradient" for name in ("query", "key", "value", "mask"))
+
+
+def verification_failure(
+    backend: Backend, device: AttentionDevice, call: AttentionCall
+) -> str | None:
+    """Why ``backend`` must not be used for calls like this one, or None where its results hold.
+
+    Runs where ``device`` is, both forward and, if gradients are asked for, backward. Dropout is
+    left out, since its results cannot be compared.
+    """
+    if backend.name in ("reference", "sdpa-math"):  # what is compared with
+        return None
+    kind = (
+        call.dtype,
+        call.head_dim,
+        call.value_dim,
+        call.is_causal,
+        call.has_mask,
+        call.mask_is_truth,
+        call.mask_needs_grad,
+        call.needs_grad,
+        call.is_grouped,
+    )
+    return _tried(backend.name, device.kind, device.capability, *kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tried(
+    name: str,
+    device: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    masked: bool,
+    truth: bool,
+    mask_learns: bool,
+    learns: bool,
+    grouped: bool,
+) -> str | None:
+    queries = _TOKENS[1] if causal else _TOKENS[0]
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> Tensor:
+        made = torch.randn(shape, generator=generator).to(device, dtype)
+        return made.requires_grad_(learns)
+
+    # Whoever traces, meters or checkpoints the caller is not meant to see this.
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(False),
+        torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
+        torch.set_grad_enabled(learns or mask_learns),
+        torch.autocast(device, enabled=False),
+    ):
+        heads = 1 if grouped else 2
+        tensors = [
+            rand(2, 2, queries, head_dim),
+            rand(2, heads, _TOKENS[1], head_dim),
+            rand(2, heads, _TOKENS[1], value_dim),
+        ]
+        if masked:
+            mask = rand(1, 2, queries, _TOKENS[1]).detach()
+            tensors.append(mask > -1 if truth else mask.requires_grad_(mask_learns))
+        spec = AttentionSpec(causal=causal, grouped=grouped)
+        try:
+            found = _results(get(name), tensors, spec)
+        except RuntimeError as error:
+            return f"its first use failed ({str(error).partition(chr(10))[0]})"
+        doubled = [
+            t if t.dtype == torch.bool else t.detach().double().requires_grad_(t.requires_grad)
+            for t in tensors
+        ]
+        exact = _results(get("reference"), doubled, spec)
+        plain = _results(get("sdpa-math"), tensors, spec)
+        allowed = _EIGHT_BITS if name == "sage" else _TIMES[dtype]
+        for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
+            error, usual = _worst(one, wanted), _worst(other, wanted)
+            floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())
+            if not error <= allowed * max(usual, floor):
+                return f"{what} is off by {error:.1e} in a trial, plain operators by {usual:.1e}"
+    return None
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _results(backend: Backend, tensors: list[Tensor], spec: AttentionSpec) -> list[Tensor]:
+    """The result and the gradients of what needs them."""
+    query, key, value, *rest = tensors
+    result = backend.run(query, key, value, rest[0] if rest else None, spec)
+    learning = [tensor for tensor in tensors if tensor.requires_grad]
+    if not learning:
+        return [result]
+    ramp = torch.linspace(-1, 1, result.numel(), device=result.device).view(result.shape)
+    return [result, *torch.autograd.grad(result, learning, ramp.to(result.dtype))]
+
+
+def _worst(found: Tensor, wanted: Tensor) -> float:
+    error = (found.detach().double() - wanted.detach().double()).abs().max()
+    return float(error.nan_to_num(nan=torch.inf))

@@ -1,0 +1,142 @@
+"""A job's report as text, on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lowtide.core.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import (
+        AccuracyReport,
+        ErrorFigure,
+        ImageReport,
+        MemoryReport,
+        UpscaleReport,
+    )
+    from lowtide.memory.plan import Plan
+
+_FRONT_LINES = 6
+
+
+def print_report(report: UpscaleReport) -> None:
+    """Each image in a few lines, then a count if there was more than one."""
+    for image in report.images:
+        _print_image(image)
+    if len(report.images) > 1:
+        counts = [
+            f"{count} {status}"
+            for status in ("done", "planned", "skipped", "failed")
+            if (count := sum(image.status == status for image in report.images))
+        ]
+        if report.left_out:
+            counts.append(f"{len(report.left_out)} left out")
+        typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
+
+
+def print_left_out(report: UpscaleReport) -> None:
+    """What lay among the images of folders and is none, and why, on stderr."""
+    from lowtide.media.skipped_files import SkippedFile, skipped_summary
+
+    for line in skipped_summary(
+        [SkippedFile(Path(one.path), one.reason) for one in report.left_out]
+    ):
+        typer.echo(f"left out: {line}", err=True)
+
+
+def _print_image(image: ImageReport) -> None:
+    if image.status == "skipped":
+        typer.echo(f"{image.output}: finished before, skipped")
+        return
+    if image.status == "failed":
+        what = (image.error or "").removeprefix(f"{image.input}: ")
+        typer.echo(f"{image.input}: failed: {what}")
+        if image.hint:
+            typer.echo(f"  hint       {image.hint}")
+        return
+    typer.echo(
+        f"{image.input} → {image.output}  "
+        f"{image.width}×{image.height} → {image.out_width}×{image.out_height}"
+    )
+    lines: list[tuple[str, str]] = []
+    if image.plan is not None:
+        lines += _plan_lines(image.plan)
+        if image.status == "planned":
+            lines += _front_lines(image.plan)
+    if image.accuracy is not None:
+        lines += _accuracy_lines(image.accuracy)
+    if image.memory is not None:
+        lines.append(("memory", _memory_line(image.memory)))
+    if image.status == "done":
+        megapixels = image.out_width * image.out_height / 1e6
+        pace = megapixels / max(image.seconds, 1e-9)
+        lines.append(
+            (
+                "time",
+                f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
+                f" {format_seconds(image.cpu_seconds)} of processor time",
+            )
+        )
+    lines += [("note", note) for note in image.notes]
+    lines += [("happened", event) for event in image.events]
+    for name, text in lines:
+        typer.echo(f"  {name:<10} {text}")
+
+
+def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
+    rows = [("plan", plan.choice)]
+    rows += [("not", f"{refusal.what}: {refusal.reason}") for refusal in plan.refused]
+    parts = (f"{row.name} {format_bytes(row.value)}" for row in plan.ledger if row.value)
+    rows.append(("ledger", ", ".join(parts)))
+    return rows
+
+
+def _front_lines(plan: Plan) -> list[tuple[str, str]]:
+    """The choices between memory and time, thinned to a few, the chosen one marked."""
+    step = -(-len(plan.front) // _FRONT_LINES)
+    kept = [point for index, point in enumerate(plan.front) if index % step == 0 or point.chosen]
+    return [
+        (
+            "could be",
+            f"{format_bytes(point.upper_bytes):>9} {format_seconds(point.seconds):>8}"
+            f"  {point.what}, {point.accuracy}{'  ← this plan' if point.chosen else ''}",
+        )
+        for point in kept
+    ]
+
+
+def _accuracy_lines(accuracy: AccuracyReport) -> list[tuple[str, str]]:
+    text = f"{accuracy.execution}: {accuracy.why}"
+    rows = [("accuracy", text)]
+    if accuracy.execution_error is not None:
+        rows.append(("error", _figure(accuracy.execution_error)))
+    precision = accuracy.precision
+    if accuracy.precision_why:
+        precision += f", {accuracy.precision_why}"
+    if accuracy.precision_error is not None:
+        precision += f": {_figure(accuracy.precision_error)}"
+    rows.append(("precision", precision))
+    return rows
+
+
+def _figure(error: ErrorFigure) -> str:
+    level = "no difference" if error.psnr_db is None else f"at least {error.psnr_db:.1f} dB"
+    return (
+        f"{level}, largest {error.max_error * 255:.2f} of 255, against {error.against}"
+        f" ({error.tiles_sampled} of {error.tiles_total} tiles measured)"
+    )
+
+
+def _memory_line(memory: MemoryReport) -> str:
+    checking = ""
+    if memory.measuring_peak_bytes is not None:
+        checking = f"; {format_bytes(memory.measuring_peak_bytes)} while measuring the error"
+    verdict = "" if memory.within_budget else " OVER THE BUDGET"
+    return (
+        f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.budget_bytes)}{verdict}"
+        f" (expected {format_bytes(memory.predicted_bytes)},"
+        f" at most {format_bytes(memory.upper_bytes)}){checking}"
+    )

@@ -1,0 +1,166 @@
+"""A part of an autoencoder that is run by bands: its class is replaced by one derived from it.
+
+So do `torch.nn.utils.parametrize` and FSDP. A function put in front of a part's ``forward`` would
+belong to that part alone: copies and replicas, which copy what hangs on it, would go on to compute
+with the weights of the first. A class finds whom it is called for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.integrations.call_checks import check_mode, check_real, check_state
+from lowtide.memory.budget import Budget
+from lowtide.streaming.api import Streamed
+from lowtide.streaming.pages.placement import PagePlacement
+
+# On a part: how it is run.
+_FITTING = "_lowtide_fitting"
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How a part is run: see `lowtide.stream`."""
+
+    budget: str | int | Budget
+    pages: PagePlacement
+    scratch: Path | None
+
+
+class _UnfittedModule(nn.Module):
+    """A module as its class defines it, whatever was put in front of its forward. What is inside
+    has the names that it has there."""
+
+    _module: nn.Module
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[shared] = vars(module)[shared]
+        vars(self)["_module"] = module
+        self.training = False
+
+    def forward(self, image: Tensor) -> Any:
+        """(B, C, H, W) to (B, C', H', W')."""
+        return type(self._module).forward(self._module, image)
+
+
+class _Fitted:
+    """What the class of a fitted part has before its own."""
+
+    unfitted: ClassVar[type[nn.Module]]
+    bare: ClassVar[type[_UnfittedModule]]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """The class has no name that pickle could find: it is made again."""
+        state = self.__getstate__()  # pyright: ignore[reportCallIssue]
+        return _blank, (self.unfitted,), state
+
+
+# What runs each part. Outside of the parts, so that copies get their own, and without a reference
+# back to the part, so that it goes as soon as its last user does.
+_streams: WeakKeyDictionary[nn.Module, Streamed] = WeakKeyDictionary()
+
+
+def is_fitted(module: nn.Module) -> bool:
+    """Whether `fit_part` was applied, to it or to what it is a copy of."""
+    return isinstance(module, _Fitted)
+
+
+def fit_part(part: nn.Module, fitting: FitSettings) -> None:
+    """Run ``part`` by bands from now on."""
+    stream = _streamed(part, fitting)
+    part.__class__ = _fitted_class(type(part))
+    # A hook of accelerate that is removed leaves the method of the class on the instance.
+    vars(part).pop("forward", None)
+    vars(part)[_FITTING] = fitting
+    _streams[part] = stream
+
+
+def unfit_part(part: nn.Module) -> None:
+    """Undo `fit_part`."""
+    assert isinstance(part, _Fitted)
+    if type(part) is not _fitted_class(part.unfitted):
+        raise UsageError(
+            f"the class of this {part.unfitted.__name__} was replaced again after it was fitted,"
+            f" by {type(part).__module__}.{type(part).__qualname__}",
+            hint="undo that first",
+        )
+    part.__class__ = part.unfitted  # pyright: ignore[reportAttributeAccessIssue]
+    del vars(part)[_FITTING]
+    _streams.pop(part, None)
+
+
+def is_own_forward(part: nn.Module, forward: object) -> bool:
+    """Whether ``forward`` is what the part's class does, bound to it: nobody's replacement."""
+    own = (type(part).forward, _fitted_class(type(part)).forward)
+    return isinstance(forward, MethodType) and forward.__self__ is part and forward.__func__ in own
+
+
+def _blank(unfitted: type[nn.Module]) -> nn.Module:
+    made = _fitted_class(unfitted)
+    return made.__new__(made)
+
+
+@functools.cache
+def _fitted_class(unfitted: type[nn.Module]) -> Any:
+    """``unfitted`` by bands, under the same name."""
+    run: Any = torch.compiler.disable(
+        _run, reason="it is fitted by lowtide, which takes its graph apart itself"
+    )
+
+    @functools.wraps(unfitted.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not is_fitted(self):
+            # A hook that came after `fit` and outlives it calls what it found.
+            return type(self).forward(self, *args, **kwargs)
+        return run(self, args, kwargs)
+
+    body = {"forward": forward, "unfitted": unfitted}
+    body["bare"] = type(unfitted.__name__, (_UnfittedModule,), {})
+    for name in ("__doc__", "__module__", "__qualname__"):
+        body[name] = getattr(unfitted, name)
+    return type(unfitted.__name__, (_Fitted, unfitted), body)
+
+
+def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    title = f"this {part.unfitted.__name__}"
+    image = _only_tensor(title, part, args, kwargs)
+    check_real(title, image)
+    check_mode(title, part)
+    check_state(title, part)
+    if (stream := _streams.get(part)) is None:
+        stream = _streams.setdefault(part, _streamed(part, vars(part)[_FITTING]))
+    return stream(image)
+
+
+def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The image of a call; all else must be as if it were not given."""
+    signature = inspect.signature(part.unfitted.forward)
+    (_, image, *more) = signature.bind(part, *args, **kwargs).arguments.items()
+    for name, value in more:
+        if value is not None and value is not signature.parameters[name].default:
+            raise UsageError(
+                f"{title} is fitted and takes a single tensor, no {name}",
+                hint="lowtide.unfit(module) for such calls",
+            )
+    return image[1]
+
+
+def _streamed(part: nn.Module, fitting: FitSettings) -> Streamed:
+    """Of a twin that has everything the part has, now and later, and the class it had."""
+    unfitted = getattr(type(part), "unfitted", type(part))
+    twin = object.__new__(unfitted)
+    object.__setattr__(twin, "__dict__", vars(part))
+    bare = _fitted_class(unfitted).bare(twin)
+    return Streamed(bare, budget=fitting.budget, pages=fitting.pages, scratch=fitting.scratch)

@@ -1,0 +1,183 @@
+"""Which parts of an autoencoder can be run by bands: those that make one image of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from lowtide.core.errors import UsageError
+from lowtide.integrations.call_checks import check_state, hooks_of, is_compiled
+from lowtide.integrations.fitted_module import is_fitted, is_own_forward
+
+PARTS = ("encoder", "decoder")
+# Of the image that a part is tried with: enough for autoencoders that divide by 128. One that has
+# numbers takes memory too.
+_SIDE, _REAL = 128, 32
+
+
+def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[str, nn.Module]:
+    """The parts that are to be fitted, by name: those ``wanted``, or all.
+
+    Raises `UsageError` where there is none, where a wanted one is missing, and where the
+    autoencoder computes with more than its parts though none were named.
+    """
+    kind = type(autoencoder).__name__
+    if unknown := set(wanted or ()) - set(PARTS):
+        raise UsageError(f"parts {sorted(unknown)} are not known", hint=" or ".join(PARTS))
+    found = {
+        name: part
+        for name in wanted or PARTS
+        if isinstance(part := getattr(autoencoder, name, None), nn.Module)
+    }
+    if not found or len(found) < len(set(wanted or ())):
+        missing = " or ".join(name for name in wanted or PARTS if name not in found)
+        inside = [name for name, child in autoencoder.named_children() if has_parts(child)]
+        raise UsageError(
+            f"{kind} has no {missing} to be streamed",
+            hint=" or ".join(f"pass its .{name}" for name in inside) or None,
+        )
+    if not wanted and (others := list(_others(autoencoder))):
+        raise UsageError(
+            f"{kind} computes with {', '.join(others)} too, which is no encoder or decoder that"
+            " could be streamed",
+            hint=f"lowtide.fit(module, parts={tuple(found)!r}) leaves the rest as it is",
+        )
+    return found
+
+
+def has_parts(module: object) -> bool:
+    """Whether it looks like an autoencoder."""
+    return all(hasattr(module, name) for name in PARTS)
+
+
+def check_part(title: str, part: nn.Module) -> None:
+    """Raise `UsageError` saying why ``part`` cannot be fitted, if it cannot; ``title`` names it."""
+    _check_untouched(title, part)
+    check_state(title, part)
+    _check_signature(title, part)
+    for path, inner in part.named_modules():
+        if isinstance(inner, (nn.Conv3d, nn.ConvTranspose3d)):
+            raise UsageError(
+                f"{title} is of frames: its {path} is {type(inner).__name__}, and only parts that"
+                " take (B, C, H, W) can be fitted"
+            )
+    _try(title, part)
+
+
+def _others(autoencoder: nn.Module) -> Iterator[str]:
+    """Networks that are no part: more than a layer, looking at neighbors."""
+    for name, child in autoencoder.named_children():
+        if name not in PARTS and any(
+            isinstance(inner, nn.Conv2d) and inner is not child and max(inner.kernel_size) > 1
+            for inner in child.modules()
+        ):
+            yield name
+
+
+def _check_untouched(title: str, part: nn.Module) -> None:
+    if is_fitted(part):
+        raise UsageError(f"{title} is fitted already", hint="lowtide.unfit(module) first")
+    if is_compiled(part):
+        raise UsageError(
+            f"{title} is compiled, and cannot be taken apart for bands",
+            hint="compile the autoencoder or its parts after lowtide.fit, which works",
+        )
+    if hooks := ", ".join(hooks_of(part)):
+        raise UsageError(
+            f"{title} has hooks of {hooks} around its forward, which would pass bands by",
+            hint="remove them, or put them on after lowtide.fit",
+        )
+    forward = vars(part).get("forward")
+    if forward is not None and not is_own_forward(part, forward):
+        raise UsageError(
+            f"the forward of {title} is replaced by {getattr(forward, '__name__', forward)}, which"
+            " would pass bands by",
+            hint="del its forward, or put it there after lowtide.fit",
+        )
+
+
+def _check_signature(title: str, part: nn.Module) -> None:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = list(inspect.signature(type(part).forward).parameters.values())[1:]
+    required = [
+        one.name
+        for one in taken
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(required) != 1 or taken[0].name != required[0] or taken[0].kind not in positional:
+        names = ", ".join(required or [one.name for one in taken])
+        raise UsageError(f"{title} takes {names or 'nothing'}, where bands need one image alone")
+
+
+def _try(title: str, part: nn.Module) -> None:
+    """Run ``part`` on an image that has no numbers, and see what it makes and which of its modules
+    that takes."""
+    channels = _channels(part)
+    if not channels:
+        raise UsageError(f"{title} has no two-dimensional convolution: it is not of images")
+    refusals: list[Exception] = []
+    for count in channels:
+        try:
+            result, entered = _watched(part, count)
+        except Exception as error:  # noqa: BLE001  (whatever a module of somebody else raises)
+            refusals.append(error)
+        else:
+            _check_result(title, result)
+            _check_entered(title, part, entered)
+            return
+    reason = str(refusals[0]).strip().splitlines() or [type(refusals[0]).__name__]
+    raise UsageError(f"{title} cannot be run on one image alone: {reason[0]}")
+
+
+def _channels(part: nn.Module) -> list[int]:
+    """How many channels its input may have: as many as some convolution takes, the first first."""
+    found = (inner.in_channels for inner in part.modules() if isinstance(inner, nn.Conv2d))
+    return list(dict.fromkeys(found))
+
+
+def _watched(part: nn.Module, channels: int) -> tuple[object, set[nn.Module]]:
+    """What it makes of an image, and the modules inside that were called."""
+    entered: set[nn.Module] = set()
+    hooks = [
+        inner.register_forward_pre_hook(lambda module, _: entered.add(module))
+        for inner in part.modules()
+    ]
+    try:
+        return _result(part, channels), entered
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _result(part: nn.Module, channels: int) -> object:
+    weight = next(part.parameters())
+    like = {"device": weight.device, "dtype": weight.dtype}
+    with torch.no_grad():
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                return type(part).forward(part, torch.empty(1, channels, _SIDE, _SIDE, **like))
+        except Exception:  # noqa: BLE001  (it may look at numbers, which a real image has)
+            return type(part).forward(part, torch.zeros(1, channels, _REAL, _REAL, **like))
+
+
+def _check_result(title: str, result: object) -> None:
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    if len(tensors) != 1 or tensors[0].dim() != 4:
+        shapes = ", ".join("×".join(map(str, one.shape)) for one in tensors)
+        raise UsageError(f"{title} does not make one image of one, but {shapes or 'no tensor'}")
+
+
+def _check_entered(title: str, part: nn.Module, entered: set[nn.Module]) -> None:
+    for name, child in part.named_children():
+        weighs = next(child.parameters(), None) is not None
+        if weighs and not any(inner in entered for inner in child.modules()):
+            more = list(inspect.signature(type(part).forward).parameters)[2:]
+            raise UsageError(
+                f"{title} has a {name}, which it uses with other inputs than one image"
+                f" ({', '.join(more) or 'of its own'})"
+            )

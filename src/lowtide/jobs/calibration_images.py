@@ -1,0 +1,124 @@
+"""Pieces of photographs: what an export in 8 bits is tuned on, and what its loss is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import ImageError, InputError
+from lowtide.media import open_image
+from lowtide.media.discover import images_below
+from lowtide.media.pixels import full_scale
+from lowtide.models.descriptor import SizeRule
+from lowtide.models.loaded_model import Model
+
+# Pieces to tune on at most, and their side: as large as most layers see, and done in seconds.
+_PIECES, _SIDE = 24, 128
+_SKIPPED_ROWS = 64
+# With fewer, what one photograph happens to show decides the ranges, or all that is known of them.
+_ENOUGH = 4
+
+
+def find_photographs(given: Sequence[Path | str]) -> list[Path]:
+    """Image files, those in folders included. Raises `InputError` for what is not there, and
+    `ImageError` for a folder without images."""
+    found: list[Path] = []
+    for path in map(Path, given):
+        if path.is_dir():
+            found += [image for image, _ in images_below(path)]
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder")
+    return found
+
+
+def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
+    """What is to be said of a choice of photographs: that they are too few to show much."""
+    if len(paths) >= _ENOUGH:
+        return ()
+    one = len(paths) == 1
+    return (
+        f"8 bits were tuned and measured on {len(paths)} photograph{'' if one else 's'} alone:"
+        f" on others the loss may be larger; give --calibrate {_ENOUGH} or more",
+    )
+
+
+def calibration_crops(paths: Sequence[Path], model: Model) -> list[Tensor]:
+    """Pieces of every other photograph, or of the upper half of the only one."""
+    chosen = paths[::2]
+    each = max(1, _PIECES // len(chosen))
+    pieces: list[Tensor] = []
+    for path in chosen[:_PIECES]:
+        pieces += _pieces(path, model, (_SIDE, _SIDE), each, half=_half(paths, 0))
+    return pieces
+
+
+def evaluation_crops(
+    paths: Sequence[Path], model: Model, sizes: Sequence[tuple[int, int]]
+) -> list[Tensor]:
+    """Pieces of ``sizes``, (height, width), or smaller where the photographs that
+    `calibration_crops` leaves out are; none twice."""
+    chosen = paths[1::2] or paths
+    found: dict[tuple[Path, tuple[int, ...]], Tensor] = {}
+    for place, size in enumerate(sizes):
+        path = chosen[place % len(chosen)]
+        (piece,) = _pieces(path, model, size, 1, half=_half(paths, 1))
+        found[path, tuple(piece.shape)] = piece
+    return list(found.values())
+
+
+def _half(paths: Sequence[Path], which: int) -> int | None:
+    return which if len(paths) == 1 else None
+
+
+def _pieces(
+    path: Path, model: Model, size: tuple[int, int], count: int, *, half: int | None
+) -> list[Tensor]:
+    """Up to ``count`` pieces beside one another in the middle of a photograph, or in the middle
+    of its upper (0) or lower (1) half."""
+    facts = model.descriptor
+    with open_image(path) as source:
+        info = source.info
+        first, rows = 0, info.height
+        if half is not None:
+            first, rows = half * (rows // 2), rows // 2
+        height, width = _fitting((min(size[0], rows), min(size[1], info.width)), facts.size, path)
+        for top in range(0, skipped := first + (rows - height) // 2, _SKIPPED_ROWS):
+            source.read(min(_SKIPPED_ROWS, skipped - top))
+        band = source.read(height)[..., : info.color_bands] / np.float32(full_scale(info.sample))
+    band = _in_channels(band.clip(0, 1), facts.in_channels, model)
+    count = min(count, info.width // width)
+    lefts = [(2 * place + 1) * info.width // (2 * count) - width // 2 for place in range(count)]
+    return [band[..., left : left + width].contiguous() for left in lefts]
+
+
+def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, int]:
+    """``size`` or a little less, as the model takes it."""
+    height, width = (side // rule.multiple_of * rule.multiple_of for side in size)
+    if rule.square:
+        height = width = min(height, width)
+    if min(height, width) < max(rule.minimum, 1):
+        raise ImageError(
+            f"{path}: too small to tune 8 bits on: pieces of it are {size[1]}×{size[0]}, and the"
+            f" model takes {max(rule.minimum, rule.multiple_of)} at least",
+            hint="larger photographs, or more than one",
+        )
+    return height, width
+
+
+def _in_channels(band: np.ndarray, channels: int, model: Model) -> Tensor:
+    """(height, width, bands) in 0..1 as (1, channels, height, width)."""
+    if channels not in (1, 3):
+        raise InputError(
+            f"{model.descriptor.name} takes {channels} channels, which are no photographs",
+            hint="--precision fp16",
+        )
+    if band.shape[-1] > channels:
+        band = band.mean(-1, keepdims=True)
+    band = np.broadcast_to(band, (*band.shape[:2], channels))
+    return torch.from_numpy(np.array(band.transpose(2, 0, 1), np.float32, order="C"))[None]

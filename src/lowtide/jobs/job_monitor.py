@@ -1,0 +1,110 @@
+"""What looks on while a job is made ready: progress, and the memory its model comes to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.progress import Cancel, Progress, ProgressCallback
+from lowtide.core.units import MIB
+from lowtide.jobs.prepare import PreparedModel, prepare, runtime_identity
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
+from lowtide.memory.cache import FactStore, cache_folder, package_digest
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.meter import CudaMeter, HostMeter
+from lowtide.memory.plan_file import PlanFile
+from lowtide.streaming.planner.program_cache import preload_capture
+
+# What is held differs by so much from run to run.
+_SAME = 8 * MIB
+
+
+def report_progress(progress: ProgressCallback | None, phase: Any, name: str) -> None:
+    """One word of progress, if anybody listens."""
+    if progress is not None:
+        progress(Progress(phase, name))
+
+
+@dataclass(frozen=True)
+class JobMonitor:
+    """A meter that runs, and who is told."""
+
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+
+    def prepare(
+        self,
+        settings: UpscaleSettings,
+        device: str,
+        budget: Budget,
+        book: PlanFile | None,
+        costs: ModelCosts | None = None,
+        *,
+        runs: bool = True,
+        on_loaded: Callable[[int], object] = lambda scale: None,
+    ) -> PreparedModel:
+        """The model, and a word about whatever takes seconds, now or at the first image.
+
+        ``runs`` tells whether this process runs the job too, and so has what a probe leaves.
+        """
+        model = settings.model_name
+        before_probe: int | None = None
+
+        def on_probe() -> None:
+            nonlocal before_probe
+            before_probe = self._held()
+            self._begin("probe", model, _load_tracing)
+
+        report_progress(self.progress, "load", model)
+        before = self._held()
+        prepared = prepare(
+            settings,
+            device=device,
+            costs=costs,
+            limit_bytes=budget.device_bytes // 2,
+            on_probe=on_probe,
+            cancel=self.cancel,
+            replayed=book.plans[0][1] if book else None,
+            on_loaded=on_loaded,
+        )
+        if device == "cpu":
+            # What a probe leaves is there in this process alone.
+            left = runs and before_probe is not None
+            held = before_probe if before_probe and not runs else self._held(collect=left)
+            beside = max(0, held - before - prepared.costs.weight_bytes)
+            prepared.beside_bytes = beside if left else _steady(prepared, settings, beside)
+        prepared.programs.on_capture = lambda: self._begin("capture", model, preload_capture)
+        return prepared
+
+    def _held(self, *, collect: bool = False) -> int:
+        trim_heap(collect=collect)
+        return self.meter.now_bytes
+
+    def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
+        """Libraries that most runs do without load late, and are not the run's own memory."""
+        report_progress(self.progress, phase, model)
+        with self.meter.apart():
+            load()
+
+
+def _steady(prepared: PreparedModel, settings: UpscaleSettings, beside: int) -> int:
+    """``beside``, or what was measured before if it is about the same: a budget that an error named
+    has to be enough the next time."""
+    store = FactStore(f"beside-{package_digest()}", cache_folder())
+    key = f"{runtime_identity(prepared.descriptor, settings.provider)} {prepared.precision}"
+    known = store.get(key)
+    if known is None or beside > known + _SAME:
+        known = beside
+        store.put(key, known)
+        store.save()
+    return known
+
+
+def _load_tracing() -> None:
+    from lowtide.streaming.probe.trace_memory import preload_tracing
+
+    preload_tracing()

@@ -1,0 +1,134 @@
+"""What all images of a job share, and which of them are still being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.planning import ImageTaskPlan
+from lowtide.jobs.prepare import PreparedModel, prepare
+from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.meter import CudaMeter, HostMeter, Usage
+from lowtide.memory.oom import trim_allocators
+from lowtide.memory.plan import Plan
+from lowtide.memory.plan_file import PlanFile
+
+if TYPE_CHECKING:
+    from lowtide.jobs.finish import ComputedImage
+
+# Of a plan: what the sizes of blocks in the heap depend on.
+_SIZES = {"padded_width", "padded_height", "tile_width", "tile_height", "batch", "banded", "heap"}
+
+
+@dataclass
+class UpscaleSession:
+    """A job's model, settings, budget and meter.
+
+    ``flying`` are images that are computed and still being written, oldest first; ``land`` is
+    called with each when it is waited for. ``threads`` are those of the processor that the devices
+    of an image share; None leaves them as they are.
+    """
+
+    prepared: PreparedModel
+    settings: UpscaleSettings
+    budget: Budget
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+    scratch: Path | None
+    images: int = 1
+    book: PlanFile | None = None
+    threads: int | None = None
+    land: Callable[[ComputedImage], object] = lambda computed: computed.land()
+    flying: list[ComputedImage] = field(default_factory=list)
+    _shape: dict[str, Any] = field(default_factory=dict)
+    _exact: UpscaleSession | None = None
+
+    def begin(self, plan: Plan) -> None:
+        """Another image begins: what is used from here counts for those in flight too.
+
+        What the last one, or a probe, left in the heap and on the card is given back, unless this
+        one's blocks are of the same sizes: to fetch them again would take longer than a light
+        network's operators.
+        """
+        shape = plan.model_dump(include=_SIZES)
+        if shape != self._shape:
+            trim_allocators(plan.device)
+        self._shape = shape
+        self.lap()
+        for image in self.flying:
+            image.alone = False
+
+    def lap(self) -> Usage:
+        """The peak since the last lap."""
+        usage = self.meter.lap()
+        for image in self.flying:
+            image.used = image.used.with_more(usage)
+        return usage
+
+    def writing(self) -> LedgerRow:
+        """What images take that are still being written."""
+        rows = [image.writing for image in self.flying]
+        return LedgerRow(
+            name="other images being written",
+            place="host",
+            origin="known",
+            value=sum(row.value for row in rows),
+            upper=sum(row.upper for row in rows),
+        )
+
+    def make_room(self, task: ImageTaskPlan) -> int:
+        """Wait for images in flight until ``task`` has room beside the others.
+
+        Returns how many bytes of its rows may wait to be written: all of them, or none where
+        they are to be written at once.
+        """
+        plan, budget = task.plan, self.budget
+        # On the CPU the host is the device.
+        need = plan.bytes_at("host", upper=True)
+        limit = budget.device_bytes if plan.device == "cpu" else budget.host_bytes
+        streams = self.settings.streams if self.images > 1 else 1
+        waiting = task.made.height * task.made.row_bytes if streams > 1 else 0
+        if need + waiting > limit:
+            waiting = 0
+        while self.flying and (
+            len(self.flying) >= streams or need + waiting + self.writing().upper > limit
+        ):
+            self._land_oldest()
+        return waiting
+
+    def in_fp32(self) -> UpscaleSession:
+        """The same job in fp32, which keeps to what the weights in half precision leave."""
+        if self._exact is None:
+            settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
+            taken = self.prepared.costs.weight_bytes
+            device_bytes = self.budget.device_bytes - taken
+            host_bytes = self.budget.host_bytes - taken * (self.budget.device == "cpu")
+            prepared = prepare(
+                settings,
+                device=self.prepared.network.device,
+                cancel=self.cancel,
+                limit_bytes=device_bytes // 2,
+            )
+            prepared.beside_bytes = self.prepared.beside_bytes
+            self._exact = replace(
+                self,
+                prepared=prepared,
+                settings=settings,
+                book=None,
+                budget=replace(self.budget, device_bytes=device_bytes, host_bytes=host_bytes),
+            )
+        return self._exact
+
+    def land_all(self) -> None:
+        """Wait for all images in flight."""
+        while self.flying:
+            self._land_oldest()
+
+    def _land_oldest(self) -> None:
+        self.land(self.flying.pop(0))

@@ -1,0 +1,53 @@
+"""Remembering where bands of rows were looked at and something else was chosen: to look takes a
+quarter of a minute for a deep model, which an image after the next would wait for again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.jobs.prepare import PreparedModel
+from lowtide.memory.budget import Budget
+from lowtide.memory.cache import FactStore, cache_folder, package_digest
+from lowtide.memory.choice import AccuracyRequest, shortfall
+from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.model_facts import ImageTask
+
+
+class StrategyCache:
+    """What was chosen in place of bands for one model, size of image, accuracy and, to a factor of
+    two, budget, on this machine."""
+
+    def __init__(
+        self, prepared: PreparedModel, picture: ImageTask, budget: Budget, wanted: AccuracyRequest
+    ) -> None:
+        self._store = FactStore(
+            f"passed-over-{package_digest()}", cache_folder(), device=prepared.costs.device
+        )
+        height, width = picture.padded
+        self._key = " ".join(
+            map(
+                str,
+                (
+                    prepared.costs.sha256,
+                    prepared.precision,
+                    height,
+                    width,
+                    picture.info.bands,
+                    wanted,
+                    budget.device_bytes.bit_length(),
+                ),
+            )
+        )
+        self._budget = budget
+
+    def again(self, plans: Sequence[Plan]) -> str | None:
+        """The title of what was chosen, if it is among ``plans`` and fits now too."""
+        known = self._store.get(self._key)
+        fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
+        return known if known in fitting else None
+
+    def remember(self, chosen: Plan) -> None:
+        """Keep it, unless it is bands."""
+        if chosen.strategy != "streamed":
+            self._store.put(self._key, chosen.title)
+            self._store.save()

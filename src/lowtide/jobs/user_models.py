@@ -1,0 +1,156 @@
+"""Models given by their place: a function in a Python file or package, or a model file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide.memory.training.meta_build import build_on_meta
+from lowtide.models import ModelDescriptor, load
+from lowtide.models.onnx_model import OnnxModel
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A module to plan for, what to call it, and the facts if it is one of Lowtide's."""
+
+    module: nn.Module
+    name: str
+    descriptor: ModelDescriptor | None = None
+
+    def multiple(self, usual: int) -> int:
+        """What the sides of images should be multiples of."""
+        if self.descriptor is None:
+            return usual
+        return math.lcm(usual, self.descriptor.size.multiple_of)
+
+
+def load_user_model(what: Any) -> UserModel:
+    """The module that ``what`` is, builds, or names.
+
+    ``what`` is a module, a function that returns one, ``"package.module:function"``,
+    ``"path/to/file.py:function"``, a bundled model, or a model file. Files and packages of
+    Python code are run, with their folder (for packages the working folder) in front of the
+    search path. Functions are called without arguments, on the ``meta`` device if possible.
+
+    Raises `UsageError` where the place does not exist or needs arguments, `ModelError` where
+    it gives no module or fails.
+    """
+    if isinstance(what, nn.Module):
+        return UserModel(what, type(what).__name__)
+    if not isinstance(what, str | Path):
+        return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
+    place, colon, name = str(what).rpartition(":")
+    if colon and name.isidentifier():
+        return _built(str(what), place, name)
+    if str(what).endswith(".py"):
+        raise UsageError(
+            f"which model of {what}?", hint=f"add the name of a function: {what}:build_model"
+        )
+    model = load(what)
+    if isinstance(model, OnnxModel):
+        raise ModelError(
+            f"{what} is an ONNX file, whose weights cannot be trained",
+            hint="give the PyTorch weights that it was exported from",
+        )
+    return UserModel(model.module.requires_grad_(True), str(what), model.descriptor)
+
+
+def _built(what: str, place: str, name: str) -> UserModel:
+    path = Path(place).expanduser()
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    with _searched(path.absolute().parent if is_file else Path.cwd()):
+        module = _guarded(place, _run_file if is_file else _import, path if is_file else place)
+        factory = getattr(module, name, None)
+        if factory is None:
+            found = ", ".join(_factories(module)) or "none"
+            raise UsageError(f"{place} has no {name!r}", hint=f"functions there: {found}")
+        if isinstance(factory, nn.Module):
+            return UserModel(factory, what)
+        _check_callable(what, factory)
+        return UserModel(_guarded(what, build_on_meta, factory), what)
+
+
+def _guarded(what: str, run: Any, argument: Any) -> Any:
+    """``run(argument)``, with what somebody's code raises named by its place."""
+    try:
+        return run(argument)
+    except LowtideError:
+        raise
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelError(f"{what} failed: {first}", hint="--debug shows where") from error
+
+
+def _run_file(path: Path) -> ModuleType:
+    name = f"lowtide_given_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Data classes and pickles look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"there is no Python module {name!r}",
+                hint="a file is given as path/to/file.py:function",
+            ) from error
+        raise
+
+
+def _check_callable(what: str, factory: Any) -> None:
+    if not callable(factory):
+        raise ModelError(
+            f"{what} is neither a function nor a module, but of type {type(factory).__name__}"
+        )
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{what} needs arguments: {error}", hint="name a function that takes none"
+        ) from error
+    except ValueError:
+        return  # written in C: whether it needs any is seen when it is called
+
+
+def _factories(module: ModuleType) -> list[str]:
+    """Functions and classes that a file defines itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+
+
+@contextlib.contextmanager
+def _searched(folder: Path) -> Iterator[None]:
+    """Inside, ``folder`` is searched for modules first, as Python does for a script."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))

@@ -1,0 +1,105 @@
+"""The metrics of a validation: what each is of, and what those take that look with a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.metrics import SSIM_WINDOW, psnr, psnr_y, ssim, ssim_y
+from lowtide.core.units import format_bytes
+from lowtide.memory.prediction.estimate import estimate
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.training.perceptual_metrics import PerceptualMetric
+from lowtide.training.train_config import Metric, TrainConfig
+
+
+class ValidationMetrics:
+    """``val.metrics`` of 8-bit pictures, (H, W, 3) each.
+
+    PSNR and SSIM are of the luma unless ``test_y_channel`` is false, with a border as wide as the
+    scale left out. LPIPS and DISTS are of RGB in 0..1 and of the whole picture, on the CPU.
+    ``crop_border`` is another border. Raises UsageError for weights that do not fit.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._scale, self._metrics = config.scale, config.val.metrics
+        self._similar = {
+            name: PerceptualMetric(metric.type, metric.weights, metric.net)
+            for name, metric in self._metrics.items()
+            if metric.type in ("lpips", "dists") and metric.weights is not None
+        }
+
+    def of(self, made: np.ndarray, high: np.ndarray) -> dict[str, float]:
+        """Each metric of an enlarged picture against the original, by its name."""
+        return {
+            name: self._similarity(name, made, high)
+            if name in self._similar
+            else _figure(metric, self._border(metric), made, high)
+            for name, metric in self._metrics.items()
+        }
+
+    def require_room(self, pictures: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
+        """Raise before anything runs where a metric cannot be had of one of these, (file, (height,
+        width)): UsageError where it is too small for it, BudgetError where a network that looks at
+        it takes more than ``budget`` bytes."""
+        known = list(pictures)
+        for name, metric in self._metrics.items():
+            need = self._least_side(name) + 2 * self._border(metric)
+            for path, size in known:
+                if min(size) < need:
+                    raise UsageError(
+                        f"{path}: {size[1]}×{size[0]} is too small for val.metrics.{name}, which"
+                        f" needs {need} pixels"
+                    )
+        for name, network in self._similar.items():
+            border = 2 * self._border(self._metrics[name])
+            path, size = max(known, key=lambda one: one[1][0] * one[1][1])
+            picture = torch.empty(1, 3, *(side - border for side in size), device="meta")
+            need = estimate(network, InferenceStep((picture, picture))).upper_bytes
+            if need > budget:
+                raise BudgetError(
+                    f"val.metrics.{name} of {path} ({size[1]}×{size[0]}) takes up to"
+                    f" {format_bytes(need)} of {format_bytes(budget)}",
+                    smallest=need,
+                    hint="leave it out, or validate with smaller pictures",
+                )
+
+    def _least_side(self, name: str) -> int:
+        """Pixels that a picture must have without its borders."""
+        if name in self._similar:
+            return self._similar[name].least_side
+        return SSIM_WINDOW if self._metrics[name].type == "ssim" else 1
+
+    def _border(self, metric: Metric) -> int:
+        if metric.crop_border is not None:
+            return metric.crop_border
+        return 0 if metric.learned else self._scale
+
+    def _similarity(self, name: str, *pictures: np.ndarray) -> float:
+        border = self._border(self._metrics[name])
+        with torch.inference_mode():
+            return float(self._similar[name](*_tensors(pictures, border)))
+
+
+def _tensors(pictures: Iterable[np.ndarray], border: int) -> Iterator[Tensor]:
+    """(1, 3, H, W) in 0..1, without their borders."""
+    for picture in pictures:
+        inner = torch.from_numpy(_without(picture, border).copy()).permute(2, 0, 1)
+        yield inner[None].float() / 255
+
+
+def _without(picture: np.ndarray, border: int) -> np.ndarray:
+    height, width = picture.shape[:2]
+    return picture[border : height - border, border : width - border]
+
+
+def _figure(metric: Metric, border: int, made: np.ndarray, high: np.ndarray) -> float:
+    if metric.test_y_channel:
+        return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](made, high, border)
+    figure = {"psnr": psnr, "ssim": ssim}[metric.type]
+    return figure(_without(made, border), _without(high, border), peak=255.0)

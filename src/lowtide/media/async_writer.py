@@ -1,0 +1,110 @@
+"""Rows written to a file by a thread, while the next ones are being made."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.signal import ImageInfo
+from lowtide.media.image_sink import ImageSink
+
+# Rows are copied in pieces of about so many bytes, so that the thread begins with the first.
+_PIECE_BYTES = 1 << 20
+
+
+class AsyncWriter:
+    """A `lowtide.core.signal.RowSink` in front of ``sink``, which takes rows without waiting.
+
+    Holds up to ``most_bytes`` of copied rows; who writes more waits until some are written.
+    After `close_rows` the file is finished in the background, and `commit` waits for that.
+    """
+
+    def __init__(self, sink: ImageSink, most_bytes: int) -> None:
+        self.info: ImageInfo = sink.info
+        self.notes: tuple[str, ...] = sink.notes
+        self._sink, self._most = sink, most_bytes
+        self._rows: deque[np.ndarray] = deque()
+        self._held = 0
+        self._closed = self._dropped = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="lowtide-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, rows: np.ndarray) -> None:
+        """Take rows, shape (n, width, bands); raises what writing earlier ones raised."""
+        count = max(1, _PIECE_BYTES // self.info.row_bytes)
+        for top in range(0, len(rows), count):
+            piece = rows[top : top + count]
+            with self._changed:
+                self._changed.wait_for(
+                    lambda size=piece.nbytes: (
+                        self._failure is not None
+                        or not self._held
+                        or self._held + size <= self._most
+                    )
+                )
+                self._raise()
+                self._held += piece.nbytes
+            piece = piece.copy()  # whoever gave it writes the next rows into the same memory
+            with self._changed:
+                self._rows.append(piece)
+                self._changed.notify_all()
+
+    def close_rows(self) -> None:
+        """Say that all rows are given. The file is finished, but has no name yet."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def commit(self) -> Path:
+        """Wait until everything is written, and give the file its name; raises `OutputError`."""
+        self.close_rows()
+        self._thread.join()
+        self._raise()
+        return self._sink.commit()
+
+    def abort(self) -> None:
+        """Remove everything that was written; harmless after `commit`."""
+        with self._changed:
+            self._dropped = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._sink.abort()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            while (rows := self._next()) is not None:
+                self._sink.write(rows)
+                with self._changed:
+                    self._held -= rows.nbytes
+                    self._changed.notify_all()
+                del rows
+            if not self._dropped:
+                self._sink.finish()
+        except BaseException as error:  # noqa: BLE001  (raised again by whoever writes or commits)
+            with self._changed:
+                self._failure = error
+                self._rows.clear()
+                self._changed.notify_all()
+
+    def _next(self) -> np.ndarray | None:
+        """The rows to write next; None when there are no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._rows or self._closed or self._dropped)
+            if self._dropped or not self._rows:
+                return None
+            return self._rows.popleft()
+
+    def __enter__(self) -> AsyncWriter:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.abort()

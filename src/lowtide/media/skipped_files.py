@@ -1,0 +1,51 @@
+"""What lies among images and is none, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowtide.media.camera_raw import is_raw_name
+from lowtide.media.detect import HEAD_BYTES, describe, identify
+
+_NAMED = 3  # of those left out for one reason
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file or folder among the inputs that is not taken for an image, and why."""
+
+    path: Path
+    reason: str
+
+
+def skip_reason(path: Path) -> str:
+    """What a path is that is no image by its name."""
+    if path.is_dir():
+        return "a folder"
+    if not path.is_file():
+        return "no regular file" if path.exists() else "a link to nothing"
+    if is_raw_name(path):
+        return "camera RAW, to be developed first"
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not head:
+        return "empty"
+    kind = identify(head)
+    return describe(head) if kind is None else f"{kind.name} by its content, but not by its name"
+
+
+def skipped_summary(left_out: Sequence[SkippedFile]) -> list[str]:
+    """A line for each reason, with the names of a few: ``hidden: .git, .DS_Store and 3 more``."""
+    names: dict[str, list[str]] = {}
+    for one in left_out:
+        names.setdefault(one.reason, []).append(str(one.path))
+    return [
+        f"{reason}: {', '.join(paths[:_NAMED])}"
+        + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+        for reason, paths in sorted(names.items(), key=lambda item: -len(item[1]))
+    ]

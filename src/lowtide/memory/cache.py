@@ -1,0 +1,159 @@
+"""Measured costs, kept between runs so that a model is probed once on a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from lowtide._version import __version__
+from lowtide.core.atomic_file import atomic_write
+from lowtide.core.cpuinfo import cpu_name
+from lowtide.core.heap import heap_is_tuned
+from lowtide.memory.costs import ModelCosts, TracedPoint
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: ``LOWTIDE_CACHE``, or the platform's cache folder."""
+    if given := os.environ.get("LOWTIDE_CACHE"):
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "lowtide"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lowtide"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
+
+
+class FactStore:
+    """What was found out about one kind of thing: one JSON file for a device and set of versions.
+
+    Values are what JSON can hold. With ``folder`` None nothing is kept on disk.
+    """
+
+    def __init__(self, kind: str, folder: Path | None = None, *, device: str = "cpu") -> None:
+        import torch
+
+        parts = (
+            device,
+            _hardware(device),
+            str(torch.__version__),
+            torch.__config__.show(),
+            str(torch.get_num_threads()),
+        )
+        name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+        self._path = None if folder is None else folder / f"{kind}-{name}.json"
+        self._known: dict[str, Any] | None = None
+        self._changed = False
+
+    def get(self, key: str) -> Any:
+        """What is stored under ``key``, or None."""
+        if self._known is None:
+            self._known = self._read()
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Remember ``value``; `save` writes it."""
+        if self._known is None:
+            self._known = self._read()
+        self._known[key] = value
+        self._changed = True
+
+    def save(self) -> None:
+        """Write what is new, beside what other processes wrote meanwhile."""
+        if self._path is None or not self._changed:
+            return
+        write_cached(self._path, json.dumps({**self._read(), **(self._known or {})}))
+        self._changed = False
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None or not self._path.is_file():
+            return {}
+        try:
+            found = json.loads(self._path.read_text())
+        except (ValueError, RecursionError, OSError):
+            return {}  # damaged: it is measured again and replaced
+        return found if isinstance(found, dict) else {}
+
+
+class WorkspaceStore(FactStore):
+    """Bytes that operators need, by signature."""
+
+    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+        super().__init__("operators", folder, device=device)
+
+
+@functools.cache
+def package_digest() -> str:
+    """Tells apart what different versions of this package found out, in development too."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class CostStore:
+    """One small JSON file for each model, device, precision and set of versions."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder()
+
+    def key(self, sha256: str, device: str, precision: str, limit_bytes: int | None = None) -> str:
+        """Name of an entry; changes with anything that may change memory or speed.
+
+        Costs whose measuring was cut short by ``limit_bytes`` have a name of their own.
+        """
+        import torch
+
+        parts = (
+            sha256,
+            device,
+            precision,
+            _hardware(device),
+            str(torch.__version__),
+            __version__,
+            str(torch.get_num_threads()),
+            str(heap_is_tuned()),
+            str(limit_bytes),
+            # Those kept before there was a fact lack it.
+            *ModelCosts.model_fields,
+            *TracedPoint.model_fields,
+        )
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+    def get(self, key: str) -> ModelCosts | None:
+        """The costs stored under ``key``, or None."""
+        path = self._folder / f"{key}.json"
+        if not path.is_file():
+            return None
+        try:
+            return ModelCosts.model_validate_json(path.read_text())
+        except (ValueError, OSError):
+            return None  # damaged or of another version: it is measured again and replaced
+
+    def put(self, key: str, costs: ModelCosts) -> None:
+        """Keep ``costs``; a folder that cannot be written only means measuring again."""
+        write_cached(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
+
+
+def _hardware(device: str) -> str:
+    if device == "cpu":
+        return cpu_name() or platform.machine()
+    if not device.startswith("cuda"):
+        return device  # one that is not here is what its profile's name says
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def write_cached(path: Path, text: str) -> None:
+    """Replace a file of the cache; where that is not possible, it is measured again next time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_text(text)

@@ -1,0 +1,249 @@
+"""The measured ledger of a region of code, on the CPU and on CUDA by one call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterable
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from lowtide.core.errors import LowtideError, UsageError
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.measurement.backends import WAYS, How, StoragesBackend, meter_backend
+from lowtide.memory.tracing.trace import Kind, Trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PhasePeak(BaseModel):
+    """A part of a region, as marked, and the peak of its own in bytes above the region's start."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    peak_bytes: int
+
+
+class RegionUsage(BaseModel):
+    """What a region used, in bytes.
+
+    ``peak_bytes`` is the most that was there at once above the region's start, ``held_bytes``
+    what had come and was still there at its end. ``ledger`` has all that the way of measuring
+    knows of, what was there before included where it does.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    how: How
+    source: str
+    peak_bytes: int
+    held_bytes: int
+    ledger: tuple[LedgerRow, ...]
+    phases: tuple[PhasePeak, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the ledger."""
+        return sum(row.value for row in self.ledger)
+
+
+class Region:
+    """A region that is being measured, or was; `measure` makes it. Figures come when it ends."""
+
+    def __init__(self, device: str, how: How) -> None:
+        self.device = device
+        self.how: How = how
+        self._way = meter_backend(device, how)
+        self._tracer = self._way.tracer if isinstance(self._way, StoragesBackend) else None
+        self._open = False
+        self._phase, self._phases = "", list[PhasePeak]()
+        self._usage: RegionUsage | None = None
+
+    @property
+    def usage(self) -> RegionUsage:
+        """The figures. Raises `UsageError` while the region is open, or if they were lost."""
+        if self._usage is None:
+            state = "has not ended" if self._open else "gave no figures"
+            raise UsageError(f"the measured region {state}", hint="read it after its end")
+        return self._usage
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes at once above the region's start."""
+        return self.usage.peak_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that had come and were still there at the end."""
+        return self.usage.held_bytes
+
+    @property
+    def ledger(self) -> tuple[LedgerRow, ...]:
+        """The rows, of origin ``"measured"``."""
+        return self.usage.ledger
+
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Each marked part with its own peak, in their order."""
+        return self.usage.phases
+
+    @property
+    def trace(self) -> Trace | None:
+        """Every storage over time, for ``how="storages"``; None for other ways."""
+        return None if self._tracer is None else self._tracer.trace
+
+    def as_json(self) -> str:
+        """The figures as a JSON object."""
+        return self.usage.model_dump_json()
+
+    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
+        """Say what tensors are for.
+
+        ``"storages"`` gives each kind a row, what was there before the region included.
+        ``"events"`` adds such rows for what was there before only, so that the total is what
+        the run needs. ``"resident"`` and ``"allocator"`` cannot tell tensors apart and take
+        labels without using them, so that one step runs under each way.
+        """
+        self._must_be_open()
+        self._way.label(tensors, kind)
+
+    def mark(self, phase: str) -> None:
+        """Name the part of the region that begins now; each gets a peak of its own."""
+        self._must_be_open()
+        self._end_phase(self._way.lap())
+        self._phase = phase
+        if self._tracer is not None:
+            self._tracer.mark(phase)
+
+    def _must_be_open(self) -> None:
+        if not self._open:
+            raise UsageError("the measured region is not open", hint="call this inside it")
+
+    def _end_phase(self, peak: int) -> None:
+        if self._phase or peak:
+            self._phases.append(PhasePeak(name=self._phase, peak_bytes=peak))
+
+    def _begin(self) -> None:
+        self._way.begin()
+        self._open = True
+
+    def _end(self) -> None:
+        self._open = False
+        self._end_phase(self._way.end())
+        peak = max((phase.peak_bytes for phase in self._phases), default=0)
+        marked = any(phase.name for phase in self._phases)
+        self._usage = RegionUsage(
+            device=self.device,
+            how=self.how,
+            source=self._way.source,
+            peak_bytes=peak,
+            held_bytes=self._way.held(),
+            ledger=self._way.rows(peak),
+            phases=tuple(self._phases) if marked else (),
+        )
+
+
+class Measure:
+    """What `measure` returns: a context manager, any number of times, and a decorator."""
+
+    def __init__(self, device: str, how: How) -> None:
+        self._device = device
+        self._how: How = how
+        self._local = threading.local()
+
+    def __enter__(self) -> Region:
+        region = Region(self._device, self._how)
+        region._begin()
+        self._regions().append(region)
+        return region
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        region = self._regions().pop()
+        try:
+            region._end()
+        except LowtideError:
+            # What went wrong inside matters more than that it could not be measured.
+            if kind is None:
+                raise
+
+    def __call__(self, function: Callable[P, R]) -> MeasuredFunction[P, R]:
+        return MeasuredFunction(function, self)
+
+    def _regions(self) -> list[Region]:
+        """Open regions of this thread, the innermost last."""
+        if not hasattr(self._local, "regions"):
+            self._local.regions = []
+        return self._local.regions
+
+
+class MeasuredFunction(Generic[P, R]):
+    """A function, each call of which is a region; ``last_region`` is that of the last to end."""
+
+    def __init__(self, function: Callable[P, R], meter: Measure) -> None:
+        runs_later = (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
+        if any(test(function) for test in runs_later):
+            name = getattr(function, "__name__", "it")
+            raise UsageError(
+                f"{name} is a generator or async: what runs between its parts would be counted",
+                hint="measure inside it, around the parts that do not wait",
+            )
+        functools.update_wrapper(self, function)
+        self._function, self._meter = function, meter
+        self.last_region: Region | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._meter as region:
+            try:
+                return self._function(*args, **kwargs)
+            finally:
+                self.last_region = region
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def measure(device: str | torch.device = "cpu", how: How | None = None) -> Measure:
+    """Measure the memory of a region of code, as a context manager or as a decorator.
+
+    ``device`` is where the region computes, ``"cpu"`` or a CUDA device. ``how`` is, on the CPU,
+
+    - ``"events"`` (default): tensors and operators' scratch that this thread allocates. What
+      other threads or other libraries (numpy) allocate is not seen, and where another profiler
+      is active this raises `UsageError`. An allocation and a release each cost 3 to 6 µs and
+      2 KiB of host memory, nearly all of it when the region ends: under 1 % of the time of
+      convolutions, but as much as the work itself where operators take a few microseconds.
+    - ``"storages"``: tensors by kind (`Region.label`), without scratch; slower.
+    - ``"resident"``: anonymous resident memory of the whole process, sampled every 20 ms and
+      corrected by the kernel's mark of its peak, with what the heap keeps for reuse.
+
+    On CUDA it is ``"allocator"``: all threads of the process; to be read as the device's use
+    where no other program uses it. ``torch.cuda.reset_peak_memory_stats`` must not be called
+    inside.
+
+    Regions can be nested and repeated, and run in several threads except for ``"events"``.
+    An error inside ends the region, with its figures, and is raised on. Raises `UsageError` for
+    another device, or another way than the device has.
+    """
+    if callable(device):
+        raise UsageError("measure was given a function", hint='write @measure("cpu") above it')
+    name, kind = str(device), str(device).partition(":")[0]
+    if kind not in WAYS:
+        raise UsageError(f"cannot measure on {name!r}", hint="devices: cpu, cuda, cuda:N")
+    way = how or WAYS[kind][0]
+    if way not in WAYS[kind]:
+        raise UsageError(
+            f"{name!r} cannot be measured by {way!r}", hint="ways: " + ", ".join(WAYS[kind])
+        )
+    return Measure(name, way)

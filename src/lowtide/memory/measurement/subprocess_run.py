@@ -1,0 +1,206 @@
+"""The memory of a whole run, measured in a process of its own that did nothing else before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lowtide.core.atomic_file import writing
+from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
+from lowtide.memory.ledger import LedgerRow
+
+# From this size on glibc gives a block pages of its own and returns them when it is freed.
+# Resident memory then follows what is allocated; the default keeps what could be used again.
+_THRESHOLD = ("MALLOC_MMAP_THRESHOLD_", "65536")
+_TAIL = 4000
+_CHILD = (
+    "import json, sys; spec = json.load(open(sys.argv[1], encoding='utf-8'));"
+    " sys.path[:] = spec['path'];"
+    " from lowtide.memory.measurement._subprocess_main import main; main(spec, sys.argv[2])"
+)
+
+
+class FreshUsage(BaseModel):
+    """What a run in a fresh process used, in bytes above what its imports had taken.
+
+    ``peak_bytes`` is anonymous resident memory, sampled every 5 ms, with what the kernel's mark
+    shows between two samples. ``high_water_bytes`` is that mark, of all resident pages: it
+    also counts files that were mapped and library code that was touched for the first time; None
+    where the kernel keeps none. ``held_bytes`` is what was left at the end. ``allocator`` names
+    the heap, because the figures depend on it. ``result`` is what the function returned, None
+    for a script; ``exit_status`` is not 0 where the run asked for that itself. ``stdout`` and
+    ``stderr`` are the ends of what it printed.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    peak_bytes: int
+    high_water_bytes: int | None
+    held_bytes: int
+    seconds: float
+    cpu_seconds: float
+    allocator: str
+    result: Any = None
+    exit_status: int = 0
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def ledger(self) -> tuple[LedgerRow, ...]:
+        """One row, of origin ``"measured"``; its upper value is the kernel's mark."""
+        upper = max(self.peak_bytes, self.high_water_bytes or 0)
+        return (
+            LedgerRow(
+                name="resident memory",
+                place="device",
+                value=self.peak_bytes,
+                upper=upper,
+                origin="measured",
+            ),
+        )
+
+
+def measure_fresh(
+    target: str | os.PathLike[str],
+    *args: Any,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float | None = None,
+    imports: Sequence[str] = (),
+    warmups: int = 0,
+) -> FreshUsage:
+    """Run ``target`` in a fresh process and measure what it adds to that process's memory.
+
+    ``target`` is ``"package.module:function"``, called with ``args``, which like its result
+    must be what JSON can hold; or the path of a Python script, with ``args`` as its words. The
+    baseline is taken after the function's module and all of ``imports`` have been imported, and
+    after ``warmups`` calls of the function, for what a process pays only once (generated kernels,
+    stacks of threads, what it imports later on); what a script imports beyond ``imports``
+    counts. ``env`` is added to the environment, and what is None there taken out. The child has
+    this process's ``sys.path`` and working folder; processes that it starts are not measured. On
+    Linux with glibc its heap gives back every block of 64 KiB or more when it is freed, so that
+    resident memory follows what is allocated, for more time: about half as much more, of networks
+    of windows several times as much (`FreshUsage.allocator` says so).
+
+    Raises `OutOfMemoryError` if the run ended for lack of memory, `LowtideError` if it raised,
+    was killed by a signal or took more than ``timeout`` seconds, each with the end of its
+    standard error; and `UsageError` if ``target`` cannot be found, something is not JSON, or a
+    script is to be warmed up.
+    """
+    name = os.fspath(target)
+    spec = {
+        "target": name,
+        "args": _plain(name, args, warmups),
+        "imports": list(imports),
+        "warmups": warmups,
+        "path": [str(entry) for entry in sys.path],
+    }
+    with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
+        run = _Run(Path(folder), name)
+        status = run.wait(spec, _environment(env), timeout)
+        return run.usage(status)
+
+
+def _plain(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
+    if ":" not in Path(name).name:
+        if not Path(name).is_file():
+            raise UsageError(
+                f"{name!r} is no script here", hint='write functions as "package.module:function"'
+            )
+        if warmups:
+            raise UsageError(f"{name} is a script, which runs once", hint="leave out warmups")
+        return [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args]
+    try:
+        json.dumps(args)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the arguments of {name} cannot be written as JSON: {error}") from None
+    return list(args)
+
+
+def _environment(extra: Mapping[str, str | None] | None) -> dict[str, str]:
+    name, value = _THRESHOLD
+    settings = {name: value} if sys.platform.startswith("linux") else {}
+    asked = {**os.environ, **settings, **(extra or {})}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+class _Run:
+    """One child, with the files it reads and writes."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self._target = target
+        self._spec, self._report = folder / "spec.json", folder / "report.json"
+        self._stdout, self._stderr = folder / "stdout", folder / "stderr"
+
+    def wait(self, spec: dict[str, Any], env: dict[str, str], timeout: float | None) -> int:
+        """Run the child to its end; returns its exit status."""
+        with writing(self._spec) as part:
+            part.write_text(json.dumps(spec), encoding="utf-8")
+        words = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            child = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+            try:
+                return child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                problem = f"did not end within {timeout:g} s"
+            except BaseException:
+                child.kill()
+                child.wait()
+                raise
+        raise LowtideError(self._sentence(problem), hint="give it more time, or less to do")
+
+    def usage(self, status: int) -> FreshUsage:
+        """What the child reported. Raises `LowtideError` if it could not, or did not finish."""
+        report: dict[str, Any] = {}
+        if self._report.is_file():
+            report = json.loads(self._report.read_text(encoding="utf-8"))
+        if "usage" in report:
+            return FreshUsage(
+                target=self._target,
+                stdout=_tail(self._stdout),
+                stderr=_tail(self._stderr),
+                **report["usage"],
+            )
+        if report.get("kind") == "usage":
+            raise UsageError(self._sentence(report["problem"]))
+        if report.get("kind") == "memory":
+            raise OutOfMemoryError(
+                self._sentence(f"ran out of memory: {report['problem']}"), hint="give it less to do"
+            )
+        raise self._death(report, status)
+
+    def _death(self, report: dict[str, Any], status: int) -> LowtideError:
+        if "problem" in report:
+            return LowtideError(self._sentence(f"raised {report['problem']}"))
+        if status >= 0:
+            return LowtideError(self._sentence(f"left no figures and ended with status {status}"))
+        number = -status
+        known = {entry.value: entry.name for entry in signal.Signals}
+        problem = f"was killed by {known.get(number, f'signal {number}')}"
+        if number == getattr(signal, "SIGKILL", None):
+            return OutOfMemoryError(
+                self._sentence(f"{problem}, which is how a system out of memory ends programs"),
+                hint="give it less to do, or look into the system's log",
+            )
+        return LowtideError(self._sentence(problem))
+
+    def _sentence(self, problem: str) -> str:
+        printed = _tail(self._stderr).rstrip()
+        return f"{self._target} {problem}" + (f"\n{printed}" if printed else "")
+
+
+def _tail(path: Path) -> str:
+    return path.read_bytes()[-_TAIL:].decode("utf-8", "replace")

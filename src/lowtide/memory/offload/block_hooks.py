@@ -1,0 +1,244 @@
+"""Whose turn it is: hooks that put a block's weights in place while it runs."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.memory.offload.buffers import BufferLayout, Lane, WeightBuffer, WeightSource
+from lowtide.memory.offload.placeholder import WeightPlaceholder
+from lowtide.memory.offload.weight_blocks import set_tensor
+
+
+class BlockHooks:
+    """Keeps the blocks of one model in a few slots.
+
+    A slot is filled by the loading thread and by nobody else, and modules are changed by the
+    calling thread and by nobody else. A block that runs keeps its slot; all others may lose it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layouts: Sequence[BufferLayout],
+        source: WeightSource,
+        lane: Lane,
+        in_flight: int,
+    ) -> None:
+        self._model, self._layouts, self._source, self._lane = model, layouts, source, lane
+        largest = max((layout.nbytes for layout in layouts), default=0)
+        self._slots = [lane.slot(largest) for _ in range(in_flight)]
+        for slot in self._slots:
+            slot.tensors = [_weights(layout, slot.buffer) for layout in layouts]
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="lowtide-weights")
+        self._absent: list[list[WeightPlaceholder]] = []
+        self._hooks: list[Any] = []
+        self._recurrent: list[nn.Module] = []
+        self._running: Counter[int] = Counter()
+        self._order = _Order(len(layouts))
+        self._turn = self.loads = self.misses = self.loaded_bytes = 0
+
+    def open(self) -> None:
+        """Take the weights out of the modules and set the hooks."""
+        modules = dict(self._model.named_modules())  # attributes may hide a module by its name
+        for index, layout in enumerate(self._layouts):
+            self._absent.append(
+                [
+                    WeightPlaceholder.of(place.name, view, self._lane.device)
+                    for place, view in zip(
+                        layout.places, self._slots[0].tensors[index], strict=True
+                    )
+                ]
+            )
+            self._take_out(index)
+            self._keep_in_place(layout)
+            owners = {id(place.owner) for place in layout.places}
+            for path in layout.block.modules:
+                # Its parts as well: a model may call them without calling the block.
+                for part in modules[path].modules():
+                    if part is modules[path] or id(part) in owners:
+                        self._hook(part, index)
+        # Last, to be called first: nothing runs when a pass begins, whatever ended the last.
+        self._hooks.append(
+            self._model.register_forward_pre_hook(lambda *_: self._running.clear(), prepend=True)
+        )
+
+    def _keep_in_place(self, layout: BufferLayout) -> None:
+        """Recurrent layers on CUDA give their weights memory of their own, in cuDNN's order, when
+        they find others in place: what is loaded into the slot would no longer reach them."""
+        for place in layout.places:
+            if isinstance(place.owner, nn.RNNBase) and place.owner not in self._recurrent:
+                self._recurrent.append(place.owner)
+                place.owner.flatten_parameters = _stay  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _hook(self, part: nn.Module, index: int) -> None:
+        before = functools.partial(self._before, index)
+        after = functools.partial(self._after, index)
+        self._hooks.append(part.register_forward_pre_hook(before, prepend=True))
+        self._hooks.append(part.register_forward_hook(after, always_call=True))
+
+    def _before(self, index: int, module: nn.Module, inputs: Any) -> None:
+        self._running[index] += 1  # first of all: the hook after it is called in any case
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "streamed weights have no gradients",
+                hint="run the model under torch.inference_mode()",
+            )
+        if self._running[index] == 1:
+            self._bring(index)
+
+    def _after(self, index: int, module: nn.Module, inputs: Any, output: Any) -> Any:
+        self._running[index] = max(0, self._running[index] - 1)
+        slot = self._slot_of(index)
+        if self._running[index] or slot is None or not slot.installed:
+            return None
+        try:
+            kept = _without_views(output, slot.buffer)
+        finally:
+            # Only now: copies of what lies in the slot are issued after the block, and read it too.
+            self._lane.after(slot)
+        if slot.buffer._version != slot.version:
+            self._empty(slot)
+            raise ModelError(
+                f"the block {self._layouts[index].block.name!r} changes its own weights or"
+                " buffers, which streaming would lose",
+                hint="plan_offload(..., resident=[...]) with the names of what changes",
+            )
+        return kept
+
+    def _bring(self, index: int) -> None:
+        """Have the block's weights in its modules, and the next block's on their way."""
+        slot = self._slot_of(index)
+        if slot is None:
+            self.misses += 1
+            slot = self._free_slot()
+            if slot is None:
+                others = [self._layouts[i].block.name for i in +self._running if i != index]
+                raise ModelError(
+                    f"the block {self._layouts[index].block.name!r} is called while"
+                    f" {', '.join(others)} runs, and there is no buffer left for it",
+                    hint="keep it in memory: plan_offload(..., resident=[...])",
+                )
+            self._assign(slot, index)
+        assert slot.loading is not None
+        try:
+            slot.loading.result()
+        except BaseException:
+            self._empty(slot)  # the next pass tries again
+            raise
+        self._lane.before(slot)
+        self._install(slot, index)
+        self._look_ahead(index)
+
+    def _look_ahead(self, index: int) -> None:
+        following = self._order.after(index)
+        if self._slot_of(following) is None and (slot := self._free_slot()):
+            self._assign(slot, following)
+
+    def _slot_of(self, index: int) -> WeightBuffer | None:
+        return next((slot for slot in self._slots if slot.block == index), None)
+
+    def _free_slot(self) -> WeightBuffer | None:
+        """The slot whose block was needed longest ago, among those that do not run."""
+        free = [slot for slot in self._slots if slot.block is None or not self._running[slot.block]]
+        return min(free, key=lambda slot: slot.turn, default=None)
+
+    def _assign(self, slot: WeightBuffer, index: int) -> None:
+        self._empty(slot)
+        layout = self._layouts[index]
+        slot.block = index
+        slot.loading = self._loader.submit(self._lane.load, slot, layout, self._source)
+        self._touch(slot)
+        self.loads += 1
+        self.loaded_bytes += layout.nbytes
+
+    def _install(self, slot: WeightBuffer, index: int) -> None:
+        self._touch(slot)
+        if slot.installed:
+            return
+        for place, tensor in zip(self._layouts[index].places, slot.tensors[index], strict=True):
+            set_tensor(place, tensor)
+        slot.installed, slot.version = True, slot.buffer._version
+
+    def _touch(self, slot: WeightBuffer) -> None:
+        self._turn += 1
+        slot.turn = self._turn
+
+    def _empty(self, slot: WeightBuffer) -> None:
+        if slot.installed and slot.block is not None:
+            self._take_out(slot.block)
+        if slot.loading is not None:
+            slot.loading.cancel()
+        slot.block, slot.loading, slot.installed = None, None, False
+
+    def _take_out(self, index: int) -> None:
+        for place, absent in zip(self._layouts[index].places, self._absent[index], strict=True):
+            set_tensor(place, absent)
+
+    def close(self) -> None:
+        """End the loading thread, remove the hooks, put the model's own tensors back."""
+        for hook in self._hooks:
+            hook.remove()
+        self._loader.shutdown(cancel_futures=True)
+        self._lane.close()
+        for module in self._recurrent:
+            del module.flatten_parameters
+        self._recurrent.clear()
+        for layout in self._layouts:
+            for place in layout.places:
+                set_tensor(place, place.tensor)
+        self._slots.clear()
+
+
+def _stay() -> None:
+    """In the place of a recurrent layer's `flatten_parameters`."""
+
+
+def _weights(layout: BufferLayout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """What modules get while the block is in ``buffer``."""
+    return [
+        view if place.is_buffer else nn.Parameter(view, requires_grad=False)
+        for place, view in zip(layout.places, layout.views(buffer), strict=True)
+    ]
+
+
+class _Order:
+    """Which block follows which, learned as they run: after the last two, after the last."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._last: tuple[int, int] = (-1, -1)
+        self._followers: dict[tuple[int, int] | int, int] = {}
+
+    def after(self, index: int) -> int:
+        """Note that ``index`` runs, and guess what will: in the first pass, the next listed."""
+        before, last = self._last
+        if index != last:
+            self._followers[before, last] = self._followers[last] = index
+            self._last = (last, index)
+        listed = (index + 1) % self._count
+        return self._followers.get(self._last, self._followers.get(index, listed))
+
+
+def _without_views(output: Any, buffer: torch.Tensor) -> Any:
+    """A copy of what lies in the buffer itself, such as an embedding returned as it is."""
+    storage = buffer.untyped_storage()._cdata
+
+    def inside(value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.layout == torch.strided
+            and value.untyped_storage()._cdata == storage
+        )
+
+    if not any(inside(value) for value in tree_iter(output)):
+        return None
+    return tree_map_only(torch.Tensor, lambda x: x.clone() if inside(x) else x, output)

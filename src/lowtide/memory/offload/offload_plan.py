@@ -1,0 +1,177 @@
+"""How the weights of a model fit in a budget: which stay, which stream, through which buffers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from lowtide.core.errors import BudgetError
+from lowtide.core.units import MIB, format_bytes
+from lowtide.memory.offload.weight_blocks import WeightBlock, find_blocks
+
+# Splits to try, as shares of all weights; 0 is every module by itself.
+_SHARES = (8, 16, 32, 64, 0)
+# What starting a load costs, expressed in bytes that could be loaded in that time. A prior.
+_LOAD_OVERHEAD = MIB
+# Steps of this share of a list fall far from each other, whatever its length.
+_GOLDEN = 0.618033988749895
+
+
+class OffloadPlan(BaseModel):
+    """Which blocks stay in memory and which pass through ``in_flight`` buffers. JSON in, JSON out.
+
+    All sizes are bytes. ``activation_bytes`` is what the caller set aside of ``budget_bytes``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    resident: tuple[WeightBlock, ...]
+    streamed: tuple[WeightBlock, ...]
+    in_flight: int
+    budget_bytes: int
+    activation_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights that stay in memory."""
+        return sum(block.nbytes for block in self.resident)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Weights loaded again on every pass through the model."""
+        return sum(block.nbytes for block in self.streamed)
+
+    @property
+    def largest_streamed_bytes(self) -> int:
+        """The size of one buffer."""
+        return max((block.nbytes for block in self.streamed), default=0)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All buffers together."""
+        return self.in_flight * self.largest_streamed_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the plan takes of the budget: resident weights, buffers and activations."""
+        return self.resident_bytes + self.buffer_bytes + self.activation_bytes
+
+    @property
+    def title(self) -> str:
+        """For people: what stays, what passes, and through what."""
+        if not self.streamed:
+            return f"all weights resident: {format_bytes(self.resident_bytes)}"
+        return (
+            f"{format_bytes(self.streamed_bytes)} of weights in {len(self.streamed)} blocks through"
+            f" {self.in_flight} × {format_bytes(self.largest_streamed_bytes)},"
+            f" {format_bytes(self.resident_bytes)} resident"
+        )
+
+
+def plan_offload(
+    model: nn.Module,
+    budget_bytes: int,
+    *,
+    activation_bytes: int = 0,
+    resident: Iterable[str] = (),
+) -> OffloadPlan:
+    """Which weights of ``model`` stay and which stream, so that all fits in ``budget_bytes``.
+
+    ``activation_bytes`` of the budget are left to everything that is not a weight. The model may
+    be on the meta device: only names, shapes and types are looked at. As much stays resident as
+    fits beside two buffers of the largest streamed block, one for the block that runs and one
+    for the next; where only one buffer fits, blocks are loaded when they are needed. Layers are
+    split only if whole ones do not fit. Raises `BudgetError`, naming the smallest budget that
+    would do, if one block, what cannot be streamed, and the activations do not fit together.
+    """
+    names, room = tuple(resident), budget_bytes - activation_bytes
+    kept = dict(budget_bytes=budget_bytes, activation_bytes=activation_bytes)
+    everything = find_blocks(model, resident=names)
+    total = sum(block.nbytes for block in everything)
+    if total <= room:
+        return OffloadPlan(resident=tuple(everything), streamed=(), in_flight=0, **kept)
+
+    @functools.cache
+    def splits(layers: bool) -> list[list[WeightBlock]]:
+        sizes = [total // share if share else 0 for share in _SHARES]
+        return [
+            find_blocks(model, largest_bytes=size, split_layers=layers, resident=names)
+            for size in sizes
+        ]
+
+    for in_flight in (2, 1):
+        for layers in (False, True):
+            fits = [fit for blocks in splits(layers) if (fit := _fit(blocks, room, in_flight))]
+            if fits:
+                stay, stream = min(fits, key=_cost)
+                return OffloadPlan(
+                    resident=tuple(stay),
+                    streamed=tuple(stream),
+                    in_flight=min(in_flight, len(stream)),
+                    **kept,
+                )
+    needs = [_need(blocks) for layers in (False, True) for blocks in splits(layers)]
+    raise _too_small(min(needs), budget_bytes, activation_bytes)
+
+
+_Fit = tuple[list[WeightBlock], list[WeightBlock]]
+
+
+def _cost(fit: _Fit) -> int:
+    return sum(block.nbytes + _LOAD_OVERHEAD for block in fit[1])
+
+
+def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | None:
+    """The (resident, streamed) blocks that load the fewest bytes and fit in ``room`` bytes."""
+    best: _Fit | None = None
+    free = [block for block in blocks if block.modules]
+    for limit in sorted({block.nbytes for block in free}):
+        passing = [block for block in free if block.nbytes <= limit]
+        spare = room - min(in_flight, len(passing)) * limit
+        spare -= sum(b.nbytes for b in blocks if not b.modules or b.nbytes > limit)
+        if spare < 0:
+            continue
+        # Small ones first, they cost as many loads as large ones. The others far apart, so
+        # that a block can be loaded while resident ones are computed.
+        spread = {block.name: index * _GOLDEN % 1 for index, block in enumerate(passing)}
+        passing.sort(key=lambda block: (8 * block.nbytes > limit, spread[block.name]))
+        streamed: set[str] = set()
+        for block in passing:
+            if block.nbytes <= spare:
+                spare -= block.nbytes
+            else:
+                streamed.add(block.name)
+        fit = (
+            [b for b in blocks if b.name not in streamed],
+            [b for b in blocks if b.name in streamed],
+        )
+        best = fit if best is None else min(best, fit, key=_cost)
+    return best
+
+
+def _need(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
+    """The least bytes for weights, those of the largest streamed block among them, its name."""
+    total = sum(block.nbytes for block in blocks)
+    options = [(total, 0, "")]
+    for largest in blocks:
+        if largest.modules:
+            smaller = (b for b in blocks if b.modules and b.nbytes <= largest.nbytes)
+            kept = total - sum(block.nbytes for block in smaller)
+            options.append((kept + largest.nbytes, largest.nbytes, largest.name))
+    return min(options)
+
+
+def _too_small(need: tuple[int, int, str], budget: int, activations: int) -> BudgetError:
+    weights, largest, name = need
+    smallest = weights + activations
+    return BudgetError(
+        f"the model cannot be streamed within {format_bytes(budget)}: it needs"
+        f" {format_bytes(smallest)}, {format_bytes(largest)} for the block {name!r},"
+        f" {format_bytes(weights - largest)} for weights that stay and"
+        f" {format_bytes(activations)} for activations",
+        smallest=smallest,
+        hint=f"a budget of {-(-smallest // MIB)}MiB",
+    )

@@ -1,0 +1,84 @@
+"""What a module has in the place of a weight that is not loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_iter
+
+from lowtide.core.errors import ModelError
+
+
+def _getter(name: str) -> Any:
+    return getattr(torch.Tensor, name).__get__
+
+
+# What may be asked of a weight that is not there.
+_FORM = {
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.__len__,
+    *map(
+        _getter,
+        (
+            "shape",
+            "dtype",
+            "layout",
+            "ndim",
+            "nbytes",
+            "itemsize",
+            "requires_grad",
+            "is_leaf",
+            "grad",
+            "grad_fn",
+            "is_sparse",
+            "is_quantized",
+            "is_nested",
+        ),
+    ),
+}
+_DEVICE = _getter("device")
+_ON_DEVICE = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
+
+
+class WeightPlaceholder(nn.Parameter):
+    """Stands where a streamed weight belongs while it is not loaded: a form without values."""
+
+    weight_name: str
+    weight_device: torch.device
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
+        """A stand-in for ``tensor``, which says that it is on ``device``."""
+        form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        absent = torch.Tensor._make_subclass(cls, form, False)
+        absent.weight_name, absent.weight_device = name, device
+        return absent
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        absent = next(x for x in tree_iter((args, kwargs)) if isinstance(x, cls))
+        if func == _DEVICE:
+            return absent.weight_device
+        if func in _ON_DEVICE:
+            return absent.weight_device.type == _ON_DEVICE[func]
+        if func in _FORM:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise ModelError(
+            f"the streamed weight {absent.weight_name} was used while its block was not running",
+            hint=f"keep it in memory: plan_offload(..., resident=[{absent.weight_name!r}])",
+        )
+
+    def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return f"AbsentWeight({self.weight_name})"

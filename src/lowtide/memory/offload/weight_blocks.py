@@ -1,0 +1,231 @@
+"""Which weights of a model are used together, one block after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from lowtide.core.errors import UsageError
+
+# Kernels are chosen by alignment too: CUDA's allocator aligns to this, the CPU's to less.
+ALIGNMENT = 512
+# The largest module that is not split, as a share of all weights.
+_LARGEST = 8
+# Smaller neighbors share a block, up to this share of the largest.
+_GROUPED = 4
+
+_CONTAINERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+# These read the weights of the modules in them without calling those.
+_ATOMS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+class WeightBlock(BaseModel):
+    """Weights that are loaded together.
+
+    ``tensors`` are the full names of parameters and buffers; ``modules`` are the modules that
+    need them while they run. Without modules the block cannot be streamed: tied weights, those
+    that belong to a module that was split, those whose memory is not plainly laid out, and what
+    the caller wanted resident. ``nbytes`` is the block in a buffer, alignment included.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Where a module keeps a tensor. Tied tensors have several places."""
+
+    name: str
+    owner: nn.Module
+    key: str
+    tensor: torch.Tensor
+    is_buffer: bool
+
+
+def tensor_slots(model: nn.Module) -> Iterator[TensorSlot]:
+    """Every place of a parameter or buffer; a module that occurs twice is visited once."""
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for is_buffer, store in ((False, module._parameters), (True, module._buffers)):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    yield TensorSlot(prefix + key, module, key, tensor, is_buffer)
+
+
+def set_tensor(place: TensorSlot, tensor: torch.Tensor) -> None:
+    """Make ``tensor`` what the module has in this place."""
+    if place.is_buffer:
+        place.owner._buffers[place.key] = tensor
+    else:
+        # Not by its dictionary: recurrent layers keep lists of their weights, and follow this.
+        setattr(place.owner, place.key, tensor)
+
+
+def align_bytes(nbytes: int) -> int:
+    """``nbytes`` rounded up to the alignment of a tensor in a buffer."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions from the slowest to the fastest in memory."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
+
+
+def find_blocks(
+    model: nn.Module,
+    *,
+    largest_bytes: int | None = None,
+    split_layers: bool = False,
+    resident: Iterable[str] = (),
+) -> list[WeightBlock]:
+    """A partition of the parameters and buffers into blocks, in the order of registration.
+
+    Modules larger than ``largest_bytes`` (an eighth of all weights, left out) are taken apart:
+    the model itself, and what is or contains a list of modules; with ``split_layers`` also the
+    layers in such lists, down to single modules. Small neighbors are grouped. A tied tensor
+    belongs to one block, under the first of its names. Tensors and modules named in
+    ``resident``, with all that is in them, are never streamed. Raises `UsageError` for a name
+    in ``resident`` that the model does not have.
+    """
+    finder = _Finder(model, split_layers, tuple(resident))
+    total = finder.streamable_bytes
+    limit = total // _LARGEST if largest_bytes is None else largest_bytes
+    blocks = _grouped(finder.split("", model, limit), limit // _GROUPED)
+    held = [
+        WeightBlock(name=place.name, modules=(), tensors=(place.name,), nbytes=nbytes)
+        for place, nbytes in finder.held
+    ]
+    return [*held, *blocks]
+
+
+class _Finder:
+    """Sorts tensors into those that may be streamed and those that may not, then splits."""
+
+    def __init__(self, model: nn.Module, split_layers: bool, resident: tuple[str, ...]) -> None:
+        self._model, self._deep = model, split_layers
+        self.held: list[tuple[TensorSlot, int]] = []
+        self._direct: dict[int, list[tuple[TensorSlot, int]]] = {}
+        everything = list(tensor_slots(model))
+        _check_names(model, everything, resident)
+        storages = Counter(_storage(place.tensor) for place in everything)
+        modules = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
+        # Real tensors of a model without memory are those that no file holds.
+        has_meta = any(place.tensor.is_meta for place in everything)
+        counted: set[object] = set()
+        for place in everything:
+            key = _storage(place.tensor)
+            if key in counted:
+                continue
+            counted.add(key)
+            if (
+                storages[key] > 1
+                or modules[id(place.owner)] > 1
+                or not _is_plain(place.tensor)
+                or (has_meta and not place.tensor.is_meta)
+                or any(_is_in(place.name, name) for name in resident)
+            ):
+                self.held.append((place, _memory(place.tensor)))
+            else:
+                self._direct.setdefault(id(place.owner), []).append(
+                    (place, align_bytes(place.tensor.nbytes))
+                )
+
+    @property
+    def streamable_bytes(self) -> int:
+        """Bytes that may be streamed, and those that no split has held back yet."""
+        return sum(nbytes for found in self._direct.values() for _, nbytes in found)
+
+    def split(self, path: str, module: nn.Module, limit: int) -> list[WeightBlock]:
+        """Blocks of one module and what is in it."""
+        found = [item for part in module.modules() for item in self._direct.get(id(part), ())]
+        nbytes = sum(size for _, size in found)
+        if not nbytes:
+            return []
+        if _is_callable(module) and (nbytes <= limit or not self._can_split(module)):
+            names = tuple(place.name for place, _ in found)
+            return [WeightBlock(name=path, modules=(path,), tensors=names, nbytes=nbytes)]
+        # Its own weights are used while the modules in it run, each with its block.
+        self.held += self._direct.pop(id(module), [])
+        blocks = []
+        for key, child in module.named_children():
+            blocks += self.split(f"{path}.{key}" if path else key, child, limit)
+        return blocks
+
+    def _can_split(self, module: nn.Module) -> bool:
+        if isinstance(module, _ATOMS) or is_parametrized(module) or not [*module.children()]:
+            return False
+        if self._deep or module is self._model:
+            return True
+        return any(isinstance(part, _CONTAINERS) for part in module.modules())
+
+
+def _is_callable(module: nn.Module) -> bool:
+    """Whether it has a forward: a list of modules or parameters is only ever looked into."""
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
+
+
+def _grouped(blocks: Sequence[WeightBlock], limit: int) -> list[WeightBlock]:
+    groups: list[WeightBlock] = []
+    for block in blocks:
+        if groups and groups[-1].nbytes + block.nbytes <= limit:
+            last = groups.pop()
+            groups.append(
+                WeightBlock(
+                    name=f"{last.name.split(' … ')[0]} … {block.name}",
+                    modules=last.modules + block.modules,
+                    tensors=last.tensors + block.tensors,
+                    nbytes=last.nbytes + block.nbytes,
+                )
+            )
+        else:
+            groups.append(block)
+    return groups
+
+
+def _is_in(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(parent + ".")
+
+
+def _check_names(model: nn.Module, known: Sequence[TensorSlot], asked: Iterable[str]) -> None:
+    names = {place.name for place in known} | {path for path, _ in model.named_modules()}
+    for name in asked:
+        if name not in names:
+            raise UsageError(f"the model has no module, parameter or buffer {name!r}")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is its bytes: no subclass with data of its own, and no holes."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    dense = tensor.detach().permute(memory_order(tensor)).is_contiguous()
+    return dense and not tensor.is_quantized
+
+
+def _storage(tensor: torch.Tensor) -> object:
+    """The same for tensors that share memory, on any device (on meta none has an address)."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
+        return id(tensor)
+    return "storage", tensor.untyped_storage()._cdata
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if _is_plain(tensor) else tensor.nbytes

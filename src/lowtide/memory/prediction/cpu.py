@@ -1,0 +1,56 @@
+"""The ledger of a traced run on the CPU: exact storages, measured scratch, page rounding."""
+
+from __future__ import annotations
+
+import itertools
+
+from lowtide.memory.ledger import LedgerRow, Origin
+from lowtide.memory.prediction.calibration import Calibration, shipped_runtime
+from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
+from lowtide.memory.prediction.op_signature import signature
+from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
+from lowtide.memory.prediction.runtime_objects import count_runtime_objects
+from lowtide.memory.tracing.trace import Trace
+
+_PAGE = 4096
+# From this size on the C library gives an allocation pages of its own, where it is not tuned.
+_OWN_PAGES = 64 << 10
+# Alignment and header of one allocation by posix_memalign.
+_HEADER = 80
+
+
+def predict_cpu(trace: Trace, scratch: CpuWorkspace, calibration: Calibration) -> PredictedMemory:
+    """Peak of ``trace`` on this machine's CPU, as resident memory of the process."""
+    peak = peak_with_workspace(trace, scratch.inside)
+    op = peak.op if peak.op >= 0 else None
+    rows = live_tensor_rows(trace, op)
+    live = sum(row.value for row in rows)
+    call = None if op is None else trace.ops[op].call
+    assumed = call is not None and signature(call) in scratch.assumed
+    rows.append(_row("scratch", max(0, peak.total - live), "prior" if assumed else "probed"))
+    where = trace.peak_op() if op is None else op
+    rows.append(_row("allocator", _rounding(trace, where), "simulated"))
+    objects = count_runtime_objects(trace, where)
+    rows.append(_row("runtime", shipped_runtime().of(objects), "calibrated"))
+    predicted = sum(row.value for row in rows)
+    rows.append(margin_row(rows, calibration.upper(predicted)))
+    reasons = sorted({(why, what) for what, why in scratch.assumed.values()})
+    notes = tuple(
+        f"{why}, taken at their bound: {', '.join(what for _, what in these)}"
+        for why, these in itertools.groupby(reasons, key=lambda reason: reason[0])
+    )
+    name = trace.ops[where].name if where < len(trace.ops) else ""
+    return PredictedMemory(tuple(rows), trace.phase(where), name, trace.peak_bytes, notes, objects)
+
+
+def _row(name: str, value: int, origin: Origin) -> LedgerRow:
+    return LedgerRow(name=name, place="device", value=value, upper=value, origin=origin)
+
+
+def _rounding(trace: Trace, op: int) -> int:
+    """Bytes that pages and headers add to the storages alive at the peak."""
+    sizes = trace.sizes_during(op)
+    return sum(
+        -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _OWN_PAGES else _HEADER
+        for size in sizes
+    )

@@ -1,0 +1,111 @@
+"""Models that cannot be traced: run for real on small inputs, and extrapolated."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from lowtide.core.errors import ModelError
+from lowtide.memory.costs import fit_growth
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.result import PredictedMemory
+from lowtide.memory.tracing.fake import model_tensors
+from lowtide.memory.tracing.steps import (
+    InferenceStep,
+    NullObserver,
+    Step,
+    TrainingStep,
+    input_tensors,
+)
+
+# Shares of each side. Real runs of these sizes take a sixteenth and a quarter of the memory.
+_SHARES = (0.125, 0.25, 0.5)
+_AFFORDABLE = 1 << 29
+_UPPER = 1.3
+
+
+def extrapolate_peak(
+    model: nn.Module, step: Step, reason: Exception, dtype: torch.dtype | None
+) -> PredictedMemory:
+    """Peak bytes of ``step``, from real runs on the CPU with smaller images or fewer tokens.
+
+    Raises `ModelError` from ``reason`` where the model does not run on those either, or has no
+    weights to run with.
+    """
+    model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
+    held = sum(tensor.untyped_storage().nbytes() for tensor in model_tensors(model))
+    points: list[tuple[int, int]] = []
+    for share in _SHARES:
+        small = _smaller(step, share, dtype)
+        size = sum(tensor.numel() for tensor in input_tensors(small))
+        if points and (size <= points[-1][0] or points[-1][1] > _AFFORDABLE):
+            continue
+        points.append((size, _real_peak(model, small, reason)))
+    if len(points) < 2:
+        raise _failure(reason, "its inputs are too small to be made smaller")
+    fixed, linear, square = fit_growth(points)
+    size = sum(tensor.numel() for tensor in input_tensors(step))
+    activations = int(fixed + linear * size + square * size**2)
+    rows = (
+        LedgerRow(name="weights", place="device", value=held, upper=held, origin="known"),
+        LedgerRow(
+            name="live activations and scratch",
+            place="device",
+            value=activations,
+            upper=int(activations * _UPPER),
+            origin="probed",
+        ),
+    )
+    note = (
+        f"could not be traced ({_first_line(reason)}); extrapolated from {len(points)} real runs"
+        " on smaller inputs"
+    )
+    return PredictedMemory(rows, "", "", held + activations, (note,))
+
+
+def _real_peak(model: nn.Module, step: Step, reason: Exception) -> int:
+    if any(tensor.is_meta for tensor in model_tensors(model)):
+        raise _failure(reason, "a model on the meta device cannot be run instead")
+    try:
+        run = step.prepare(model)
+        return live_peak_bytes(lambda: run(NullObserver()))
+    except Exception as error:
+        raise _failure(reason, f"a real run on smaller inputs failed too: {error}") from error
+
+
+def _failure(reason: Exception, more: str) -> ModelError:
+    return ModelError(
+        f"the model's memory cannot be told: tracing failed ({_first_line(reason)}), and {more}",
+        hint="check that the inputs are what the model takes; run it once with real ones",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+
+
+def _smaller(step: Step, share: float, dtype: torch.dtype | None) -> Step:
+    def shrink(tree: Any) -> Any:
+        return tree_map_only(Tensor, lambda tensor: _shrink(tensor, share, dtype), tree)
+
+    changed = {"inputs": shrink(step.inputs), "keywords": shrink(dict(step.keywords))}
+    if isinstance(step, InferenceStep):
+        return dataclasses.replace(step, **changed)
+    assert isinstance(step, TrainingStep)
+    return dataclasses.replace(step, validation=shrink(step.validation), **changed)
+
+
+def _shrink(tensor: Tensor, share: float, dtype: torch.dtype | None) -> Tensor:
+    """Fewer rows and columns of images and clips, fewer tokens of sequences; zeros inside."""
+    shape = list(tensor.shape)
+    sides = {3: (1,), 4: (2, 3), 5: (3, 4)}.get(tensor.dim(), ())
+    for side in sides:
+        shape[side] = min(shape[side], max(16, round(shape[side] * share / 16) * 16))
+    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.zeros(shape, dtype=kind, requires_grad=tensor.requires_grad)

@@ -1,0 +1,105 @@
+"""What a run leaves in the process beside its tensors: compiled kernels and objects.
+
+oneDNN compiles a kernel for each size and type of a convolution or a matrix product and keeps it;
+autograd keeps objects for every result that a backward pass will need. Neither is a tensor, and
+together they are a few percent of a small run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from lowtide.attention.linear_ops import ONEDNN_LINEAR
+from lowtide.memory.tracing.trace import TensorFacts, Trace
+
+_CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
+# In fp32 these go to the BLAS library, which compiles nothing; `ONEDNN_LINEAR` does not.
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class RuntimeObjects(BaseModel):
+    """Counts of a run: different convolutions and backward passes of convolutions in fp32, both of
+    them in lower precision, different products that oneDNN makes (those in lower precision, and
+    linear layers that are given to it), and storages alive at its peak."""
+
+    model_config = ConfigDict(frozen=True)
+
+    convolutions: int
+    backward_convolutions: int
+    low_convolutions: int
+    products: int
+    storages: int
+
+
+class RuntimeCosts(BaseModel):
+    """Bytes for one of each, fitted to runs by a committed script."""
+
+    model_config = ConfigDict(frozen=True)
+
+    convolution_bytes: int
+    backward_convolution_bytes: int
+    low_convolution_bytes: int
+    product_bytes: int
+    storage_bytes: int
+
+    def of(self, objects: RuntimeObjects) -> int:
+        """Bytes for all of them."""
+        return (
+            objects.convolutions * self.convolution_bytes
+            + objects.backward_convolutions * self.backward_convolution_bytes
+            + objects.low_convolutions * self.low_convolution_bytes
+            + objects.products * self.product_bytes
+            + objects.storages * self.storage_bytes
+        )
+
+
+def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
+    """What a run on the CPU has made beside tensors by its peak, at operator ``op``.
+
+    A training step repeats, so that its kernels are there from the step before.
+    """
+    repeats = any(phase == "backward" for _, phase in trace.marks)
+    found: dict[str, set[tuple[Any, ...]]] = {
+        "convolutions": set(),
+        "backward_convolutions": set(),
+        "low_convolutions": set(),
+        "products": set(),
+    }
+    for made in trace.ops if repeats else trace.ops[: op + 1]:
+        if made.call is None:
+            continue
+        function, tensors = (
+            made.call[0],
+            tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts)),
+        )
+        if (kind := _kind(function, tensors)) is not None:
+            found[kind].add((function, _asked(made.call, tensors)))
+    counts = {kind: len(different) for kind, different in found.items()}
+    return RuntimeObjects(**counts, storages=len(trace.sizes_during(op)))
+
+
+def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
+    """What a kernel is compiled for. A linear layer's does not see how its tokens are laid out, but
+    has what is done with its results."""
+    function, arguments = call[:2]
+    if function is not ONEDNN_LINEAR:
+        return tensors
+    (x, weight), then = tensors[:2], arguments[3]
+    return math.prod(x.shape[:-1]), *weight.shape, then
+
+
+def _kind(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
+    """Which count of `RuntimeObjects` an operator on these tensors is one of."""
+    name = function.overloadpacket.__name__
+    low = any(facts.dtype in _LOW for facts in tensors)
+    if name in (_CONVOLUTION, _BACKWARD):
+        if low:
+            return "low_convolutions"
+        return "convolutions" if name == _CONVOLUTION else "backward_convolutions"
+    by_onednn = function is ONEDNN_LINEAR or (low and name in _PRODUCTS)
+    return "products" if by_onednn else None

@@ -1,0 +1,153 @@
+"""What the system says of this process and of its machine: resident memory and its marks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_STATM = Path("/proc/self/statm")
+_MAPS = Path("/proc/self/maps")
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+# Libraries that programs put in the place of the C library's heap.
+_REPLACEMENTS = ("jemalloc", "tcmalloc", "mimalloc")
+
+
+def anonymous_bytes() -> int:
+    """Resident bytes of this process that belong to no file."""
+    return resident_parts()[0]
+
+
+def resident_parts() -> tuple[int, int]:
+    """Resident bytes of this process: (those that belong to no file, those of mapped files)."""
+    if _STATM.exists():
+        _, resident, shared, *_ = _STATM.read_text().split()
+        return (int(resident) - int(shared)) * _PAGE, int(shared) * _PAGE
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, 0
+
+
+def available_host_bytes() -> int:
+    """Host memory that programs could still take without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) * 1024
+    return int(os.sysconf("SC_AVPHYS_PAGES")) * _PAGE
+
+
+def total_host_bytes() -> int:
+    """Host memory of this machine, used or free."""
+    return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
+
+
+def status_bytes(field: str) -> int:
+    """A size in the kernel's status of this process, such as ``"VmRSS"``; 0 where it has none."""
+    if not _STATUS.exists():
+        return 0
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def allocator_name() -> str:
+    """The heap that serves this process, with its version or setting where that matters."""
+    if _MAPS.exists():
+        mapped = _MAPS.read_text()
+        for name in _REPLACEMENTS:
+            if f"lib{name}" in mapped:
+                return name
+    library = os.confstr("CS_GNU_LIBC_VERSION") if _has_glibc() else None
+    if not library:
+        return f"C library of {sys.platform}"
+    setting = os.environ.get("MALLOC_MMAP_THRESHOLD_")
+    return f"{library}, MALLOC_MMAP_THRESHOLD_={setting}" if setting else library
+
+
+def _has_glibc() -> bool:
+    return "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
+
+
+@contextlib.contextmanager
+def silence_stderr() -> Iterator[None]:
+    """Send file descriptor 2 nowhere, for libraries that write there past Python."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # a program without a standard error has nothing to be kept quiet
+        yield
+        return
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(sink)
+
+
+class HighWaterMark:
+    """A mark of the system that any reset clears for everybody, read by several at once.
+
+    ``read`` gives one or more byte counts that only grow until ``reset`` sets them back to what
+    is used at that moment; ``reset`` returns whether that is possible here.
+    """
+
+    def __init__(self, read: Callable[[], tuple[int, ...]], reset: Callable[[], bool]) -> None:
+        self._read, self._reset = read, reset
+        self._lock = threading.Lock()
+        self._readings: weakref.WeakSet[MarkReader] = weakref.WeakSet()
+
+    def reading(self) -> MarkReader:
+        """A reader of its own, to be begun by `MarkReader.restart`."""
+        return MarkReader(self)
+
+
+class MarkReader:
+    """The highest values since this reader's own last `restart`, whatever others reset."""
+
+    def __init__(self, mark: HighWaterMark) -> None:
+        self._mark = mark
+        self._best: tuple[int, ...] = ()
+
+    def restart(self) -> bool:
+        """Forget the past for this reader alone; False where the mark cannot be reset."""
+        mark = self._mark
+        with mark._lock:
+            now = mark._read()
+            for reading in mark._readings:
+                reading._best = _higher(reading._best, now)
+            works = mark._reset()
+            self._best = ()
+            mark._readings.add(self)
+        return works
+
+    def peaks(self) -> tuple[int, ...]:
+        """Highest values since `restart`."""
+        with self._mark._lock:
+            return _higher(self._best, self._mark._read())
+
+
+def _higher(known: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(max, known, now)) if known else now
+
+
+def _forget_resident_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # no such file, or a sandbox that forbids it: the mark is then not reported
+        return False
+    return True
+
+
+# The kernel's mark of all resident pages, mapped files included.
+RESIDENT_PEAK = HighWaterMark(lambda: (status_bytes("VmHWM"),), _forget_resident_peak)

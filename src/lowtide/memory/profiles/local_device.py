@@ -1,0 +1,199 @@
+"""The profile of a device that this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.core.errors import UsageError
+from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance
+from lowtide.memory.profiles.shipped import load_profile, profile_names
+
+_ARCHITECTURES = {
+    6: "pascal",
+    7: "volta",
+    8: "ampere",
+    9: "hopper",
+    10: "blackwell",
+    11: "blackwell",
+    12: "blackwell",
+}
+# Windows reports up to 5 % more than Linux; cards of one name differ by a third or more.
+_SAME_SIZE = 0.08
+
+
+@dataclass(frozen=True)
+class DriverFacts:
+    """What the driver says of a card. ``bandwidth_bytes_per_s`` is None where it does not say."""
+
+    title: str
+    capability: tuple[int, int]
+    total_bytes: int
+    multiprocessors: int
+    bandwidth_bytes_per_s: int | None = None
+
+
+def profile_of(device: str) -> DeviceProfile:
+    """The profile of a device that is there: ``"cpu"``, ``"cuda"`` or ``"cuda:0"``.
+
+    A card that ships as a profile keeps its figures, with the driver's memory size. Any other
+    takes the priors of the card nearest in compute capability, scaled by its multiprocessors,
+    which underestimates the tensor cores of data center cards before Hopper. Raises
+    `UsageError` for a device that is not there.
+    """
+    if device == "cpu":
+        return _host()
+    return profile_from_facts(_read_cuda(device))
+
+
+def profile_for(device: str) -> DeviceProfile:
+    """The profile of a device that is there (`profile_of`), or of one by its name (`load_profile`).
+
+    Raises `UsageError` for what is neither.
+    """
+    here = device == "cpu" or device.partition(":")[0] == "cuda"
+    return profile_of(device) if here else load_profile(device)
+
+
+def profile_from_facts(facts: DriverFacts) -> DeviceProfile:
+    """The profile of a card from what its driver says of it."""
+    for name in profile_names():
+        known = load_profile(name)
+        if facts.title in known.device_names and _same_size(known, facts):
+            return _with_facts(known, facts, {}, known.provenance)
+    return _scaled(_donor(facts), facts)
+
+
+def _scaled(donor: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
+    """A card that has no profile, from the nearest that has one."""
+    share = facts.multiprocessors / donor.multiprocessors
+    supports: list[Precision] = [p for p in donor.supports if facts.capability >= _NEEDS[p]]
+    scaled = Provenance(kind="prior", source=f"as {donor.title}, by number of multiprocessors")
+    driver = Provenance(kind="known", source="memory clock and bus width of the driver")
+    bandwidth = facts.bandwidth_bytes_per_s or int(donor.bandwidth_bytes_per_s * share)
+    changes = {
+        "name": re.sub(r"[^a-z0-9]+", "-", facts.title.lower()).strip("-"),
+        "title": facts.title,
+        "aliases": (),
+        "device_names": (facts.title,),
+        "architecture": architecture_of(facts.capability),
+        "compute_capability": ".".join(map(str, facts.capability)),
+        "supports": supports,
+        "flops": {p: int(donor.flops[p] * share) for p in supports},
+        "bandwidth_bytes_per_s": bandwidth,
+    }
+    provenance = {
+        **{figure: _as_prior(p, donor) for figure, p in donor.provenance.items()},
+        "flops": scaled,
+        "bandwidth_bytes_per_s": driver if facts.bandwidth_bytes_per_s else scaled,
+    }
+    return _with_facts(donor, facts, changes, provenance)
+
+
+_NEEDS: dict[Precision, tuple[int, int]] = {
+    "fp32": (0, 0),
+    "fp16": (0, 0),
+    "tf32": (8, 0),
+    "bf16": (8, 0),
+}
+
+
+def architecture_of(capability: tuple[int, int]) -> str:
+    """The architecture's name; that of the nearest older one for what came later."""
+    if capability == (8, 9):
+        return "ada"
+    if capability == (7, 5):
+        return "turing"
+    return _ARCHITECTURES[min(max(capability[0], min(_ARCHITECTURES)), max(_ARCHITECTURES))]
+
+
+def _same_size(known: DeviceProfile, facts: DriverFacts) -> bool:
+    return abs(facts.total_bytes - known.total_bytes) <= _SAME_SIZE * known.total_bytes
+
+
+def _donor(facts: DriverFacts) -> DeviceProfile:
+    """The shipped card nearest in compute capability, then in size."""
+
+    def distance(profile: DeviceProfile) -> tuple[int, int]:
+        (major, minor), (its_major, its_minor) = facts.capability, profile.capability
+        apart = abs(10 * (major - its_major) + minor - its_minor)
+        return apart, abs(profile.multiprocessors - facts.multiprocessors)
+
+    cards = [load_profile(name) for name in profile_names()]
+    return min((card for card in cards if card.kind == "cuda"), key=distance)
+
+
+def _as_prior(provenance: Provenance, donor: DeviceProfile) -> Provenance:
+    return Provenance(kind="prior", source=f"as {donor.title}: {provenance.source}")
+
+
+def _with_facts(
+    profile: DeviceProfile,
+    facts: DriverFacts,
+    changes: dict[str, Any],
+    provenance: dict[str, Provenance],
+) -> DeviceProfile:
+    driver = Provenance(kind="known", source="read from the driver")
+    return DeviceProfile.model_validate(
+        {
+            **dict(profile),
+            **changes,
+            "total_bytes": facts.total_bytes,
+            "multiprocessors": facts.multiprocessors,
+            "expandable_segments": profile.expandable_segments and sys.platform == "linux",
+            "provenance": {**provenance, "total_bytes": driver, "multiprocessors": driver},
+        }
+    )
+
+
+def _host() -> DeviceProfile:
+    common = load_profile("cpu")
+    cores = os.cpu_count() or 1
+    here = Provenance(kind="known", source="read from the operating system")
+    scaled = Provenance(kind="prior", source=f"{common.title}, by the number of cores")
+    return DeviceProfile.model_validate(
+        {
+            **dict(common),
+            "title": f"Host CPU with {cores} cores",
+            "aliases": (),
+            "multiprocessors": cores,
+            "total_bytes": total_host_bytes(),
+            "flops": {
+                p: rate * cores // common.multiprocessors for p, rate in common.flops.items()
+            },
+            "provenance": {
+                **common.provenance,
+                "multiprocessors": here,
+                "total_bytes": here,
+                "flops": scaled,
+            },
+        }
+    )
+
+
+def _read_cuda(device: str) -> DriverFacts:
+    import torch
+
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise UsageError(f"there are no profiles of {device!r}", hint="cpu, cuda or cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device.partition(":")[2] or (torch.cuda.current_device() if count else 0))
+    if index >= count:
+        raise UsageError(
+            f"there is no device {device!r}: {count} CUDA devices are here",
+            hint=f"plan for a device that is not here by name: {', '.join(profile_names())}",
+        )
+    properties = torch.cuda.get_device_properties(index)
+    # Releases differ in whether they tell the memory's clock (kHz) and bus (bits).
+    clock, bus = (getattr(properties, f"memory_{x}", 0) for x in ("clock_rate", "bus_width"))
+    return DriverFacts(
+        title=properties.name,
+        capability=(properties.major, properties.minor),
+        total_bytes=properties.total_memory,
+        multiprocessors=properties.multi_processor_count,
+        bandwidth_bytes_per_s=2 * clock * 1000 * bus // 8 or None,
+    )

@@ -1,0 +1,103 @@
+"""How much a traced run computes: the multiply-adds of its products, convolutions and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from lowtide.attention.linear_ops import ONEDNN_LINEAR
+from lowtide.memory.tracing.trace import Trace
+
+_aten = torch.ops.aten
+
+
+def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
+    """Multiply-adds of the matrix products, convolutions and attention of ``trace``.
+
+    With ``phases`` only those of the parts of the run marked so count. Elementwise operators
+    are left out: they take time by the bytes they move. The counts are those of the operators'
+    definitions, whatever the kernels do.
+    """
+    return sum(
+        op.times * multiply_adds_of(op.call)
+        for number, op in enumerate(trace.ops)
+        if op.call is not None and (phases is None or trace.phase(number) in phases)
+    )
+
+
+def multiply_adds_of(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> int:
+    """Multiply-adds of one operator call; 0 for all but products, convolutions, attention."""
+    count = _COUNTS.get(call[0])
+    return 0 if count is None else count(call[1])
+
+
+def _product(left: Any, right: Any) -> int:
+    """(..., rows, inner) times (..., inner, columns)."""
+    return math.prod(left.shape) * right.shape[-1]
+
+
+def _convolution(args: tuple[Any, ...]) -> int:
+    image, kernel, _, stride, padding, dilation, transposed = args[:7]
+    if transposed:
+        # Each pixel of the input meets the kernel once.
+        return image.shape[0] * math.prod(image.shape[2:]) * math.prod(kernel.shape)
+    sides = zip(
+        image.shape[2:],
+        kernel.shape[2:],
+        _each(stride, image),
+        _each(padding, image),
+        _each(dilation, image),
+        strict=True,
+    )
+    pixels = math.prod(
+        (side + 2 * pad - gap * (width - 1) - 1) // step + 1
+        for side, width, step, pad, gap in sides
+    )
+    return image.shape[0] * pixels * math.prod(kernel.shape)
+
+
+def _each(setting: Any, image: Any) -> tuple[int, ...]:
+    """One value for each side; a single one stands for all."""
+    return setting if len(setting) > 1 else setting * (len(image.shape) - 2)
+
+
+def _convolution_backward(args: tuple[Any, ...]) -> int:
+    gradient, image, kernel = args[:3]
+    transposed, wanted = args[7], args[10]
+    pixels = math.prod((image if transposed else gradient).shape[2:])
+    return (wanted[0] + wanted[1]) * image.shape[0] * pixels * math.prod(kernel.shape)
+
+
+def _attention(query: Any, key: Any, value: Any) -> int:
+    """The scores and their product with the values."""
+    rows = math.prod(query.shape[:-1])
+    return rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(query: Any, key: Any, value: Any) -> int:
+    """The scores again, and four products for the gradients."""
+    rows = math.prod(query.shape[:-1])
+    return rows * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+_ATTENTION = "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"
+_COUNTS: dict[Any, Callable[[tuple[Any, ...]], int]] = {
+    _aten.mm.default: lambda args: _product(args[0], args[1]),
+    _aten.bmm.default: lambda args: _product(args[0], args[1]),
+    _aten.addmm.default: lambda args: _product(args[1], args[2]),
+    _aten.baddbmm.default: lambda args: _product(args[1], args[2]),
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
+}
+if ONEDNN_LINEAR is not None:
+    _COUNTS[ONEDNN_LINEAR] = lambda args: math.prod(args[0].shape) * args[1].shape[0]
+# Releases differ in which of these operators they have.
+for _name in _ATTENTION:
+    if hasattr(_aten, f"_scaled_dot_product_{_name}"):
+        _forward = getattr(_aten, f"_scaled_dot_product_{_name}").default
+        _backward = getattr(_aten, f"_scaled_dot_product_{_name}_backward").default
+        _COUNTS[_forward] = lambda args: _attention(*args[:3])
+        _COUNTS[_backward] = lambda args: _attention_backward(*args[1:4])

@@ -1,0 +1,64 @@
+"""The workspace that oneDNN's recurrent layers keep from the forward for the backward pass.
+
+It is a result of the operator, as large as all states and gates of all steps. PyTorch's rule for
+fake results has it empty, so that estimates would miss it, and a backward pass that is measured
+with an empty one reads beyond its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Absent from builds without oneDNN.
+RNN_LAYER: Any = getattr(getattr(torch.ops.aten, "mkldnn_rnn_layer", None), "default", None)
+
+# Its parts are whole pages, which a few steps of small layers do not fill.
+_TELLING_BYTES = 4 << 20
+_STEP_BYTES = 32  # of each number of a step's states and gates, about
+
+
+def with_rnn_workspace(args: tuple[Any, ...], result: Any) -> Any:
+    """``result`` of `RNN_LAYER` on fake tensors, the workspace as large as a real one: there is
+    one wherever gradients may be wanted."""
+    output, hidden, cell, workspace = result
+    if not torch.is_grad_enabled() or not hasattr(workspace, "fake_mode"):
+        return result
+    image, *weights, hx, cx = args[:7]
+    kinds = (tuple(tensor.shape) for tensor in (image, *weights, hx, cx))
+    size = _workspace_bytes(tuple(kinds), image.dtype, args[7], *args[9:15])
+    return output, hidden, cell, workspace.new_empty(size)
+
+
+@functools.lru_cache(256)
+def _workspace_bytes(
+    shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, reverse: bool, *settings: Any
+) -> int:
+    """Bytes for all steps, which grow by the step from few ones on."""
+    image, *rest = shapes
+    steps, hidden = image[0], rest[-1]
+    few = math.ceil(_TELLING_BYTES / (_STEP_BYTES * math.prod(hidden)))
+    if steps <= 2 * few:
+        return _made(steps, shapes, dtype, reverse, settings)
+    low, high = (_made(some, shapes, dtype, reverse, settings) for some in (few, 2 * few))
+    return high + math.ceil((high - low) / few * (steps - 2 * few))
+
+
+def _made(
+    steps: int,
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    reverse: bool,
+    settings: tuple[Any, ...],
+) -> int:
+    """Bytes of the workspace that a real layer makes for so many steps."""
+    image, *rest = shapes
+    # Past all modes: a real run among fake ones, of which no trace is to know.
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.enable_grad():
+        given = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *image[1:]), *rest)]
+        made: list[Tensor] = RNN_LAYER(*given, reverse, (), *settings, True)
+    return made[3].untyped_storage().nbytes()

@@ -1,0 +1,287 @@
+"""The out-of-memory ladder of training: what each change frees, traced, until the step fits.
+
+Why traced: what a change frees depends on where the peak is. Checkpointing does nothing for a
+peak in the optimizer's step, and no attention kernel helps one in the convolutions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.prediction.calibration import Calibration
+from lowtide.memory.prediction.estimate import Estimate, traced_estimate
+from lowtide.memory.profiles import DeviceProfile, load_profile
+from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.tracing.steps import TrainingStep, tensors_of
+from lowtide.memory.training.fit_report import STEPS, FitOption, FitReport, Status
+from lowtide.memory.training.options import (
+    MakeStep,
+    OptionChange,
+    StepSettings,
+    option_changes,
+    step_with,
+)
+
+__all__ = ["FitOption", "FitReport", "MakeStep", "StepSettings", "fit_to_budget"]
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class _Figures(NamedTuple):
+    estimate: Estimate
+    work: float  # multiply-adds of a whole step, validation aside
+
+
+def fit_to_budget(
+    model: nn.Module,
+    step: TrainingStep,
+    *,
+    budget_bytes: int,
+    device: str | DeviceProfile = "cpu",
+    make_step: MakeStep | None = None,
+    batch: int | None = None,
+    size: tuple[int, int] | None = None,
+    multiple: int = 16,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    dtype: torch.dtype | None = None,
+    strict: bool = True,
+    full: bool = True,
+    operators: WorkspaceStore | None = None,
+    calibration: Calibration | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> FitReport:
+    """What must change for ``step`` to fit ``budget_bytes`` on ``device``, one rung at a time.
+
+    Every figure is that of a traced step (`traced_estimate`), none a fixed share. Changes are
+    added one to another until the upper bound fits; the others are shown all the same. A
+    change that frees nothing where it stands is left out, unless it costs nothing either, and
+    of the batches between half and one only those that are needed are tried.
+
+    ``make_step(batch, (height, width))`` gives a step with other inputs, from which inputs,
+    keywords and loss are taken; without it batch and images stay as they are. ``batch`` and
+    ``size`` are what it made ``step`` with, by default the shape of the first tensor. Smaller
+    images have sides that are a multiple of ``multiple``, or are those in ``sizes``. With
+    ``full`` off the ladder ends at the first rung that fits, and no change is traced on its
+    own, which takes a fraction of the time. ``model``, ``device``, ``dtype``, ``operators`` and
+    ``calibration`` are as in `estimate`; ``progress`` is told the name of each rung before it
+    is traced.
+
+    Raises `BudgetError` naming the smallest rung if nothing fits, unless ``strict`` is off;
+    `ModelError` if the step as asked cannot be traced; `UsageError` for options that make no
+    sense.
+    """
+    started = time.perf_counter()
+    if budget_bytes <= 0:
+        raise UsageError(f"the budget is {budget_bytes} bytes")
+    profile = load_profile(device) if isinstance(device, str) else device
+    asked = StepSettings.of(step, batch, size)
+    if make_step is not None:
+        _check_factory(make_step, step, asked)
+    tell = progress or (lambda name: None)
+    tell("as asked")
+    climber = _OptionSearch(
+        model, step, asked, profile, make_step, dtype, operators, calibration, budget_bytes
+    )
+    rungs = climber.climb(
+        list(
+            option_changes(
+                asked,
+                step,
+                model,
+                profile,
+                low_precision=_is_low(model, dtype),
+                resizable=make_step is not None,
+                multiple=multiple,
+                sizes=sizes,
+            )
+        ),
+        full,
+        tell,
+    )
+    fitting = (at for at, rung in enumerate(rungs) if rung.fits and rung.status in STEPS)
+    ladder = FitReport(
+        device=profile.name,
+        budget_bytes=budget_bytes,
+        asked=climber.first.estimate,
+        rungs=tuple(rungs),
+        chosen=next(fitting, None),
+        seconds=time.perf_counter() - started,
+    )
+    if strict:
+        ladder.require()
+    return ladder
+
+
+class _OptionSearch:
+    """Traces settings, each once, and walks the changes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: TrainingStep,
+        asked: StepSettings,
+        profile: DeviceProfile,
+        make_step: MakeStep | None,
+        dtype: torch.dtype | None,
+        operators: WorkspaceStore | None,
+        calibration: Calibration | None,
+        budget_bytes: int,
+    ) -> None:
+        self._model, self._step, self._asked, self._profile = model, step, asked, profile
+        self._make_step, self._dtype, self._operators = make_step, dtype, operators
+        self._calibration, self._budget = calibration, budget_bytes
+        self._known: dict[StepSettings, _Figures] = {}
+        try:
+            self.first = self._figures(asked)
+        except LowtideError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the training step cannot be traced: {_first_line(error)}",
+                hint="check that the inputs are what the model takes; run it once with real ones",
+            ) from error
+
+    def climb(
+        self, changes: list[OptionChange], full: bool, progress: Callable[[str], None]
+    ) -> list[FitOption]:
+        """The rungs, the step as asked first."""
+        now, at = self.first, self._asked
+        rungs = [self._rung("as asked", "asked", at, now, now)]
+        for change in changes:
+            if _fitted(rungs) and (change.between or not full):
+                continue
+            progress(change.name)
+            settings = at.model_copy(update=change.values)
+            try:
+                figures = None if change.refusal else self._figures(settings)
+                single = self._alone(change) if full and not change.refusal else None
+            except Exception as error:  # noqa: BLE001 - whatever the model cannot do is told
+                change, figures, single = _refused(change, error), None, None
+            if figures is None:
+                rungs.append(
+                    FitOption(
+                        name=change.name,
+                        status="not applicable",
+                        settings=at,
+                        accuracy=change.accuracy,
+                        reason=change.refusal or "",
+                    )
+                )
+                continue
+            status = self._status(change, rungs, now, figures)
+            rung = self._rung(change.name, status, settings, figures, now, change, single)
+            rungs.append(rung)
+            if status != "frees nothing":
+                now, at = figures, settings
+        return rungs
+
+    def _status(
+        self, change: OptionChange, before: list[FitOption], now: _Figures, figures: _Figures
+    ) -> Status:
+        gain = now.estimate.upper_bytes - figures.estimate.upper_bytes
+        if gain < 0 or (gain == 0 and not change.free):
+            return "frees nothing"
+        return "not needed" if _fitted(before) else "taken"
+
+    def _alone(self, change: OptionChange) -> int:
+        figures = self._figures(self._asked.model_copy(update=change.values))
+        return self.first.estimate.predicted_bytes - figures.estimate.predicted_bytes
+
+    def _rung(
+        self,
+        name: str,
+        status: Status,
+        settings: StepSettings,
+        figures: _Figures,
+        before: _Figures,
+        change: OptionChange | None = None,
+        alone: int | None = None,
+    ) -> FitOption:
+        estimate, first = figures.estimate, self.first
+        predicted = estimate.predicted_bytes
+        return FitOption(
+            name=name,
+            status=status,
+            settings=settings,
+            accuracy=change.accuracy if change else "exact",
+            reason=change.note if change else "",
+            predicted_bytes=predicted,
+            upper_bytes=estimate.upper_bytes,
+            freed_bytes=before.estimate.predicted_bytes - predicted,
+            freed_in_all_bytes=first.estimate.predicted_bytes - predicted,
+            freed_alone_bytes=alone,
+            fits=estimate.upper_bytes <= self._budget,
+            host_bytes=self._average_bytes() if settings.ema == "host" else 0,
+            work=figures.work / first.work if first.work else None,
+            phase=estimate.phase,
+            operator=estimate.operator,
+        )
+
+    def _average_bytes(self) -> int:
+        """Bytes of an average of the weights: that of the trainable ones, in their type."""
+        return sum(
+            weight.numel() * (self._dtype or weight.dtype).itemsize
+            for weight in self._model.parameters()
+            if weight.requires_grad
+        )
+
+    def _figures(self, settings: StepSettings) -> _Figures:
+        if settings not in self._known:
+            step = step_with(self._step, self._asked, settings, self._make_step)
+            estimate = traced_estimate(
+                self._model,
+                step,
+                self._profile,
+                dtype=self._dtype,
+                operators=self._operators,
+                calibration=self._calibration,
+            )
+            assert estimate.trace is not None
+            work = multiply_adds(estimate.trace, ("forward", "backward"))
+            passes = settings.accumulate / step.accumulate
+            if self._known:
+                # Traces are large; only that of the asked step is of use later.
+                estimate._trace = None
+            self._known[settings] = _Figures(estimate, work * passes)
+        return self._known[settings]
+
+
+def _fitted(rungs: list[FitOption]) -> bool:
+    return any(rung.fits and rung.status in STEPS for rung in rungs)
+
+
+def _refused(change: OptionChange, error: Exception) -> OptionChange:
+    message = error.message if isinstance(error, LowtideError) else _first_line(error)
+    return OptionChange(change.name, {}, change.accuracy, refusal=message)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:120]
+
+
+def _is_low(model: nn.Module, dtype: torch.dtype | None) -> bool:
+    return (dtype or next((w.dtype for w in model.parameters()), torch.float32)) in _LOW
+
+
+def _check_factory(make_step: MakeStep, step: TrainingStep, asked: StepSettings) -> None:
+    """The factory must make the step itself, or figures of other steps would not compare."""
+    if asked.batch is None or asked.size is None:
+        raise UsageError("batch= and size= cannot be read off the step's inputs: pass them")
+    made = make_step(asked.batch, asked.size)
+    shapes = [
+        [tuple(tensor.shape) for tensor in tensors_of([list(s.inputs), dict(s.keywords)])]
+        for s in (step, made)
+    ]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"make_step({asked.batch}, {asked.size}) makes inputs of shapes {shapes[1]}, but"
+            f" those of the step are {shapes[0]}",
+            hint="pass the batch= and size= that the step was made with",
+        )

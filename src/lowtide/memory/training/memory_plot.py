@@ -1,0 +1,267 @@
+"""A picture of a run's memory: what is alive at each operator, by kind, against the budget."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.core.atomic_file import writing
+from lowtide.core.errors import UsageError
+from lowtide.core.units import MIB, format_bytes
+from lowtide.memory.prediction.estimate import Estimate
+from lowtide.memory.simulation.allocator import CachingAllocator
+from lowtide.memory.tracing.trace import KINDS, Kind, StorageEvent, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".png", ".svg")
+_POINTS = 4000
+# Okabe and Ito's palette, which color-blind readers can tell apart, darkest at the bottom.
+_COLORS: dict[str, str] = {
+    "context": "#bdbdbd",
+    "weights": "#0072b2",
+    "optimizer": "#56b4e9",
+    "gradients": "#009e73",
+    "inputs": "#cc79a7",
+    "activations": "#e69f00",
+}
+_TITLES: dict[str, str] = {
+    "context": "CUDA context",
+    "weights": "weights",
+    "optimizer": "optimizer state",
+    "gradients": "gradients",
+    "inputs": "inputs",
+    "activations": "activations",
+}
+_BUDGET, _INK = "#d55e00", "#333333"
+# Shares of the picture's width: a letter of a name, and the least room for a name on end.
+_LETTER, _NARROWEST = 0.0105, 0.018
+# Letters of a title's line that fit over the picture.
+_TITLE_WIDTH = 90
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes of each kind after chosen events; ``ops`` are their operator numbers, in order."""
+
+    ops: list[int]
+    kinds: dict[Kind, list[int]]
+
+    @property
+    def totals(self) -> list[int]:
+        """All kinds together."""
+        return [sum(at) for at in zip(*self.kinds.values(), strict=True)]
+
+
+def memory_curve(trace: Trace, points: int = _POINTS) -> MemoryCurve:
+    """The memory of ``trace`` in at most ``points`` points, its peak among them.
+
+    Events are divided into equal buckets, of each of which the highest moment is kept.
+    """
+    bucket = -(-(len(trace.events) + 1) // points)
+    best: list[tuple[int, int, dict[Kind, int]]] = []
+    for number, (op, now) in enumerate(trace.by_kind()):
+        total = sum(now.values())
+        if number % bucket == 0:
+            best.append((total, op, dict(now)))
+        elif total > best[-1][0]:
+            best[-1] = total, op, dict(now)
+    return MemoryCurve(
+        [op for _, op, _ in best],
+        {kind: [now[kind] for _, _, now in best] for kind in KINDS},
+    )
+
+
+def plot_memory(
+    what: Estimate | Trace,
+    path: str | Path,
+    *,
+    budget_bytes: int | None = None,
+    title: str | None = None,
+) -> Path:
+    """Draw the memory of a traced run, by operator and kind, to a ``.png`` or ``.svg`` file.
+
+    Areas are bytes that tensors hold, exact. For an `Estimate` the context of the device is
+    drawn below them and what its allocator would have reserved for them as a line above; the
+    expected peak and its upper bound, which count scratch too, are lines across, and so is the
+    budget, in bytes. Returns the path.
+
+    Raises `UsageError` for another suffix, for an estimate that was not traced, and where
+    matplotlib is not installed; `OutputError` if the file cannot be written.
+    """
+    path = Path(path)
+    figure = new_figure(path)
+    trace = what.trace if isinstance(what, Estimate) else what
+    if trace is None:
+        raise UsageError("this estimate was not traced: it has no memory over time to draw")
+    axes = figure.add_subplot()
+    estimate = what if isinstance(what, Estimate) else None
+    context = _context(estimate)
+    curve = memory_curve(trace)
+    _areas(axes, curve, context)
+    if context:
+        _reserved(axes, trace, context)
+    lines = _lines(estimate, budget_bytes)
+    top = max([max(curve.totals) + context, *(size for _, size, _ in lines)]) / MIB * 1.16
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, max(len(trace.ops), 1))
+    _phases(axes, trace)
+    _peak(axes, trace, curve, context)
+    for name, size, style in lines:
+        _line(axes, name, size, style)
+    _frame(axes, title or (f"Memory on {estimate.device}" if estimate else "Memory"))
+    save_figure(figure, path)
+    return path
+
+
+def new_figure(path: Path) -> Any:
+    """An empty picture for ``path``; raises `UsageError` where none can be written there."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"{path}: pictures are written as {' or '.join(SUFFIXES)}", hint="change the suffix"
+        )
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "drawing needs matplotlib, which is not installed", hint="pip install 'lowtide[plot]'"
+        ) from error
+    return Figure(figsize=(10, 5.2), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a picture that `new_figure` began; raises `OutputError` where that fails."""
+    with writing(path) as part:
+        figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
+
+
+def _context(estimate: Estimate | None) -> int:
+    rows = estimate.ledger if estimate else ()
+    return sum(row.value for row in rows if row.name == "context")
+
+
+def _areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
+    """Stacked areas of what there is any of; each point holds until the next."""
+    bands: list[tuple[str, list[float]]] = [("context", [context / MIB] * len(curve.ops))]
+    bands += [(kind, [size / MIB for size in sizes]) for kind, sizes in curve.kinds.items()]
+    bands = [band for band in bands if any(band[1])]
+    below = [0.0] * len(curve.ops)
+    for name, sizes in sorted(bands, key=lambda band: list(_COLORS).index(band[0])):
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        axes.fill_between(
+            curve.ops,
+            below,
+            above,
+            step="post",
+            color=_COLORS[name],
+            linewidth=0,
+            label=_TITLES[name],
+        )
+        below = above
+
+
+def _reserved(axes: Axes, trace: Trace, context: int) -> None:
+    """What the caching allocator holds: it grows, and does not shrink when tensors go."""
+    allocator, handles = CachingAllocator(), {}
+    ops, sizes = [0], [0.0]
+    held = (StorageEvent(0, storage, size) for storage, size in trace.held.items())
+    for op, storage, size in itertools.chain(held, trace.events):
+        if size > 0:
+            handles[storage] = allocator.allocate(size)
+        elif storage in handles:
+            allocator.free(handles.pop(storage))
+        now = (allocator.reserved + context) / MIB
+        if op == ops[-1]:
+            sizes[-1] = now
+        elif now != sizes[-1]:
+            ops.append(op)
+            sizes.append(now)
+    axes.step(
+        [*ops, len(trace.ops)],
+        [*sizes, sizes[-1]],
+        where="post",
+        color=_INK,
+        linewidth=1.2,
+        label="reserved by the allocator",
+    )
+
+
+def _lines(estimate: Estimate | None, budget: int | None) -> list[tuple[str, int, dict[str, Any]]]:
+    lines: list[tuple[str, int, dict[str, Any]]] = []
+    if estimate is not None:
+        thin: dict[str, Any] = {"color": _INK, "linewidth": 1}
+        lines.append(("expected peak", estimate.predicted_bytes, {**thin, "linestyle": "--"}))
+        lines.append(("upper bound", estimate.upper_bytes, {**thin, "linestyle": ":"}))
+    if budget is not None:
+        lines.append(("budget", budget, {"color": _BUDGET, "linewidth": 2}))
+    return lines
+
+
+def _line(axes: Axes, name: str, size: int, style: dict[str, Any]) -> None:
+    axes.axhline(size / MIB, label=f"{name} {format_bytes(size)}", **style)
+
+
+def _phases(axes: Axes, trace: Trace) -> None:
+    """A thin line where each part of the run begins, and its name where there is room."""
+    starts = [*trace.marks, (len(trace.ops), "")]
+    for (start, name), (end, _) in itertools.pairwise(starts):
+        if start:
+            axes.axvline(start, color="white", linewidth=1.2)
+            axes.axvline(start, color=_INK, linewidth=0.5)
+        share = (end - start) / max(len(trace.ops), 1)
+        if share >= _NARROWEST:
+            turned = share < _LETTER * (len(name) + 2)
+            axes.text(
+                (start + end) / 2,
+                0.985,
+                name,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=9,
+                color=_INK,
+                rotation=90 if turned else 0,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+                zorder=5,
+            )
+
+
+def _peak(axes: Axes, trace: Trace, curve: MemoryCurve, context: int) -> None:
+    totals = curve.totals
+    size = max(totals)
+    op = curve.ops[totals.index(size)]
+    name = trace.ops[op].name.partition(".")[0] if op < len(trace.ops) else "end"
+    axes.plot(
+        [op],
+        [(size + context) / MIB],
+        "o",
+        color=_INK,
+        markersize=5,
+        linestyle="none",
+        label=f"most tensors {format_bytes(size)},\nat {name}",
+    )
+
+
+def _frame(axes: Axes, title: str) -> None:
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), loc="left", fontsize=11)
+    axes.set_xlabel("operator")
+    axes.set_ylabel("MiB")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    handles, names = axes.get_legend_handles_labels()
+    # As they are stacked: the highest area first, then the lines.
+    areas = [at for at, name in enumerate(names) if name in _TITLES.values()]
+    order = [*reversed(areas), *(at for at in range(len(names)) if at not in areas)]
+    axes.legend(
+        [handles[at] for at in order],
+        [names[at] for at in order],
+        frameon=False,
+        fontsize=9,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )

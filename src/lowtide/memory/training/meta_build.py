@@ -1,0 +1,65 @@
+"""Modules from functions, and inputs for them, without memory for either."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import ModelError, UsageError
+
+Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
+
+
+def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """A module, or what a function builds, on the ``meta`` device if it can be built there.
+
+    Raises `UsageError` for None, and `ModelError` where the function gives no module.
+    """
+    if model is None:
+        raise UsageError(
+            "memory cannot be told without a model", hint="pass model=, a module or a function"
+        )
+    if isinstance(model, nn.Module):
+        return model
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            # A state dict loaded into weights without data warns that it does nothing.
+            warnings.simplefilter("ignore")
+            built = model()
+    except (RuntimeError, TypeError):
+        # Reads a number off a tensor, or moves one, which only real ones allow.
+        built = model()
+    if not isinstance(built, nn.Module):
+        name = getattr(model, "__name__", repr(model))
+        raise ModelError(f"{name} gives a {type(built).__name__}, not a torch.nn.Module")
+    return built
+
+
+def make_inputs(
+    model: nn.Module, batch: int, size: tuple[int, int], inputs: Inputs | None = None
+) -> tuple[Any, ...]:
+    """What ``model`` is called with: ``inputs``, its own ``example_inputs``, or images.
+
+    Images are (batch, C, height, width) without data, C being that of the first convolution.
+    Raises `UsageError` for a model that has neither.
+    """
+    make = inputs or getattr(model, "example_inputs", None)
+    if make is not None:
+        made = make(batch, size)
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+    return (torch.empty(batch, image_channels(model), *size, device="meta"),)
+
+
+def image_channels(model: nn.Module) -> int:
+    """Channels that the first convolution of ``model`` takes; `UsageError` if it has none."""
+    for part in model.modules():
+        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return part.in_channels
+    raise UsageError(
+        f"{type(model).__name__} has no convolution that tells what it takes",
+        hint="give it a method example_inputs(batch, (height, width)), or pass inputs=",
+    )

@@ -1,0 +1,281 @@
+"""What may be changed about a training step that takes too much memory, mildest change first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.checkpointing import Checkpointing
+from lowtide.memory.tracing.steps import Optimizer, TrainingStep, tensors_of
+
+Accuracy = Literal["exact", "changes numbers"]
+MakeStep = Callable[[int, tuple[int, int]], TrainingStep]
+
+DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SHARES = (0.75, 0.5, 0.25)
+_STEPS = (
+    "a training step draws one noise level for each image: none of its tensors has the steps"
+    " as a dimension"
+)
+
+
+class StepSettings(BaseModel):
+    """What decides the memory of a training step, apart from the model.
+
+    ``batch`` images of ``size`` (height, width) make a micro-batch, of which ``accumulate``
+    make a step. ``ema`` says where the average of the weights is kept, ``validation`` how many
+    images the pass after the step takes, None without one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    batch: int | None
+    size: tuple[int, int] | None
+    accumulate: int
+    optimizer: Optimizer
+    autocast: Literal["bf16", "fp16"] | None
+    checkpointing: Checkpointing
+    ema: Literal["no", "device", "host"]
+    validation: int | None
+
+    @classmethod
+    def of(
+        cls, step: TrainingStep, batch: int | None, size: tuple[int, int] | None
+    ) -> StepSettings:
+        """Those of ``step``; batch and size are read off its first tensor where not given."""
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(list(step.inputs))]
+        if batch is None and shapes and shapes[0]:
+            batch = shapes[0][0]
+        if size is None and shapes and len(shapes[0]) == 4:
+            size = shapes[0][2], shapes[0][3]
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return cls.model_validate(
+            dict(
+                batch=batch,
+                size=size,
+                accumulate=step.accumulate,
+                optimizer=step.optimizer,
+                autocast=names.get(step.autocast) if step.autocast else None,
+                checkpointing=step.checkpointing,
+                ema="device" if step.ema else "no",
+                validation=_images(step.validation) if step.validation else None,
+            )
+        )
+
+    def __str__(self) -> str:
+        size = f" of {size_text(self.size)}" if self.size else ""
+        kept = "no" if self.checkpointing == "none" else self.checkpointing
+        times = f", {self.accumulate} times" if self.accumulate > 1 else ""
+        ema = f", EMA on the {self.ema}" if self.ema != "no" else ""
+        return (
+            f"batch {self.batch}{size}{times}, {self.optimizer}, {self.autocast or 'no'} autocast,"
+            f" {kept} checkpointing{ema}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionChange:
+    """One rung: the fields of `StepSettings` that it sets, or why it cannot be taken.
+
+    ``free`` ones cost neither time nor accuracy, and stay even where another part of the step
+    is the peak for now. Those ``between`` two others are of no interest once the step fits.
+    """
+
+    name: str
+    values: dict[str, Any]
+    accuracy: Accuracy = "exact"
+    free: bool = False
+    between: bool = False
+    note: str = ""
+    refusal: str | None = None
+
+
+def size_text(size: tuple[int, int]) -> str:
+    """(height, width) as people say it, ``width×height``."""
+    return f"{size[1]}×{size[0]}"
+
+
+def step_with(
+    step: TrainingStep, asked: StepSettings, settings: StepSettings, make_step: MakeStep | None
+) -> TrainingStep:
+    """``step``, which has the settings ``asked``, with ``settings`` instead.
+
+    An average on the host is none of the device's business, and a third micro-batch finds the
+    memory as the second did, so that no more than two are run.
+    """
+    if (settings.batch, settings.size) != (asked.batch, asked.size):
+        assert make_step is not None and settings.batch is not None and settings.size is not None
+        made = make_step(settings.batch, settings.size)
+        step = dataclasses.replace(step, inputs=made.inputs, keywords=made.keywords, loss=made.loss)
+    validation = step.validation
+    if validation is not None and settings.validation != asked.validation:
+        validation = tuple(_first_images(value, settings.validation or 1) for value in validation)
+    return dataclasses.replace(
+        step,
+        optimizer=settings.optimizer,
+        checkpointing=settings.checkpointing,
+        autocast=DTYPES[settings.autocast] if settings.autocast else None,
+        accumulate=min(settings.accumulate, 2),
+        ema=settings.ema == "device",
+        validation=validation,
+    )
+
+
+def option_changes(
+    asked: StepSettings,
+    step: TrainingStep,
+    model: nn.Module,
+    profile: DeviceProfile,
+    *,
+    low_precision: bool,
+    resizable: bool,
+    multiple: int,
+    sizes: Sequence[tuple[int, int]] | None,
+) -> Iterator[OptionChange]:
+    """All rungs in the order in which they are tried: exact ones before the others, but for
+    autocast, which also saves time, and smaller batches before smaller images."""
+    yield _fused(asked)
+    yield _validation(asked, step)
+    yield _average(asked, profile)
+    yield _autocast(asked, profile, low_precision)
+    normalizes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
+    yield from _checkpointing(asked, normalizes)
+    yield from _batches(asked, resizable, normalizes)
+    yield from _sizes(asked, resizable, multiple, sizes)
+    yield OptionChange("fewer diffusion steps", {}, note=_STEPS)
+
+
+def _fused(asked: StepSettings) -> OptionChange:
+    refusal = None
+    if asked.optimizer != "adamw-foreach":
+        refusal = f"{asked.optimizer} makes no copies of all gradients at once"
+    return OptionChange("fused optimizer", {"optimizer": "adamw-fused"}, free=True, refusal=refusal)
+
+
+def _validation(asked: StepSettings, step: TrainingStep) -> OptionChange:
+    refusal = None
+    if asked.validation is None:
+        refusal = "there is no validation pass"
+    elif asked.validation == 1:
+        refusal = "validation takes one image at a time already"
+    elif tensors_of(dict(step.keywords)):
+        refusal = "its tensors given by keyword are those of the training batch"
+    return OptionChange("validation one by one", {"validation": 1}, free=True, refusal=refusal)
+
+
+def _average(asked: StepSettings, profile: DeviceProfile) -> OptionChange:
+    refusal = None
+    if asked.ema != "device":
+        refusal = "no average of the weights is kept on the device"
+    elif profile.kind == "cpu":
+        refusal = "on the CPU the host is the device"
+    note = "weights are copied to the host after each step"
+    return OptionChange("EMA on the host", {"ema": "host"}, note=note, refusal=refusal)
+
+
+def _autocast(asked: StepSettings, profile: DeviceProfile, low_precision: bool) -> OptionChange:
+    name = next((name for name in DTYPES if name in profile.supports), None)
+    refusal = None
+    if low_precision:
+        refusal = "the weights are in low precision already"
+    elif asked.autocast is not None:
+        refusal = f"{asked.autocast} autocast is asked for already"
+    elif name is None:
+        refusal = f"{profile.title} has no low precision"
+    note = "needs a loss scale" if name == "fp16" else ""
+    return OptionChange(
+        f"{name or 'low precision'} autocast",
+        {"autocast": name},
+        "changes numbers",
+        note=note,
+        refusal=refusal,
+    )
+
+
+def _checkpointing(asked: StepSettings, normalizes: bool) -> Iterator[OptionChange]:
+    order: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    note = "running statistics of batch norms are updated twice" if normalizes else ""
+    for how in order[1:]:
+        refusal = None
+        if order.index(asked.checkpointing) >= order.index(how):
+            refusal = f"{asked.checkpointing} checkpointing is asked for already"
+        yield OptionChange(
+            f"{how} checkpointing", {"checkpointing": how}, note=note, refusal=refusal
+        )
+
+
+def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator[OptionChange]:
+    batch = asked.batch
+    if batch is None or batch == 1 or not resizable:
+        refusal = "the batch is 1 already" if batch == 1 else _NO_FACTORY
+        yield OptionChange("smaller batch, accumulated", {}, refusal=refusal)
+        return
+    accuracy: Accuracy = "changes numbers" if normalizes else "exact"
+    note = "batch norms see fewer images at once" if normalizes else ""
+    total = batch * asked.accumulate
+    asked_batch = batch
+    while batch > 1:
+        first = batch == asked_batch
+        # The effective batch stays the same, so only divisors will do.
+        batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
+        count = total // batch
+        yield OptionChange(
+            f"batch {batch}, accumulate {count}",
+            {"batch": batch, "accumulate": count},
+            accuracy,
+            between=not first and batch > 1,
+            note=note,
+        )
+
+
+_NO_FACTORY = "make_step is not given, so that there are no other inputs"
+
+
+def _sizes(
+    asked: StepSettings, resizable: bool, multiple: int, sizes: Sequence[tuple[int, int]] | None
+) -> Iterator[OptionChange]:
+    if asked.size is None or not resizable:
+        yield OptionChange("smaller images", {}, refusal=_NO_FACTORY)
+        return
+    smaller = _smaller_sizes(asked.size, multiple) if sizes is None else sizes
+    if not smaller:
+        yield OptionChange(
+            "smaller images", {}, refusal=f"{size_text(asked.size)} is the smallest size"
+        )
+    for size in smaller:
+        yield OptionChange(
+            f"images of {size_text(size)}",
+            {"size": tuple(size)},
+            "changes numbers",
+            note="less of each image is seen",
+        )
+
+
+def _smaller_sizes(size: tuple[int, int], multiple: int) -> list[tuple[int, int]]:
+    found = []
+    for share in _SHARES:
+        height, width = (int(side * share) // multiple * multiple for side in size)
+        if min(height, width) > 0 and (height, width) not in found:
+            found.append((height, width))
+    return found
+
+
+def _images(inputs: tuple[Any, ...]) -> int:
+    tensors = tensors_of(list(inputs))
+    if not tensors or tensors[0].dim() == 0:
+        raise UsageError("the first tensor of validation= has no images in its first dimension")
+    return tensors[0].shape[0]
+
+
+def _first_images(value: Any, count: int) -> Any:
+    """A tensor without data like the first ``count`` images of ``value``."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return torch.empty_like(value[:count], device="meta")

@@ -1,0 +1,94 @@
+"""Networks built from a file may need as much memory and work as the file's tensors call for.
+
+A name or a side in a hostile file can ask for a network of any width and depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# All families that spandrel builds make at most 2.6 times the bytes that they are filled with
+# (weights in half precision half as much again), masks and tables of windows included.
+_TIMES, _ANYHOW = 10, 256 << 20
+_CALLS_EACH, _CALLS = 1000, 100_000
+_RANGES = ("arange", "linspace", "eye", "tril_indices", "triu_indices")
+_FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "normal", "repeat")
+_VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
+
+
+class TooLargeError(RuntimeError):
+    """A network wants far more than the tensors that it is to be filled with."""
+
+
+class BuildLimits(TorchFunctionMode):
+    """While it is entered, raises `TooLargeError` before a tensor is made that comes, with those
+    made so far, to far more bytes than ``tensors``, and after far more calls of PyTorch than those
+    need.
+
+    A mode of functions, not of operators: such a one loads PyTorch's compiler, which takes more
+    memory than most models.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        sizes = [tensor.nbytes for tensor in tensors]
+        self._bytes = _TIMES * sum(sizes) + _ANYHOW
+        self._calls = _CALLS_EACH * len(sizes) + _CALLS
+        self._storages: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        self._calls -= 1
+        if self._calls < 0 or _elements(name, [*args, *kwargs.values()]) > self._bytes:
+            raise TooLargeError("they ask for a network that is far larger than they are")
+        made = func(*args, **kwargs)
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, Tensor):
+                self._count(one)
+        return made
+
+    def _count(self, made: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in self._storages:
+                self._storages.add(storage.data_ptr())
+                self._bytes -= storage.nbytes()
+
+
+def _elements(name: str, given: list[Any]) -> float:
+    """How many elements a function will make at least, by what it is given."""
+    numbers = [abs(one) for one in given if type(one) in (int, float)]
+    if name in _RANGES:
+        return max(numbers, default=0) ** (2 if name == "eye" else 1)
+    tensors = [one for one in _flat(given) if isinstance(one, Tensor)]
+    sizes = [] if name in _VIEWS else [math.prod(one) for one in given if _is_size(one)]
+    if name in _FACTORIES and not sizes:
+        sizes = [math.prod(numbers)]
+    if name == "repeat":
+        return tensors[0].numel() * sizes[0]
+    # Where shapes do not go together, nothing grows by broadcasting.
+    with contextlib.suppress(ValueError):
+        sizes.append(math.prod(np.broadcast_shapes(*(tuple(one.shape) for one in tensors))))
+    return max(sizes, default=0)
+
+
+def _flat(given: Iterable[Any]) -> Iterator[Any]:
+    for one in given:
+        if isinstance(one, (tuple, list)):
+            yield from one
+        else:
+            yield one
+
+
+def _is_size(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(type(side) is int for side in given)

@@ -1,0 +1,216 @@
+"""What the names in a checkpoint's pickle stand for: notes of tensors, dictionaries, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MOST_SIDES, _MOST_ARGUMENTS, _MOST_COPIED = 64, 16, 500_000
+_LARGEST_SIDE, _LARGEST_KEY = 1 << 48, 1 << 31
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "UntypedStorage": torch.uint8,
+}
+# Objects of these say nothing of a model's weights: they are passed over.
+_HARMLESS = {
+    "_codecs": "encode",
+    "argparse": "Namespace",
+    "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice str "
+    "tuple",
+    "collections": "deque",
+    "datetime": "date datetime timedelta timezone",
+    "numpy": "dtype ndarray bool_ float16 float32 float64 int8 int16 int32 int64 uint8",
+    "numpy.core.multiarray": "scalar _reconstruct",
+    "numpy.core.numeric": "_frombuffer",
+    "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath",
+    "torch": "Size Tensor device",
+    "torch._tensor": "Tensor",
+    # Tensors in 8 bits or sparse, such as optimizers keep: no network here is stored in them.
+    "torch._utils": "_rebuild_tensor_v3 _rebuild_qtensor _rebuild_sparse_tensor",
+    "torch.serialization": "_get_layout",
+    "types": "SimpleNamespace",
+    "uuid": "UUID",
+}
+_DICTIONARIES = {
+    "collections": "Counter OrderedDict defaultdict",
+    "typing": "OrderedDict",
+    "lightning.fabric.utilities.data": "AttributeDict",
+    "lightning_fabric.utilities.data": "AttributeDict",
+    "pytorch_lightning.utilities.parsing": "AttributeDict",
+}
+_TENSORS = {
+    "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_parameter "
+    "_rebuild_parameter_with_state",
+    "torch._tensor": "_rebuild_from_type_v2",
+    "torch.nn.parameter": "Parameter",
+}
+# What modules are called in the pickles of other versions of Python and NumPy.
+_RENAMED = {
+    "__builtin__": "builtins",
+    "numpy._core.multiarray": "numpy.core.multiarray",
+    "numpy._core.numeric": "numpy.core.numeric",
+}
+
+
+class DamagedError(ValueError):
+    """No stream that torch.save wrote."""
+
+
+class ForbiddenNameError(ValueError):
+    """The stream asks for something that is not on the lists above; ``name`` is what it is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"it asks for {name}")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """Values of one type under a key of the file; ``first`` is where a view of it begins."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor as a part of a storage; offset and strides are in elements.
+
+    Raises `DamagedError` for one that reaches beyond its storage.
+    """
+
+    storage: StorageRef
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.size) != len(self.stride) or len(self.size) > _MOST_SIDES:
+            raise DamagedError(f"a tensor has {len(self.size)} sides, {len(self.stride)} strides")
+        sides = (self.offset, *self.size, *self.stride)
+        if not all(type(side) is int and 0 <= side < _LARGEST_SIDE for side in sides):
+            raise DamagedError("a tensor has sides or strides that are no counts")
+        last = sum((side - 1) * step for side, step in zip(self.size, self.stride, strict=True))
+        end = 0 if 0 in self.size else self.offset + last + 1
+        if end > self.storage.first + self.storage.count:
+            raise DamagedError("a tensor reaches beyond its storage")
+
+
+@dataclass(frozen=True)
+class OpaqueObject:
+    """A harmless name, or an object of it, of which nothing else is known."""
+
+    name: str
+
+
+class ObjectFactory:
+    """Makes the objects of one file, and gathers its ``storages`` by their keys."""
+
+    def __init__(self) -> None:
+        self.storages: dict[str, StorageRef] = {}
+        self._copied = 0
+
+    def named(self, module: Any, name: Any) -> OpaqueObject:
+        """What a name stands for; raises `ForbiddenNameError`."""
+        module = _RENAMED.get(module, module)
+        listed = any(
+            name in table.get(module, "").split() for table in (_HARMLESS, _DICTIONARIES, _TENSORS)
+        )
+        if not listed and not _is_torch_value(module, name):
+            raise ForbiddenNameError(f"{module}.{name}")
+        return OpaqueObject(f"{module}.{name}")
+
+    def made(self, asked: Any, given: Any) -> Any:
+        """An object of a name, by what it would be called with; raises `DamagedError`."""
+        if type(asked) is not OpaqueObject or type(given) is not tuple:
+            raise DamagedError("it calls what is no name")
+        module, _, name = asked.name.rpartition(".")
+        if name in _DICTIONARIES.get(module, "").split():
+            return self._dictionary(given)
+        if name not in _TENSORS.get(module, "").split():
+            return asked  # one of the harmless ones
+        if len(given) > _MOST_ARGUMENTS:
+            raise DamagedError(f"{asked.name} has {len(given)} arguments")
+        if name == "_rebuild_from_type_v2":  # of a function, a type, its arguments, attributes
+            if given[0] == asked:
+                raise DamagedError("a tensor is made by what makes none")
+            return self.made(given[0], given[2])
+        return _tensor(*given) if name.startswith("_rebuild_tensor") else given[0]
+
+    def storage(self, asked: Any) -> StorageRef:
+        """What a persistent identity of torch.save stands for; raises `DamagedError`."""
+        if type(asked) is not tuple or not 5 <= len(asked) <= 6:
+            raise DamagedError("it names a storage in an unknown way")
+        what, kind, key, _, count, *views = asked
+        dtype = _STORAGES.get(kind.name.rpartition(".")[2])
+        if what not in ("storage", b"storage") or dtype is None or type(key) not in (str, int):
+            raise DamagedError("it names a storage of an unknown kind")
+        if type(count) is not int or count < 0:
+            raise DamagedError("it names a storage of no size")
+        found = self.storages.setdefault(str(key), StorageRef(str(key), dtype, count))
+        if (found.dtype, found.count) != (dtype, count):
+            if found.count or count:
+                raise DamagedError("it names one storage as two")
+            found = StorageRef(str(key), dtype, 0)
+        return _view(found, views[0]) if views and views[0] is not None else found
+
+    def _dictionary(self, given: tuple[Any, ...]) -> dict[Any, Any]:
+        """One of pairs, as Python 2 wrote it; other arguments (a factory, say) are passed over."""
+        pairs = given[0] if len(given) == 1 and type(given[0]) is list else []
+        # The only copies: a list that is there once may be copied by every few bytes.
+        self._copied += len(pairs)
+        if self._copied > _MOST_COPIED:
+            raise DamagedError("it copies its lists again and again")
+        return {plain_key(key): value for key, value in pairs}
+
+
+def plain_key(key: Any) -> Any:
+    """A dictionary's key: one whose hash is found at once and which few others share; raises
+    `DamagedError` for others."""
+    parts = key if type(key) is tuple and len(key) <= _MOST_ARGUMENTS else (key,)
+    for part in parts:
+        small = type(part) is int and abs(part) < _LARGEST_KEY
+        if not small and type(part) not in (str, bytes, bool, type(None), OpaqueObject):
+            raise DamagedError("a dictionary has a key that is no name or small number")
+    return key
+
+
+def _view(whole: StorageRef, view: Any) -> StorageRef:
+    _, first, count = view
+    if type(first) is not int or type(count) is not int or first < 0 or count < 0:
+        raise DamagedError("a view of a storage has no size")
+    if first + count > whole.count:
+        raise DamagedError("a view reaches beyond its storage")
+    return StorageRef(whole.key, whole.dtype, count, first)
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TensorRef:
+    """`torch._utils._rebuild_tensor` and its second version, gradients and hooks passed over."""
+    if type(storage) is not StorageRef:
+        raise DamagedError("a tensor has no storage")
+    if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int:
+        raise DamagedError("a tensor has no sides")
+    if rest[2:] and rest[2]:
+        raise DamagedError("a tensor is a conjugate or a negative of what is stored")
+    return TensorRef(storage, storage.first + offset, size, stride)
+
+
+def _is_torch_value(module: str, name: str) -> bool:
+    """A type of storage, a dtype or a layout: values that nothing is called of."""
+    if module == "torch" and name not in _STORAGES:
+        # By its table: an attribute might be imported on demand.
+        return isinstance(vars(torch).get(name), (torch.dtype, torch.layout))
+    return module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES

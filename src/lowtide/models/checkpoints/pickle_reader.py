@@ -1,0 +1,167 @@
+"""What torch.save pickled, read without unpickling it.
+
+A pickle is a program: Python's machine for it imports and calls whatever the program names. The
+one here knows the instructions that torch.save writes, and calls nothing. A name is one of a
+short list or refused; a tensor is a note of where its values lie. No instruction makes more than
+one small object, so that a stream needs memory in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lowtide.models.checkpoints.pickle_objects import (
+    DamagedError,
+    ForbiddenNameError,
+    ObjectFactory,
+    OpaqueObject,
+    plain_key,
+)
+
+# The largest checkpoints, optimizers' states included, have a few hundred thousand.
+_MOST_INSTRUCTIONS = 2_000_000
+
+
+class Readable(Protocol):
+    """A file as `pickletools` reads it. ``read`` must not make room for more than there is."""
+
+    def read(self, count: int, /) -> bytes:
+        """Up to so many bytes."""
+        ...
+
+    def readline(self) -> bytes:
+        """The rest of a line."""
+        ...
+
+
+def read_pickle(file: Readable, maker: ObjectFactory) -> Any:
+    """The object pickled at the file's position: dictionaries, lists, tuples and plain values,
+    with `Place` for tensors and `OpaqueObject` for harmless objects.
+
+    Subclasses of dict are dict. Raises `ForbiddenNameError` and `DamagedError`.
+    """
+    machine = _Machine(maker)
+    try:
+        return machine.run(file)
+    except (ForbiddenNameError, DamagedError):
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        # All that a wrong order or count of instructions raises here and in pickletools.
+        raise DamagedError(f"its pickle is broken ({type(error).__name__})") from error
+
+
+class _Machine:
+    def __init__(self, maker: ObjectFactory) -> None:
+        self.maker = maker
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, file: Readable) -> Any:
+        for done, (instruction, value, _) in enumerate(pickletools.genops(file)):  # type: ignore[arg-type]
+            if instruction.name == "STOP":
+                return self.stack.pop()
+            if done == _MOST_INSTRUCTIONS:
+                raise DamagedError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
+            if instruction.name not in _INSTRUCTIONS:
+                raise DamagedError(f"torch.save does not write the instruction {instruction.name}")
+            _INSTRUCTIONS[instruction.name](self, value)
+        raise DamagedError("its pickle has no end")
+
+    def marked(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def last(self, count: int) -> None:
+        items = tuple(self.stack[-count:])
+        if len(items) < count:
+            raise DamagedError("a tuple lacks items")
+        self.stack[-count:] = [items]
+
+    def keep(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is list:
+            target.extend(items)
+        elif type(target) is not OpaqueObject:
+            raise DamagedError("it appends to what is no list")
+
+    def put(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is dict:
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                target[plain_key(key)] = value
+        elif type(target) is not OpaqueObject:
+            raise DamagedError("it sets items of what is no dictionary")
+
+    def make(self, names_too: bool = False) -> None:
+        if names_too:
+            self.stack.pop()
+        given = self.stack.pop()
+        self.push(self.maker.made(self.stack.pop(), given))
+
+
+_LITERALS = (
+    "INT",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG1",
+    "BINFLOAT",
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+    "BYTEARRAY8",
+)
+_INSTRUCTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
+    **dict.fromkeys(_LITERALS, _Machine.push),
+    **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_SET": lambda machine, _: machine.push(OpaqueObject("builtins.set")),
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "POP": lambda machine, _: machine.stack.pop(),
+    "POP_MARK": lambda machine, _: machine.marked(),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.marked())),
+    "TUPLE1": lambda machine, _: machine.last(1),
+    "TUPLE2": lambda machine, _: machine.last(2),
+    "TUPLE3": lambda machine, _: machine.last(3),
+    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
+    "APPENDS": lambda machine, _: machine.extend(machine.marked()),
+    "ADDITEMS": lambda machine, _: machine.extend(machine.marked()),
+    "FROZENSET": lambda machine, _: machine.push((machine.marked(), OpaqueObject("frozenset"))[1]),
+    "SETITEM": lambda machine, _: machine.put([machine.stack.pop(-2), machine.stack.pop()]),
+    "SETITEMS": lambda machine, _: machine.put(machine.marked()),
+    "BINGET": lambda machine, index: machine.push(machine.memo[index]),
+    "LONG_BINGET": lambda machine, index: machine.push(machine.memo[index]),
+    "BINPUT": _Machine.keep,
+    "LONG_BINPUT": _Machine.keep,
+    "MEMOIZE": lambda machine, _: machine.keep(len(machine.memo)),
+    "GLOBAL": lambda machine, value: machine.push(machine.maker.named(*value.split(" ", 1))),
+    "STACK_GLOBAL": lambda machine, _: machine.push(
+        machine.maker.named(machine.stack.pop(-2), machine.stack.pop())
+    ),
+    "REDUCE": lambda machine, _: machine.make(),
+    "NEWOBJ": lambda machine, _: machine.make(),
+    "NEWOBJ_EX": lambda machine, _: machine.make(names_too=True),
+    "BUILD": lambda machine, _: machine.stack.pop(),  # attributes: weights have none
+    "BINPERSID": lambda machine, _: machine.push(machine.maker.storage(machine.stack.pop())),
+}

@@ -1,0 +1,183 @@
+"""A whole model as an ONNX file, for images of any height and width."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.attention.spatial import HierarchicalAttention
+from lowtide.attention.spatial.onnx_export import ATTENTION_OPSET, PLAIN_OPSET
+from lowtide.attention.spatial.onnx_graph import write_graph
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.trace_cache import trace_cache
+from lowtide.core.units import format_bytes
+from lowtide.models.loaded_model import Model
+from lowtide.models.low_precision import LowPrecision
+from lowtide.models.onnx_runtime import require_packages
+from lowtide.models.onnx_session import OnnxNetwork
+
+ExportPrecision = Literal["fp32", "fp16", "bf16"]
+OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)
+# Of the image that is traced. Primes: a side that any layer divides would be taken for a rule.
+EXAMPLE_SIDES = (41, 37)
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# Protocol buffers, which the file is one of, hold less than 2 GiB; some of it is the graph's.
+_MOST_BYTES = 2**31 - (64 << 20)
+_UNKNOWN_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+
+
+def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
+    """The network as it is exported: from fp32 (B, C, H, W) to fp32.
+
+    In fp16 and bf16 it is a copy whose weights and layers are all of that type, with a cast at
+    both ends. Raises `UsageError` for a type the model does not support, or no type at all.
+    """
+    if precision not in get_args(ExportPrecision):
+        raise UsageError(f"precision {precision!r} is not one of fp32, fp16, bf16")
+    if precision == "fp32":
+        return model.module
+    dtype, facts = _TYPES[precision], model.descriptor
+    if str(dtype).removeprefix("torch.") not in facts.dtypes:
+        raise UsageError(
+            f"{facts.name} ({facts.architecture}) does not run in {precision};"
+            f" it runs in {', '.join(facts.dtypes)}",
+            hint="--precision fp32",
+        )
+    return LowPrecision(copy.deepcopy(model.module).to(dtype), dtype).eval()
+
+
+def write_onnx(
+    model: Model,
+    path: Path | str,
+    *,
+    precision: ExportPrecision = "fp32",
+    opset: int = ATTENTION_OPSET,
+    progress: Callable[[str], None] | None = None,
+) -> nn.Module:
+    """Write ``model``, which is on the CPU, to ``path``: from ``image`` (1, C, H, W) in 0..1 to
+    ``result`` (1, C', H * scale, W * scale), unclamped, both fp32.
+
+    H and W are any that ``model.descriptor.size`` allows. Opset 23 has an operator for attention;
+    20 spells it out for older runtimes. The file holds all weights, and is not checked here: see
+    `lowtide.models.export.compare`. What it came from is written into it by `write_metadata`.
+    ``progress`` is told each step, the first of which takes minutes for a deep model. Returns the
+    network that was exported: that of the model, or its copy in fp16 or bf16.
+
+    Needs the packages onnx and onnxscript. Raises `UsageError` without them, and for a precision
+    or opset that there is not; `ModelError` for a model that ONNX cannot hold.
+    """
+    require_packages("onnx", "onnxscript")
+    _require_opset(opset, precision)
+    _require_exportable(model)
+    network = _lowered(model, precision)
+    height, width = EXAMPLE_SIDES
+    rows, columns = model.descriptor.size.padding(height, width)
+    channels = model.descriptor.in_channels
+    image = torch.full((1, channels, height + rows, width + columns), 0.5)
+    free = torch.export.Dim.DYNAMIC
+    try:
+        write_graph(
+            _OneGraph(network),
+            image,
+            path,
+            opset=opset,
+            shapes={2: free, 3: free},
+            tell=progress or (lambda step: None),
+        )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ModelError(
+            f"{model.descriptor.name} ({model.descriptor.architecture}) cannot be exported:"
+            f" {_reason(error)}"
+        ) from error
+    return network
+
+
+def write_metadata(
+    path: Path | str, model: Model, *, precision: ExportPrecision | Literal["int8"], checked: bool
+) -> None:
+    """Write into the file what it is: its metadata of keys ``lowtide.*``, all of them text.
+
+    ``lowtide.size`` is the rule for sizes as JSON, ``lowtide.sha256`` that of the weights' file;
+    ``lowtide.license`` is left out where it is not known.
+    """
+    import onnx
+
+    facts = model.descriptor
+    entries = {
+        "architecture": facts.architecture,
+        "scale": str(facts.scale),
+        "sha256": facts.sha256,
+        "size": json.dumps(asdict(facts.size)),
+        "precision": precision,
+        "checked": "yes" if checked else "no",
+    }
+    if facts.license:
+        entries["license"] = facts.license
+    graph = onnx.load(path)
+    onnx.helper.set_model_props(graph, {f"lowtide.{key}": text for key, text in entries.items()})
+    onnx.save(graph, path)
+
+
+def _require_opset(opset: int, precision: ExportPrecision) -> None:
+    if opset not in OPSETS:
+        raise UsageError(
+            f"opset {opset} is not one of {', '.join(map(str, OPSETS))}",
+            hint=f"--opset {PLAIN_OPSET} for older runtimes",
+        )
+    if precision == "bf16" and opset < ATTENTION_OPSET:
+        # Conv takes bfloat16 since version 22 of the operator.
+        raise UsageError(
+            f"opset {opset} has no convolution in bf16", hint=f"--opset {ATTENTION_OPSET}"
+        )
+
+
+def _require_exportable(model: Model) -> None:
+    """Raise `ModelError` for what would become another function in silence, or fail late."""
+    name = model.descriptor.name
+    if isinstance(model.module, OnnxNetwork):
+        raise ModelError(f"{name} is an ONNX file already")
+    for part in model.module.modules():
+        if isinstance(part, HierarchicalAttention):
+            raise ModelError(
+                f"{name} cannot be exported: HierarchicalAttention is another function above"
+                f" {part.chunked_tokens:,} pixels, and a graph holds one of the two",
+                hint="export a variant with window attention, or none",
+            )
+    if model.descriptor.weight_bytes > _MOST_BYTES:
+        raise ModelError(
+            f"{name} has {format_bytes(model.descriptor.weight_bytes)} of weights;"
+            f" an ONNX file holds {format_bytes(_MOST_BYTES)}"
+        )
+
+
+class _OneGraph(nn.Module):
+    """A network whose modules share what only depends on the size of the image: a third of the
+    graph of a deep one, whose export takes minutes."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The network's result."""
+        with trace_cache():
+            return self.network(image)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line: the operator that ONNX lacks, or else what the innermost error says first."""
+    innermost, seen = error, error
+    while seen is not None:
+        if found := _UNKNOWN_OPERATOR.search(str(seen)):
+            return f"ONNX has no operator for {found[1]}"
+        innermost, seen = seen, seen.__cause__
+    lines = [line.strip() for line in str(innermost).splitlines() if line.strip()]
+    return lines[0] if lines else type(innermost).__name__

@@ -1,0 +1,175 @@
+"""A loaded model: a module to run and the facts about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lowtide.core.errors import UsageError
+from lowtide.models.dedupe_buffers import share_equal_buffers
+from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.low_precision import LowPrecision, to_low_precision
+
+# Of the image that finds the order of a model's layers.
+_TRIED_SIDE = 64
+
+
+class Model:
+    """An image-to-image model, ready to run.
+
+    ``descriptor`` holds the facts. ``module`` is in eval mode without gradients; its forward
+    takes (B, C, H, W) in 0..1 whose size already satisfies ``descriptor.size`` and returns
+    (B, C', H * scale, W * scale), unclamped.
+    """
+
+    def __init__(self, module: nn.Module, descriptor: ModelDescriptor) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.descriptor = replace(
+            descriptor, parameters=sum(parameter.numel() for parameter in module.parameters())
+        )
+        self._settle()
+
+    def __repr__(self) -> str:
+        facts = self.descriptor
+        return f"<Model {facts.name}: {facts.architecture} x{facts.scale}, {self.dtype}>"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the images the module takes: that of its weights, but fp32 after
+        `to_low_precision`."""
+        if isinstance(self.module, LowPrecision):
+            return torch.float32
+        return next(self.module.parameters()).dtype
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Run on a whole image of any size.
+
+        (B, C, H, W) in 0..1 becomes (B, C', H * scale, W * scale), clamped to 0..1. The image
+        is padded as `pad` does, and the padding's share of the result cut off: what spandrel's own
+        call returns, for models with linear layers or attention in windows up to rounding (2e-6
+        for CRAFT). Raises UsageError for another number of dimensions or channels, an empty image,
+        or a type or device that is not the model's.
+        """
+        self._check(image)
+        height, width = image.shape[-2:]
+        scale = self.descriptor.scale
+        with torch.inference_mode():
+            result = self.module(pad(image, self.descriptor.size)).clamp_(0, 1)
+        return result[..., : height * scale, : width * scale]
+
+    def to(
+        self,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> Self:
+        """Move or cast the weights in place; returns the model itself.
+
+        Raises UsageError for a type the model does not support and for a device this
+        machine does not have.
+        """
+        if dtype is not None:
+            self._check_dtype(dtype)
+        if device is not None:
+            self.module.to(device=require_device(device))
+        if dtype is not None:
+            self.module.to(dtype=dtype)
+        if memory_format is not None:
+            # nn.Module.to would also touch weights in 8 bits, which have no such call.
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                if tensor.dim() == 4:
+                    tensor.data = tensor.data.contiguous(memory_format=memory_format)
+        self._settle()
+        return self
+
+    def lower(self, dtype: torch.dtype) -> Self:
+        """Compute in bf16 or fp16, in place, between images in fp32: see `low_precision.lower`.
+
+        Raises UsageError for a type the model does not support.
+        """
+        self._check_dtype(dtype)
+        rows, columns = self.descriptor.size.padding(_TRIED_SIDE, _TRIED_SIDE)
+        image = torch.full(
+            (1, self.descriptor.in_channels, _TRIED_SIDE + rows, _TRIED_SIDE + columns),
+            0.5,
+            device=self.device,
+        )
+        self.module = to_low_precision(self.module, dtype, image).eval()
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """Hold what is equal once, and say what all takes."""
+        share_equal_buffers(self.module)
+        self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        name = str(dtype).removeprefix("torch.")
+        if name not in self.descriptor.dtypes:
+            raise UsageError(
+                f"{self.descriptor.name} ({self.descriptor.architecture}) does not run in {name}; "
+                f"it runs in {', '.join(self.descriptor.dtypes)}"
+            )
+
+    def _check(self, image: Tensor) -> None:
+        channels = self.descriptor.in_channels
+        if image.ndim != 4 or image.shape[1] != channels or 0 in image.shape:
+            raise UsageError(
+                f"{self.descriptor.name} takes images of shape (B, {channels}, H, W), "
+                f"not {tuple(image.shape)}"
+            )
+        if image.dtype != self.dtype or image.device != self.device:
+            raise UsageError(
+                f"the image is {image.dtype} on {image.device}, "
+                f"{self.descriptor.name} is {self.dtype} on {self.device}"
+            )
+
+
+def pad(image: Tensor, rule: SizeRule) -> Tensor:
+    """Pad (B, C, H, W) at the bottom and on the right until it satisfies ``rule``.
+
+    Mirrored as far as mirroring reaches (one pixel less than the image), then the last row or
+    column repeated; an image that needs nothing is returned as it is.
+    """
+    height, width = image.shape[-2:]
+    rows, columns = rule.padding(height, width)
+    if not rows and not columns:
+        return image
+    mirrored_rows, mirrored_columns = min(rows, height - 1), min(columns, width - 1)
+    image = F.pad(image, (0, mirrored_columns, 0, mirrored_rows), mode="reflect")
+    rest = (0, columns - mirrored_columns, 0, rows - mirrored_rows)
+    return F.pad(image, rest, mode="replicate")
+
+
+def require_device(device: str | torch.device) -> torch.device:
+    """The device if this machine has it; UsageError otherwise."""
+    try:
+        wanted = torch.device(device)
+        backend = torch.get_device_module(wanted)
+    except RuntimeError as error:
+        raise UsageError(f"{device!r} is no device PyTorch knows") from error
+    if not backend.is_available() or (wanted.index or 0) >= backend.device_count():
+        raise UsageError(f"this machine has no device {str(wanted)!r}", hint="use the device 'cpu'")
+    return wanted
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """What parameters and buffers occupy, those in 8 bits with their scales."""
+    return sum(map(_stored_bytes, (*module.parameters(), *module.buffers())))
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if is_traceable_wrapper_subclass(tensor):  # it has another type than what it is made of
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()

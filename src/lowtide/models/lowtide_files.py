@@ -1,0 +1,154 @@
+"""Lowtide's own model files: safetensors whose metadata says how to build the model.
+
+``lowtide.architecture`` names the architecture and ``lowtide.config`` holds its shape as JSON,
+so that nothing has to be guessed from the names of tensors. `describe_file` reads the header alone
+and imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.core.errors import ModelError
+from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.metadata_limits import metadata_error, parse_json
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.variant_config import VariantConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ARCHITECTURE = "lowtide.architecture"
+CONFIG = "lowtide.config"
+# Of widths and depths; with both so large, the file's tensors are what bounds the network.
+_LARGEST = 1 << 20
+Config = ParagonConvConfig | VariantConfig
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """Its shapes, its network by module and name, and whether tiles are like the whole."""
+
+    config: type[Config]
+    network: tuple[str, str]
+    tiling: Tiling
+
+
+_KNOWN = {
+    "ParagonConv": _Architecture(
+        ParagonConvConfig, ("lowtide.models.paragonsr2.paragon_conv", "ParagonConv"), "supported"
+    ),
+    "ParagonSR2": _Architecture(
+        VariantConfig, ("lowtide.models.paragonsr2.variant", "ParagonVariant"), "discouraged"
+    ),
+}
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; ModelError for a damaged one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise ModelError(
+            f"{path} is no safetensors file, or is damaged: {error}",
+            hint="download it again, and compare its size with the one stated there",
+        ) from error
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU; ModelError for types PyTorch does not have."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} holds tensors that PyTorch cannot hold: {error}") from error
+
+
+def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:
+    """Facts about a file with `ARCHITECTURE` among its metadata ``entries``.
+
+    Raises ModelError for an architecture this version does not know, or a wrong configuration.
+    """
+    config, parameters = _config(path, entries), _count(path)
+    return ModelDescriptor(
+        name=name,
+        architecture=entries[ARCHITECTURE],
+        purpose="SR" if config.scale > 1 else "Restoration",
+        scale=config.scale,
+        in_channels=3,
+        out_channels=3,
+        size=SizeRule(),
+        supports_half=True,
+        supports_bfloat16=True,
+        tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
+        tags=config.tags,
+        parameters=parameters,
+        weight_bytes=4 * (parameters + config.constants),
+        sha256=digest,
+        license=None,
+        path=str(path),
+    )
+
+
+def network_of(config: Config) -> nn.Module:
+    """An untrained network of this shape, in fp32 on the CPU."""
+    (known,) = (one for one in _KNOWN.values() if one.config is type(config))
+    module, name = known.network
+    return getattr(importlib.import_module(module), name)(config)
+
+
+def metadata_for(config: Config) -> dict[str, str]:
+    """The metadata that a file with weights of this shape needs."""
+    (name,) = (name for name, one in _KNOWN.items() if one.config is type(config))
+    return {ARCHITECTURE: name, CONFIG: json.dumps(config.to_dict())}
+
+
+def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
+    """The network with its weights, in fp32 on the CPU.
+
+    Raises ModelError where the tensors are not those that the configuration asks for.
+    """
+    from lowtide.models.build_limits import BuildLimits
+
+    config, state = _config(path, entries), tensors(path)
+    try:
+        with BuildLimits(state.values()):
+            module = network_of(config)
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
+    return module
+
+
+def _count(path: Path) -> int:
+    """Values in a file, by its header."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _config(path: Path, entries: dict[str, str]) -> Config:
+    if entries[ARCHITECTURE] not in _KNOWN:
+        raise ModelError(
+            f"{path} needs the architecture {entries[ARCHITECTURE]!r}, "
+            f"which this version of Lowtide does not have",
+            hint="pip install --upgrade lowtide",
+        )
+    values: Any = parse_json(path, CONFIG, entries.get(CONFIG, "null"))
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} has no configuration in its metadata ({CONFIG})")
+    large = [name for name, value in values.items() if isinstance(value, int) and value > _LARGEST]
+    if large:
+        raise ModelError(f"{metadata_error(path)}: {CONFIG}: {large[0][:40]} is above {_LARGEST}")
+    return _KNOWN[entries[ARCHITECTURE]].config.from_dict(values)

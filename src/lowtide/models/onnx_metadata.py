@@ -1,0 +1,228 @@
+"""What an ONNX file says of itself, read without running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowtide.core.errors import ModelError
+from lowtide.models.metadata_limits import MOST_CHARACTERS, metadata_error
+from lowtide.models.model_files import DOWNLOAD_AGAIN
+
+_FREE = (
+    "export it for any height and width, as `lowtide export onnx` does,"
+    " or by dynamic_shapes of torch.onnx.export"
+)
+_CHANNELS = (1, 3)
+_OWN = "lowtide."
+# What graphs multiply by, divide by or cut at where they take or give values of 0..255.
+_WHITES = (255.0, 1 / 255, 127.5, 1 / 127.5)
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """What a graph takes and gives: names, types as NumPy calls them, and channels of the images
+    it takes; and the values of white at both ends."""
+
+    image: str
+    result: str
+    given: str
+    made: str
+    channels: int
+    white_given: int = 1
+    white_made: int = 1
+
+
+@dataclass(frozen=True)
+class OnnxMetadata:
+    """Both ends of a graph, and what its file says.
+
+    ``entries`` are those of its metadata that `lowtide export onnx` writes, without ``lowtide.``,
+    and ``license`` whoever wrote it. ``weight_bytes`` and ``parameters`` are of all tensors stored;
+    ``low`` is the low precision that weights are in, or empty; ``names_white`` is whether 255 is
+    among the graph's single numbers.
+    """
+
+    ends: GraphSignature
+    entries: dict[str, str]
+    opset: int
+    parameters: int
+    weight_bytes: int
+    low: str
+    names_white: bool
+
+
+def read_onnx_metadata(path: Path) -> OnnxMetadata:
+    """Facts about the file; raises `ModelError` for damage, and for a graph that does not turn one
+    image of any height and width into another. Needs the package onnx."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _facts(path, onnx.load(path, load_external_data=False))
+    except (DecodeError, ValueError) as error:  # names that are no UTF-8 among them
+        raise ModelError(
+            f"{path} is no ONNX file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
+        ) from error
+
+
+def _facts(path: Path, model: Any) -> OnnxMetadata:
+    if not model.graph.node:
+        raise ModelError(
+            f"{path} is no ONNX file, or is damaged: it has no graph", hint=DOWNLOAD_AGAIN
+        )
+    nodes = [*_nodes(model.graph.node), *_nodes(n for f in model.functions for n in f.node)]
+    weights = [*_stored(model.graph), *_tensors(nodes)]
+    _require_names(nodes)
+    _require_one_file(path, weights)
+    low = [one for one in weights if one.data_type in _low_types() and len(one.dims) > 1]
+    return OnnxMetadata(
+        ends=_ends(path, model.graph),
+        entries=_entries(path, model),
+        opset=max((one.version for one in model.opset_import if not one.domain), default=0),
+        parameters=sum(math.prod(one.dims) for one in weights),
+        weight_bytes=sum(one.ByteSize() for one in weights),
+        low=_low_types()[low[0].data_type] if low else "",
+        names_white=_names_white(nodes, weights),
+    )
+
+
+def _entries(path: Path, model: Any) -> dict[str, str]:
+    said = {one.key: one.value for one in model.metadata_props}
+    own = {key.removeprefix(_OWN): value for key, value in said.items() if key.startswith(_OWN)}
+    kept = {"license": said["license"], **own} if "license" in said else own
+    for key, value in kept.items():
+        if len(key) + len(value) > MOST_CHARACTERS:
+            raise ModelError(f"{metadata_error(path)}: {key[:40]} is too long")
+    return kept
+
+
+def _low_types() -> dict[int, str]:
+    from onnx import TensorProto
+
+    return {
+        TensorProto.FLOAT16: "fp16",
+        TensorProto.BFLOAT16: "bf16",
+        TensorProto.INT8: "int8",
+        TensorProto.UINT8: "int8",
+    }
+
+
+def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, and those of the graphs within them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, attribute.g):
+                yield from _nodes(inner.node)
+
+
+def _stored(graph: Any) -> Iterator[Any]:
+    """All tensors that a graph stores beside its nodes."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def _tensors(nodes: Iterable[Any]) -> Iterator[Any]:
+    """All tensors that are stored in nodes, and in the graphs within them."""
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from attribute.tensors
+            if attribute.HasField("t"):
+                yield attribute.t
+            for inner in (*attribute.graphs, attribute.g):
+                yield from _stored(inner)
+
+
+def _names_white(nodes: list[Any], weights: list[Any]) -> bool:
+    from onnx.numpy_helper import to_array
+
+    single = [one for one in weights if math.prod(one.dims) == 1 and one.data_type in (1, 10, 11)]
+    numbers = [float(to_array(one).reshape(-1)[0]) for one in single]
+    numbers += [attribute.f for node in nodes for attribute in node.attribute]
+    return any(math.isclose(one, white, rel_tol=1e-3) for one in numbers for white in _WHITES)
+
+
+def _require_names(nodes: list[Any]) -> None:
+    """Raise `UnicodeDecodeError` for a name that is none, here and not while it runs."""
+    for node in nodes:
+        "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
+
+
+def _require_one_file(path: Path, weights: list[Any]) -> None:
+    """What other files hold would not count for the file's hash, and could be any file."""
+    from onnx.external_data_helper import uses_external_data
+
+    for one in weights:
+        if uses_external_data(one):
+            where = {entry.key: entry.value for entry in one.external_data}
+            raise ModelError(
+                f"{path} keeps its weights in another file, {where.get('location')}",
+                hint='put all in one: onnx.save(onnx.load("model.onnx"), "one.onnx")',
+            )
+
+
+def _ends(path: Path, graph: Any) -> GraphSignature:
+    stored = {one.name for one in graph.initializer}
+    images, results = [one for one in graph.input if one.name not in stored], list(graph.output)
+    if (len(images), len(results)) != (1, 1):
+        raise ModelError(
+            f"{path} takes {_named(images)} and gives {_named(results)};"
+            " Lowtide runs models from one image to one"
+        )
+    image, result = images[0].type.tensor_type, results[0].type.tensor_type
+    sides = [one.dim_value or None for one in image.shape.dim]
+    if len(sides) != 4:
+        raise ModelError(
+            f"{path} takes {_shape(sides)}; Lowtide runs models of images, (batch, channels,"
+            " height, width)"
+        )
+    _require_sizes(path, sides)
+    return GraphSignature(
+        image=images[0].name,
+        result=results[0].name,
+        channels=sides[1] or 0,
+        given=_type(path, "takes", image.elem_type),
+        made=_type(path, "gives", result.elem_type),
+    )
+
+
+def _named(ends: list[Any]) -> str:
+    return f"{len(ends)} tensors ({', '.join(one.name for one in ends)})" if ends else "nothing"
+
+
+def _shape(sides: list[int | None]) -> str:
+    return "×".join("?" if side is None else str(side) for side in sides) or "a number"
+
+
+def _require_sizes(path: Path, sides: list[int | None]) -> None:
+    batch, channels, height, width = sides
+    if channels not in _CHANNELS:
+        what = "any number of" if channels is None else str(channels)
+        raise ModelError(
+            f"{path} takes {_shape(sides)}, {what} channels in second place; Lowtide runs gray (1)"
+            " and RGB (3)"
+        )
+    if batch not in (None, 1):
+        raise ModelError(f"{path} takes {batch} images at a time", hint="export it for one image")
+    if height is not None or width is not None:
+        raise ModelError(
+            f"{path} takes images of {width or 'any'}×{height or 'any'} pixels and no others,"
+            " so that no image could be run in parts",
+            hint=_FREE,
+        )
+
+
+def _type(path: Path, does: str, kind: Any) -> str:
+    from onnx import TensorProto
+
+    types = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
+    if kind not in types:
+        names = {number: name.lower() for name, number in TensorProto.DataType.items()}
+        name = names.get(kind, f"type {kind}") if kind else "no tensors"
+        raise ModelError(f"{path} {does} {name}; Lowtide runs models of float and float16")
+    return types[kind]

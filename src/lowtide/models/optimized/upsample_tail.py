@@ -1,0 +1,90 @@
+"""The last layers of models that enlarge by pixel shuffles, strip by strip.
+
+At four times the size, maps of 64 channels are the most that many window transformers hold: twice
+what their attention takes. What comes of them has three.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.models.optimized.narrow_conv import keeps_size, narrow_conv2d
+from lowtide.models.optimized.optimized_module import OptimizedModule
+
+# Of what a strip holds at its largest.
+_STRIP_BYTES = 128 << 20
+
+
+class DeferredLayers(OptimizedModule):
+    """Holds the layers that a `OptimizedTail` runs, and leaves its input as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same."""
+        return x
+
+
+class OptimizedTail(OptimizedModule):
+    """A convolution, and the convolutions and pixel shuffles before it, over strips of rows.
+
+    Each strip sees as many rows beyond its own as these layers reach, so that results differ by
+    what convolutions of other heights round otherwise. ``before`` keeps its place in the model,
+    as `DeferredLayers`.
+    """
+
+    before: Any
+
+    def __init__(self, plain: nn.Conv2d, before: nn.Sequential) -> None:
+        super().__init__(plain)
+        self.__dict__["before"] = before
+        scale, reach = 1, 0.0
+        for layer in (*before, plain):
+            if isinstance(layer, nn.Conv2d):
+                reach += layer.kernel_size[0] // 2 / scale
+            elif isinstance(layer, nn.PixelShuffle):
+                scale *= layer.upscale_factor
+        self._reach, self._scale = math.ceil(reach), scale
+
+    @staticmethod
+    def fits(before: object, plain: object) -> bool:
+        """Whether these layers are of the known kinds, and keep their images' sizes."""
+        if type(plain) is not nn.Conv2d or not isinstance(before, nn.Sequential):
+            return False
+        convolutions = [layer for layer in before if not isinstance(layer, nn.PixelShuffle)]
+        return len(convolutions) < len(before) and all(map(keeps_size, (*convolutions, plain)))
+
+    def use(self, plain: nn.Module) -> None:
+        """Run ``plain``, which has other weights, in place of the last convolution."""
+        self._parameters, self._buffers = plain._parameters, plain._buffers
+        self.__dict__["plain"] = plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) as the first layer takes it to (B, C, H * scale, W * scale)."""
+        height, rows = x.shape[2], self._rows(x)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or rows >= height:
+            return narrow_conv2d(self.plain, self.before(x))
+        return self.in_strips(x, rows)
+
+    def in_strips(self, x: Tensor, rows: int) -> Tensor:
+        """The same, so many rows of ``x`` at a time."""
+        height, scale, result = x.shape[2], self._scale, None
+        for first in range(0, height, rows):
+            low = max(0, first - self._reach)
+            high = min(height, first + rows + self._reach)
+            strip = narrow_conv2d(self.plain, self.before(x[:, :, low:high]))
+            if result is None:
+                sides = height * scale, strip.shape[3]
+                result = strip.new_empty(*strip.shape[:2], *sides)
+            own = strip[:, :, (first - low) * scale :][:, :, : rows * scale]
+            result[:, :, first * scale : first * scale + own.shape[2]] = own
+        assert result is not None
+        return result
+
+    def _rows(self, x: Tensor) -> int:
+        """Of a strip: the result of the last shuffle and what it was made of lie side by side."""
+        channels = self.plain.in_channels * self._scale**2
+        row = 2 * x.shape[0] * channels * x.shape[3] * x.element_size()
+        return max(4 * self._reach, _STRIP_BYTES // row)

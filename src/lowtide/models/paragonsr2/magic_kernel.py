@@ -1,0 +1,56 @@
+"""Enlargement by the Magic Kernel, the fixed path of ParagonSR2."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# J. Costella, "The magic kernel": the smallest spline of the family, and the sharpening that
+# belongs to it.
+BLUR = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
+SHARP = (-1 / 32, 0.0, 9 / 32, 16 / 32, 9 / 32, 0.0, -1 / 32)
+
+
+class MagicKernelUpsample(nn.Module):
+    """Sharpened by a share ``alpha``, enlarged by whole pixels, blurred.
+
+    (B, C, H, W) becomes (B, C, H * scale, W * scale); beyond its borders an image is zero, before
+    the blur as before the sharpening. The blur of repeated pixels is a small filter of the image
+    itself for each of the ``scale ** 2`` places, so that nothing is run at the large size.
+    Kernels are constants of the code.
+    """
+
+    def __init__(self, channels: int, scale: int, alpha: float) -> None:
+        super().__init__()
+        self.channels, self.scale, self.alpha = channels, scale, alpha
+        sharp, phases = torch.tensor(SHARP), self._phases(scale)
+        self.sharp: Tensor
+        self.places: Tensor
+        self.register_buffer(
+            "sharp",
+            torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(),
+            persistent=False,
+        )
+        places = torch.einsum("iy,jx->ijyx", phases, phases).flatten(0, 1)[:, None]
+        self.register_buffer("places", places.repeat(channels, 1, 1, 1), persistent=False)
+
+    @staticmethod
+    def _phases(scale: int) -> Tensor:
+        """(scale, taps): what each place in an enlarged pixel takes of the pixels around it."""
+        far = len(BLUR) // 2
+        reach = -(-far // scale)
+        phases = torch.zeros(scale, 2 * reach + 1)
+        for place in range(scale):
+            for tap, weight in enumerate(BLUR):
+                phases[place, reach + (place + tap - far) // scale] += weight
+        return phases
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Enlarge ``x``; see the class for shapes."""
+        if self.alpha:
+            sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
+            # Not as a lerp, which would have both of one type, and under autocast they are not.
+            x = x + self.alpha * (sharp - x)
+        places = F.conv2d(x, self.places, padding=self.places.shape[-1] // 2, groups=self.channels)
+        return F.pixel_shuffle(places, self.scale)

@@ -1,0 +1,83 @@
+"""The convolutional member of the ParagonSR2 kind: no attention, no pooling, a finite reach."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.resample import polyphase_taps
+
+_SLOPE = 0.1
+
+
+class CubicUpsample(nn.Module):
+    """Cubic enlargement by a whole factor, before the pixel shuffle.
+
+    (B, C, H, W) becomes (B, C * scale**2, H, W); `F.pixel_shuffle` of that is the picture.
+    Being a convolution with one constant kernel per phase, it weighs the same pixels the same
+    wherever a crop of the image lies; `F.interpolate` derives its weights from float
+    coordinates, which drift as the image grows. Borders are replicated. The kernel is a
+    constant of the code, never a weight in the file.
+    """
+
+    REACH = 2
+
+    def __init__(self, scale: int, channels: int) -> None:
+        super().__init__()
+        taps = torch.from_numpy(polyphase_taps(scale))
+        phases = torch.einsum("iy,jx->ijyx", taps, taps).reshape(scale * scale, 5, 5)
+        # Dense rather than grouped: about as fast on a CPU, and no special case for exporters.
+        kernel = torch.zeros(channels, scale * scale, channels, 5, 5)
+        for channel in range(channels):
+            kernel[channel, :, channel] = phases.float()
+        self.kernel: Tensor
+        self.register_buffer("kernel", kernel.flatten(0, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Enlarge ``x``; see the class for shapes."""
+        reach = self.REACH
+        return F.conv2d(F.pad(x, (reach, reach, reach, reach), mode="replicate"), self.kernel)
+
+
+class ParagonConv(nn.Module):
+    """Fixed cubic enlargement plus a learned residual.
+
+    (B, 3, H, W) in 0..1 becomes (B, 3, H * scale, W * scale), unclamped. Detail path: a 3x3
+    convolution to ``features`` channels, ``blocks`` of 3x3 convolution and leaky ReLU, a 3x3
+    convolution to 3 * scale**2 channels, pixel shuffle. Nothing in it looks at the picture as
+    a whole, so an output pixel depends on ``config.reach`` = ``blocks`` + 2 input pixels to
+    each side and on no others. The last convolution starts at zero: an untrained network is
+    cubic interpolation.
+    """
+
+    CHANNELS = 3
+
+    def __init__(self, config: ParagonConvConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, outputs = config.features, self.CHANNELS * config.scale**2
+        self.base = CubicUpsample(config.scale, self.CHANNELS)
+        self.conv_in = nn.Conv2d(self.CHANNELS, width, 3, padding=1)
+        self.body = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1) for _ in range(config.blocks)
+        )
+        self.conv_up = nn.Conv2d(width, outputs, 3, padding=1)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias") or name.startswith("conv_up"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.kaiming_normal_(parameter, a=_SLOPE)
+
+    def detail(self, x: Tensor) -> Tensor:
+        """The learned path before the pixel shuffle, (B, 3 * scale**2, H, W)."""
+        x = F.leaky_relu(self.conv_in(x), _SLOPE)
+        for conv in self.body:
+            x = F.leaky_relu(conv(x), _SLOPE)
+        return self.conv_up(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Enlarge ``x``; see the class for shapes and ranges."""
+        # Both paths are summed before the one pixel shuffle they share.
+        return F.pixel_shuffle(self.detail(x) + self.base(x), self.config.scale)

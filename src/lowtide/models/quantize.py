@@ -1,0 +1,97 @@
+"""Linear layers in 8 bits, by torchao."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import UsageError
+from lowtide.core.logging import silence_warnings
+from lowtide.core.precision import EightBits
+from lowtide.models.optimized.token_linear import OptimizedLinear
+
+# Smaller layers, of biases and gates, take no time and are all of what they compute.
+_LEAST = 16
+# Compute capability from which cards multiply numbers of 8 bits with a point.
+FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """How layers are rounded: torchao's class and its arguments, the type that their weights have
+    before, and what both sides have to be multiples of, on the CPU and on a card."""
+
+    scheme: str
+    by_row: bool
+    given: torch.dtype
+    steps: tuple[int, int]
+
+
+_WAYS: dict[EightBits, _Scheme] = {
+    "int8": _Scheme("Int8DynamicActivationInt8WeightConfig", False, torch.float32, (1, 8)),
+    "fp8": _Scheme("Float8DynamicActivationFloat8WeightConfig", True, torch.bfloat16, (16, 16)),
+}
+
+
+def quantize_linear(network: nn.Module, device: str, kind: EightBits = "int8") -> int:
+    """Compute the linear layers of ``network`` in 8 bits, in place; returns how many there are.
+
+    ``int8`` takes a network in fp32: weights are rounded once, by output channel, and what a layer
+    is given by token in each call; sums are exact, and everything else stays in fp32. ``fp8`` takes
+    one whose layers are in bf16 (`low_precision.lower`), and rounds both to e4m3, which has three
+    bits of fraction, by the same rows. Accuracy: approximate. Layers of fewer than 16 channels
+    stay as they are, and so do those whose channels are not multiples of 8 on a card, or of 16 in
+    ``fp8``. Raises `UsageError` where torchao is missing or no layer is left.
+    """
+    way = _WAYS[kind]
+    layers = [
+        part.plain if isinstance(part, OptimizedLinear) else part
+        for part in network.modules()
+        if isinstance(part, (nn.Linear, OptimizedLinear))
+    ]
+    chosen = {layer for layer in layers if _fits(layer, device, way)}
+    if not chosen:
+        raise UsageError(
+            "this model has no linear layers that 8 bits would do for", hint="--precision fp32"
+        )
+    apply, scheme = torchao_scheme(kind)
+    _as_written(network)
+    apply(network, scheme(), filter_fn=lambda part, _: part in chosen)
+    return len(chosen)
+
+
+def _fits(layer: nn.Linear, device: str, way: _Scheme) -> bool:
+    step = way.steps[device != "cpu"]
+    sides = layer.in_features, layer.out_features
+    large = min(sides) >= _LEAST and not any(side % step for side in sides)
+    return large and layer.weight.dtype == way.given
+
+
+def _as_written(network: nn.Module) -> None:
+    """Faster forms of linear layers know plain weights only."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, OptimizedLinear):
+                setattr(parent, name, child.plain)
+
+
+def torchao_scheme(
+    kind: EightBits = "int8",
+) -> tuple[Callable[..., None], Callable[[], object]]:
+    """What applies a scheme to a network, and the scheme. Raises `UsageError` without torchao."""
+    way = _WAYS[kind]
+    try:
+        # It is told of its own dealings with PyTorch while it is imported.
+        with silence_warnings("torch.utils._pytree"):
+            parts: Any = importlib.import_module("torchao.quantization")
+    except ImportError as error:
+        raise UsageError(
+            f"--precision {kind} needs torchao", hint="pip install 'lowtide[int8]'"
+        ) from error
+    make = getattr(parts, way.scheme)
+    return parts.quantize_, lambda: make(granularity=parts.PerRow()) if way.by_row else make()

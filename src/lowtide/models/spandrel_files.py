@@ -1,0 +1,188 @@
+"""Model files of the upscaling world, through spandrel and, where it does not know them, our own.
+
+spandrel recognizes about forty families by the names of their tensors and deduces their shapes.
+Every use of it, its private names included, is in this file. Importing it takes a second or
+two, hence never at the top of a module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.models import checkpoints, lowtide_files
+from lowtide.models.build_limits import BuildLimits
+from lowtide.models.descriptor import ModelDescriptor, Tiling
+from lowtide.models.fold_conv import fold_convs
+from lowtide.models.key_prefixes import strip_prefixes
+from lowtide.models.metadata_limits import size_rule
+from lowtide.models.optimized.replace import replace_modules
+from lowtide.models.paragonsr2 import tier_file
+
+if TYPE_CHECKING:
+    import spandrel
+
+# What spandrel was seen to raise for tables whose tensors do not fit together. MemoryError is among
+# them because a side may be of any size.
+_MISFITS = (
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    NameError,
+)
+_PURPOSES = ("SR", "Restoration")
+_KEYS_SHOWN = 6
+
+
+class SpandrelCall(nn.Module):
+    """A network together with the call spandrel gives it: extra inputs, a range, an index."""
+
+    def __init__(self, network: nn.Module, call: Any) -> None:
+        super().__init__()
+        self.network = network
+        self._call = call
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), unclamped."""
+        # Some of the calls make their extra input for one image, whatever the batch.
+        results = [self._call(self.network, single) for single in image.split(1)]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelDescriptor]:
+    """Recognize and build the model in a .pth, .ckpt or .safetensors file, on the CPU.
+
+    Pickles are read as tables of tensors, and nothing in them runs. Prefixes that training
+    programs put before names are taken away. Raises ModelError for damage, for a file that asks
+    for more, for an unknown family, and for a model that does not turn one gray or RGB image into
+    another.
+    """
+    state = _state_dict(path)
+    if tier_file.is_tier_checkpoint(state):
+        return tier_file.load_tier(path, name, digest, state)
+    found = _recognize(path, state)
+    _require_image_model(path, found)
+    try:
+        module = _module(found)
+    except (RuntimeError, LookupError) as error:  # indices among the tensors, say, out of range
+        raise _misfit(path, error) from error
+    return module, _describe(path, name, digest, found)
+
+
+def families() -> tuple[str, ...]:
+    """Names of the families that are recognized, in alphabetical order."""
+    from spandrel import MAIN_REGISTRY
+
+    known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
+    return tuple(sorted((*known, tier_file.FAMILY), key=str.lower))
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """The tensors under the names that their family gives them, if it is a known one."""
+    from spandrel import MAIN_REGISTRY
+
+    stored = path.suffix.lower() == ".safetensors"
+    state = lowtide_files.tensors(path) if stored else checkpoints.read_state_dict(path)
+
+    registered = MAIN_REGISTRY.architectures("detection")
+
+    def known(names: dict[str, Tensor]) -> bool:
+        return tier_file.is_tier_checkpoint(names) or any(one.detect(names) for one in registered)
+
+    try:
+        return strip_prefixes(state, known) or state
+    except _MISFITS as error:
+        raise _misfit(path, error) from error
+
+
+def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor:
+    from spandrel import ModelLoader, UnsupportedModelError
+
+    keys = sorted(state)
+    try:
+        # The CPU first: what does not fit the job should not reach the device.
+        with BuildLimits(value for value in state.values() if isinstance(value, Tensor)):
+            return ModelLoader(device="cpu").load_from_state_dict(state)
+    except UnsupportedModelError as error:
+        shown = ", ".join(keys[:_KEYS_SHOWN])
+        raise ModelError(
+            f"{path} holds a model of no known family; its {len(keys)} tensors start with {shown}",
+            hint=f"known families are {', '.join(families())}",
+        ) from error
+    except _MISFITS as error:
+        raise _misfit(path, error) from error
+
+
+def _misfit(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{path} looks like a known family, but its tensors do not fit together: "
+        f"{_first_line(error)}"
+    )
+
+
+def _require_image_model(path: Path, found: spandrel.ModelDescriptor) -> None:
+    family = found.architecture.name
+    if found.purpose not in _PURPOSES:
+        raise ModelError(
+            f"{path} ({family}) is made for {found.purpose}, not for whole images",
+            hint="give a super-resolution or restoration model",
+        )
+    channels = (found.input_channels, found.output_channels)
+    if not set(channels) <= {1, 3}:
+        raise ModelError(
+            f"{path} ({family}) takes {channels[0]} channels and gives {channels[1]}; "
+            f"Lowtide runs gray (1) and RGB (3)"
+        )
+
+
+def _module(found: spandrel.ModelDescriptor) -> nn.Module:
+    # spandrel's default call lives in the module of its base class, and adds nothing.
+    call = found._call_fn
+    plain = call.__module__ == type(found).__module__
+    model = fold_convs(found.model.eval())
+    replace_modules(model)
+    return model if plain else SpandrelCall(model, call)
+
+
+def _describe(
+    path: Path, name: str, digest: str, found: spandrel.ModelDescriptor
+) -> ModelDescriptor:
+    asks = found.size_requirements
+    sides = {"minimum": asks.minimum, "multiple_of": asks.multiple_of, "square": asks.square}
+    tiling: dict[str, Tiling] = {
+        "SUPPORTED": "supported",
+        "DISCOURAGED": "discouraged",
+        "INTERNAL": "internal",
+    }
+    return ModelDescriptor(
+        name=name,
+        architecture=str(found.architecture.id),
+        purpose=found.purpose,
+        scale=found.scale,
+        in_channels=found.input_channels,
+        out_channels=found.output_channels,
+        size=size_rule(f"{path} ({found.architecture.name})", sides),
+        supports_half=found.supports_half,
+        supports_bfloat16=found.supports_bfloat16,
+        tiling=tiling[found.tiling.name],
+        tags=tuple(found.tags),
+        parameters=0,
+        weight_bytes=0,
+        sha256=digest,
+        license=None,
+        path=str(path),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,243 @@
+"""A module that gives the result of another one, band by band."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.core.scratch import ScratchSpace
+from lowtide.core.trace_cache import TRACING
+from lowtide.memory.budget import Budget
+from lowtide.memory.cache import cache_folder
+from lowtide.streaming.batch_independence import require_independent_images
+from lowtide.streaming.capture.autocast_state import AutocastState
+from lowtide.streaming.certificate import order_of, tf32_is_allowed
+from lowtide.streaming.engine.arena import hold_arena
+from lowtide.streaming.engine.executor import allocate_result, collect_rows
+from lowtide.streaming.engine.graph_replay import HINT, GraphReplays
+from lowtide.streaming.module_fingerprint import ModuleFingerprint
+from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.placement import PagePlacement, Placement
+from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
+
+# Sizes of image whose programs are kept.
+_KEPT = 4
+
+
+class Streamed(nn.Module):
+    """``module`` with the same call, run by bands of rows within a budget.
+
+    Takes (batch, channels, height, width) and returns what ``module`` returns for it, equal to
+    rounding (accuracy class: exact); one tensor in a tuple, list, dictionary or dataclass comes
+    back in such a one. Images of a batch are run one after another, once it is shown that they go
+    through the module apart from each other; a module that mixes them is refused. Memory, beside
+    weights, input and result: the bands, the pages between them, and what single operators take
+    for themselves (`explain` tells it).
+
+    The first image of a size takes seconds longer: the graph is captured, and compared with the
+    module itself on a small image; that comparison is remembered on disk. What was captured is
+    made anew when the module has changed: its parameters, buffers, parts, hooks, modes and types,
+    and attributes that are numbers, texts, or made of such. Values of weights are read as they are
+    at each call. What cannot be seen is what ``forward`` reads elsewhere: global variables,
+    closures, files, other objects' insides; after a change of those, make another `Streamed`.
+    Hooks of its parts may change what passes through, but are not called with each image.
+
+    If ``recorded``, an NVIDIA card is told of the run's kernels once, with the second image of a
+    size, and starts them by itself from then on: the same numbers sooner, where a light model's
+    kernels are over before Python issues the next. What the run takes, and a copy of the image, is
+    then held until an image of another size comes or the module goes; pages stay on the card.
+
+    There are no gradients: where some are wanted, a call raises `UsageError`. May be called by
+    several threads, one of which runs at a time. A copy, pickled or not, prepares itself anew.
+
+    Raises `ModelError` for a module that cannot be streamed exactly, and `BudgetError`, which
+    names the least that would do. Source of the method: bands as in fused-layer networks
+    (MCUNetV2, arXiv 2110.15352), with norms and windows exact.
+    """
+
+    # What a call may change, which is no change of a module that this is a part of.
+    _passing = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        budget: str | int | Budget = "auto",
+        pages: PagePlacement = "auto",
+        scratch: Path | None = None,
+        recorded: bool = False,
+        certified: bool = True,
+    ) -> None:
+        super().__init__()
+        if pages not in get_args(Placement) and pages != "auto":
+            raise UsageError(
+                f"pages {pages!r} is not known", hint=f"auto, {', '.join(get_args(Placement))}"
+            )
+        if recorded and pages not in ("auto", "memory"):
+            raise UsageError(f"a recorded run has no pages on {pages}", hint=HINT)
+        self.module = module
+        self._scratch = ScratchSpace(scratch)
+        self._wishes = StreamSettings(
+            budget, "memory" if recorded else pages, self._scratch, recorded, certified
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._replays = GraphReplays() if self._wishes.recorded else None
+        self._known: OrderedDict[object, PreparedStream] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def forward(self, image: Tensor) -> Any:
+        """The result for each image of the batch, as ``module`` returns it."""
+        if torch.compiler.is_compiling():
+            eager: Any = torch.compiler.disable(self._run)
+            return eager(image)
+        return self._run(image)
+
+    def _run(self, image: Tensor) -> Any:
+        _check(image)
+        self._refuse_gradients(image)
+        image = image.detach()
+        with self._lock:
+            known = self.prepare(image)
+            pack = self._packing(known, image)
+            results = [self._one(known, single) for single in image.split(1)]
+        return pack(results[0] if len(results) == 1 else torch.cat(results))
+
+    def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(first row, (1, channels, rows, width)) of the result of one image, from the top down:
+        for results that are never held as a whole."""
+        _check(image)
+        self._refuse_gradients(image)
+        if len(image) > 1:
+            raise UsageError(f"rows are those of one image, not of {len(image)}")
+        yield from _rows(self.prepare(image), image.detach())
+
+    def explain(self, image: Tensor) -> str:
+        """How an image of this size would be run."""
+        _check(image)
+        more = "" if self._replays is None else "; recorded with the second image"
+        return self.prepare(image).title + more
+
+    def prepare(self, image: Tensor) -> PreparedStream:
+        """The program for images like this one; made once for each size, type, and setting that
+        changes what the module computes, and anew when the module has changed."""
+        # What convolutions take for themselves depends on TF32 too.
+        key = (
+            *image.shape[1:],
+            image.dtype,
+            image.device,
+            order_of(image),
+            tf32_is_allowed(),
+            AutocastState.now(image.device.type),
+            torch.get_default_dtype(),
+        )
+        with self._lock:
+            makeup = ModuleFingerprint(self.module, addresses=self._wishes.recorded)
+            for other in [one for one, known in self._known.items() if not known.is_of(makeup)]:
+                del self._known[other]
+            if key not in self._known:
+                with TRACING:
+                    self._known[key] = prepare_stream(self.module, image.detach()[:1], self._wishes)
+                while len(self._known) > _KEPT:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+            self._known[key].sweep.constants()
+            return self._known[key]
+
+    def _packing(self, known: PreparedStream, images: Tensor) -> Any:
+        """What makes the module's result of a tensor, for so many images."""
+        if len(images) == 1:
+            return known.program.graph.pack
+        if len(images) not in known.batches:
+            with TRACING:
+                known.batches[len(images)] = require_independent_images(
+                    self.module, images, cache_folder()
+                )
+        return known.batches[len(images)]
+
+    def _refuse_gradients(self, image: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return
+        names = (name for name, one in self.module.named_parameters() if one.requires_grad)
+        what = "the input" if image.requires_grad else next(names, None)
+        if what is not None:
+            raise UsageError(
+                f"a streamed module has no gradients, and {what} requires some",
+                hint="with torch.no_grad(): where results are enough; for gradients the module"
+                " itself, after lowtide.unfit(module) if it is fitted",
+            )
+
+    def _one(self, known: PreparedStream, image: Tensor) -> Tensor:
+        if self._replays is None:
+            return _by_bands(known, image)
+        run = functools.partial(_by_bands, known)
+        return self._replays(run, image, known.sweep.constants())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has weights of its own: programs are of this one's.
+        own = {"_known", "_replays", "_lock"}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def _replicate_for_data_parallel(self) -> Streamed:
+        replica = super()._replicate_for_data_parallel()
+        replica._forget()
+        return replica
+
+
+def _by_bands(known: PreparedStream, image: Tensor) -> Tensor:
+    program, device = known.program, image.device
+    if device.type == "cpu":
+        return collect_rows(program, _rows(known, image))
+    aside = hold_arena(known.sweep.piece, device, program.bytes_of(program.output))
+    result = allocate_result(program, device)
+    del aside  # or the run could not be cut out of it
+    return collect_rows(program, _rows(known, image), result)
+
+
+def _rows(known: PreparedStream, image: Tensor) -> Iterator[tuple[int, Tensor]]:
+    yield from known.sweep.run(MemoryPage.of(image, 2))
+
+
+def stream(
+    module: nn.Module,
+    *,
+    budget: str | int | Budget = "auto",
+    pages: PagePlacement = "auto",
+    scratch: Path | None = None,
+    recorded: bool = False,
+) -> Streamed:
+    """``module`` with the same call, in the memory of ``budget``: see `Streamed`.
+
+        small = lowtide.stream(model.eval(), budget="1GiB")
+        with torch.no_grad():
+            result = small(image)        # equal to model(image) but for rounding
+
+    ``pages`` says where maps are kept that no band can do without: in ``"memory"`` of the image's
+    device, for a card in that of its ``"host"``, on ``"disk"`` (in a file of the folder ``scratch``
+    that has no name and vanishes with the module; between calls up to 1 GiB of it stays for the
+    next), or wherever the budget lets them: with ``"auto"`` in memory as many as fit, and the
+    others in the next of these places. ``recorded`` makes a CUDA graph of the run, for many images
+    of one size on a card.
+    """
+    return Streamed(module, budget=budget, pages=pages, scratch=scratch, recorded=recorded)
+
+
+def _check(image: Tensor) -> None:
+    if image.dim() != 4 or 0 in image.shape:
+        shape = "×".join(map(str, image.shape)) or "()"
+        raise UsageError(f"streaming wants (batch, channels, height, width), not {shape}")
+    if not image.is_floating_point():
+        raise UsageError(f"streaming wants floating point numbers, not {image.dtype}")

@@ -1,1 +1,0 @@
-"""Exact streaming: a model's own graph, run over bands of rows."""

@@ -1,0 +1,311 @@
+"""Proof that the images of a batch go through a model apart from each other.
+
+Images are streamed one after another. A model that takes the least number of a batch, its mean, or
+turns it round gives something else for a batch than for its images, and has to be found out. Its
+operators for the batch are run one by one on a small one. For each of them it is followed which
+numbers some of the images can change: where arithmetic carries what is no number (NaN) on, by that,
+and elsewhere by trying other values. Numbers that nothing of the others can change are apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.memory.cache import write_cached
+from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.graph import Graph, Node
+from lowtide.streaming.capture.output_container import Repack, unpack_output
+from lowtide.streaming.certificate import module_key, share_apart, small_image, tf32
+from lowtide.streaming.rules.rule import op_name
+from lowtide.streaming.tolerance import tolerance
+
+# Sides that are tried until the operators are those at the real size.
+_SIDES = (16, 64, 128)
+# Values that are tried of other operators, among those that are there and among all the least and
+# all the most.
+_TRIED = (
+    (None, ("none", "least", "most", "any")),
+    ("least", ("most", "any")),
+    ("most", ("least", "any")),
+)
+_HINT = "give it one image at a time, or run the module itself"
+# Operators that carry NaN on to whatever depends on it, of floating point numbers.
+_CARRYING = frozenset(
+    {
+        "adaptive_avg_pool2d",
+        "add",
+        "addmm",
+        "alias",
+        "avg_pool2d",
+        "baddbmm",
+        "batch_norm",
+        "bmm",
+        "cat",
+        "chunk",
+        "clone",
+        "contiguous",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose2d",
+        "convolution",
+        "detach",
+        "div",
+        "dropout",
+        "einsum",
+        "elu",
+        "exp",
+        "expand",
+        "flatten",
+        "flip",
+        "gelu",
+        "group_norm",
+        "im2col",
+        "instance_norm",
+        "layer_norm",
+        "leaky_relu",
+        "linear",
+        "matmul",
+        "mean",
+        "mish",
+        "mm",
+        "mul",
+        "narrow",
+        "neg",
+        "pad",
+        "permute",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "prelu",
+        "relu",
+        "repeat",
+        "reshape",
+        "rms_norm",
+        "roll",
+        "rsqrt",
+        "scaled_dot_product_attention",
+        "select",
+        "sigmoid",
+        "silu",
+        "slice",
+        "softmax",
+        "softplus",
+        "sqrt",
+        "squeeze",
+        "stack",
+        "std",
+        "sub",
+        "sum",
+        "t",
+        "tanh",
+        "to",
+        "transpose",
+        "unfold",
+        "unsqueeze",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "upsample_nearest2d",
+        "var",
+        "view",
+        "_softmax",
+        "_to_copy",
+        "_unsafe_view",
+    }
+)
+
+
+def require_independent_images(module: nn.Module, images: Tensor, folder: Path | None) -> Repack:
+    """What makes the module's result of a tensor, for this batch; raises `ModelError` unless
+    ``module`` gives for it what it gives for its images.
+
+    Its operators are captured at this size and at a small one, where they are followed, and where
+    its results for a batch and for single images are compared. Remembered in ``folder``.
+    """
+    batch, sides = len(images), images.shape[2:]
+    path = (
+        None
+        if folder is None
+        else folder / f"apart-{module_key(module, images, sides[0], sides[1])}.json"
+    )
+    whole = capture(module, images)
+    if path is not None and path.is_file():
+        return whole.pack
+    wanted = _names(whole)
+    tried = dict.fromkeys(
+        tuple(min(side, least + side % least) for side in sides) for least in _SIDES
+    )
+    for height, width in tried:
+        small = small_image(images, height, width)
+        try:
+            graph = capture(module, small)
+        except ModelError:
+            continue  # too small for it, as a reflection that is wider than the image
+        if _names(graph) == wanted:
+            with tf32(False), torch.inference_mode():
+                _DependenceTracer(graph, batch).require_apart(small)
+                _require_alike(module, small, graph)
+            if path is not None:
+                write_cached(path, json.dumps({"images": batch}))
+            return whole.pack
+    raise ModelError(
+        f"with {batch} images at once this model does other things than with smaller ones, so that"
+        " they cannot be shown to be independent of each other",
+        hint=_HINT,
+    )
+
+
+def _names(graph: Graph) -> list[str]:
+    return [op_name(node.target) for node in graph.nodes if node.kind == "call"]
+
+
+def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
+    """That a batch has the results of its images, whatever was done by how many there are."""
+    whole, _ = unpack_output(module(images.clone()))
+    single = torch.cat([unpack_output(module(image.clone()))[0] for image in images.split(1)])
+    apart = share_apart(single, whole)
+    if apart > tolerance(node.like.dtype for node in graph.nodes):
+        raise ModelError(
+            f"this model's results for {len(images)} images at once differ from those for each by"
+            f" {apart:.1e} of their range",
+            hint=_HINT,
+        )
+
+
+class _DependenceTracer:
+    """A graph for a batch, whose results are followed back to images.
+
+    Images are told apart by the digits of their places in binary: two sets for each digit.
+    """
+
+    def __init__(self, graph: Graph, batch: int) -> None:
+        self._graph = graph
+        self._sets = [
+            [place >> digit & 1 == side for place in range(batch)]
+            for digit in range((batch - 1).bit_length())
+            for side in (0, 1)
+        ]
+        self._values = dict(graph.tensors)
+        # By set and result the numbers that its images can change.
+        self._touched: list[dict[int, Tensor]] = [{} for _ in self._sets]
+        self._mixing: Node | None = None
+
+    def require_apart(self, images: Tensor) -> None:
+        """Raise `ModelError` where an image of the result depends on another one of the input."""
+        (given,) = self._graph.inputs
+        self._values[given] = images
+        for one, touched in zip(self._sets, self._touched, strict=True):
+            mask = torch.zeros_like(images, dtype=torch.bool)
+            mask[torch.tensor(one)] = True
+            touched[given] = mask
+        for node, done in _last_uses(self._graph):
+            if node.kind == "call":
+                self._follow(node)
+            for index in done:
+                self._values.pop(index, None)
+                for touched in self._touched:
+                    touched.pop(index, None)
+        self._judge(len(images))
+
+    def _judge(self, batch: int) -> None:
+        output = self._graph.nodes[self._graph.output]
+        if output.like.shape[0] != batch:
+            raise ModelError(
+                f"this model gives {output.like.shape[0]} results for {batch} images", hint=_HINT
+            )
+        if not self._values[output.index].isfinite().all():
+            raise ModelError(f"this model makes NaN or infinity of {batch} random images")
+        for one, touched in zip(self._sets, self._touched, strict=True):
+            mask = touched.get(output.index)
+            if mask is not None and mask[~torch.tensor(one)].any():
+                where = f": {self._mixing.title} does" if self._mixing else ""
+                raise ModelError(
+                    f"this model mixes the images of a batch{where}, so that they cannot be"
+                    " streamed one after another",
+                    hint=_HINT,
+                )
+
+    def _follow(self, node: Node) -> None:
+        value = self._values[node.index] = node.call(self._values.__getitem__)
+        for touched in self._touched:
+            if any(one in touched for one in node.refs):
+                mask = self._changed(node, value, touched)
+                if mask.any():
+                    touched[node.index] = mask
+        if self._mixing is None:
+            masks = [touched.get(node.index) for touched in self._touched]
+            for one, other in zip(masks[::2], masks[1::2], strict=True):
+                if one is not None and other is not None and (one & other).any():
+                    self._mixing = node
+
+    def _changed(self, node: Node, value: Tensor, touched: dict[int, Tensor]) -> Tensor:
+        """Which numbers of a result do those change that are touched."""
+        masks = {one: touched[one] for one in node.refs if one in touched}
+        given = {one: self._values[one] for one in node.refs}
+        carried = op_name(node.target) in _CARRYING and all(
+            tensor.is_floating_point() for tensor in (value, *(given[one] for one in masks))
+        )
+        changed = torch.zeros_like(value, dtype=torch.bool)
+        # What an extreme number is to others shows among less extreme ones.
+        for around, draws in ((None, ("none",)),) if carried else _TRIED:
+            before, among = given, value
+            if around is not None:
+                moving = {one for touched in self._touched for one in touched}
+                before = given | {
+                    one: _other(given[one], around) for one in node.refs if one in moving
+                }
+                among = _result(node, before)
+            for draw in draws:
+                others = {
+                    one: torch.where(mask, _other(given[one], draw), before[one])
+                    for one, mask in masks.items()
+                }
+                differs = _result(node, before | others) != among
+                # What is no number already is no proof, unless it was made so.
+                changed |= differs if around is None else differs & (among == among)
+        return changed
+
+
+def _result(node: Node, values: Mapping[int, Tensor]) -> Tensor:
+    return node.call(values.__getitem__)
+
+
+def _last_uses(graph: Graph) -> Iterator[tuple[Node, Sequence[int]]]:
+    """Each node with the results that nothing takes after it."""
+    last = {node.index: node.index for node in graph.nodes}
+    for node in graph.nodes:
+        last.update(dict.fromkeys(node.refs, node.index))
+    last[graph.output] = -1
+    done: dict[int, list[int]] = {}
+    for index, place in last.items():
+        done.setdefault(place, []).append(index)
+    for node in graph.nodes:
+        yield node, done.get(node.index, ())
+
+
+def _other(value: Tensor, draw: str) -> Tensor:
+    """Other numbers of the same kind: none, the least, the most, or random ones."""
+    generator = torch.Generator().manual_seed(len(draw))
+    shape, kind = value.shape, value.dtype
+    if kind == torch.bool:
+        if draw == "none":
+            return ~value
+        random = torch.rand(shape, generator=generator) < 0.5
+        return random.to(value.device) if draw == "any" else torch.full_like(value, draw == "most")
+    if kind.is_floating_point:
+        if draw == "any":
+            random = torch.randn(shape, generator=generator) * (float(value.abs().max()) + 1)
+            return random.to(value.device, kind)
+        odd = {"none": float("nan"), "least": -float("inf"), "most": float("inf")}
+        return torch.full_like(value, odd[draw])
+    # Indices stay within what they point to.
+    ends = {"least": value.min(), "most": value.max()}
+    if draw in ends:
+        return ends[draw].expand(shape)
+    known = torch.cat([value.flatten(), *(end.reshape(1) for end in ends.values())])
+    return known[torch.randint(len(known), shape, generator=generator).to(value.device)]

@@ -1,0 +1,346 @@
+"""From a module to its graph of operators, for inputs of one size."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.core.logging import silence_warnings
+from lowtide.core.trace_cache import TRACING, trace_cache
+from lowtide.streaming.capture.autocast_state import AutocastState
+from lowtide.streaming.capture.capture_errors import (
+    capture_error_reason,
+    module_path_of,
+    silence_graph_printing,
+)
+from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta
+from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
+from lowtide.streaming.capture.output_container import Repack, unpack_output
+from lowtide.streaming.module_fingerprint import Place
+from lowtide.streaming.rules.rule import op_name
+
+_IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
+
+_FILLED = {
+    "aten.new_zeros.default": torch.ops.aten.zeros.default,
+    "aten.new_ones.default": torch.ops.aten.ones.default,
+    "aten.new_full.default": torch.ops.aten.full.default,
+}
+
+
+def capture(module: nn.Module, image: Tensor) -> Graph:
+    """The operators that ``module`` applies to ``image``; only its shape and type count.
+
+    Shapes are those of this image: another size is another graph. A module inside it that computes
+    with values in Python becomes one operator, a `Block`, if a row of its result depends on rows
+    nearby alone. Raises `ModelError` where it does not, and for modules that draw random numbers
+    or train.
+    """
+    if module.training:
+        raise ModelError(
+            "a model in training mode cannot be streamed: its norms depend on all rows at once",
+            hint="model.eval()",
+        )
+    with TRACING, _as_it_was(module) as written:
+        one = _OneTensor(module)
+        graph = _captured(
+            one, image, OpaqueModules(module, len(image), AutocastState.now(image.device.type))
+        )
+        graph.written |= written | one.written
+    return graph
+
+
+def _captured(module: _OneTensor, image: Tensor, blocks: OpaqueModules) -> Graph:
+    while True:
+        try:
+            with blocks.standing_in():
+                exported = _exported(module, image)
+        except ModelError:
+            raise
+        except Exception as error:
+            said, hint = capture_error_reason(error)
+            part = blocks.entered(type(module.module).__name__)
+            problem = f"{part} cannot be captured: {said}"
+            try:
+                found = blocks.add()
+            except ModelError as refusal:
+                if not isinstance(error, TypeError):
+                    problem = f"{problem}; and {refusal.message}"
+                raise ModelError(problem, hint=hint) from error
+            if not found:
+                raise ModelError(problem, hint=hint) from error
+        else:
+            return _graph(module, exported, blocks.found)
+
+
+class _OneTensor(nn.Module):
+    """``module`` with the tensor of its result alone; ``pack`` puts one where the module has it."""
+
+    pack: Repack
+    written: set[Place]
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The tensor for an image."""
+        with _as_it_was(self.module) as written:
+            tensor, pack = unpack_output(self.module(image))
+        # PyTorch would look into what is set here.
+        self.__dict__.update(pack=pack, written=written)
+        # What is just the image is no operator.
+        return tensor.clone() if tensor is image else tensor
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
+    """Inside, a module may set attributes of its own; afterwards they are as before, and told.
+
+    What is set in a trace has no values.
+    """
+    parts = list(module.modules())
+    tables = [table for one in parts for table in (vars(one), one._buffers)]
+    owners = [id(one) for one in parts for _ in range(2)]
+    before = [dict(table) for table in tables]
+    written = set[Place]()
+    try:
+        yield written
+    finally:
+        for owner, table, was in zip(owners, tables, before, strict=True):
+            for name in [*was, *(name for name in table if name not in was)]:
+                if name in was and table.get(name, _NOTHING) is was[name]:
+                    continue
+                written.add((owner, name))
+                if name in was:
+                    table[name] = was[name]
+                else:
+                    del table[name]
+
+
+_NOTHING = object()
+
+
+def _exported(module: nn.Module, image: Tensor) -> Any:
+    kept = {name: tensor.data for name, tensor in _tensors(module)}
+    try:
+        with torch.no_grad(), trace_cache(), silence_graph_printing(), silence_warnings("torch"):
+            exported = torch.export.export(module, (image,), strict=False)
+            return exported.run_decompositions({})
+    finally:
+        # Models that set their own weights while they run were given fake ones by the trace.
+        for name, tensor in _tensors(module):
+            if tensor.data is not kept[name]:
+                tensor.data = kept[name]
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """By every name they have: layers may share them."""
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule]) -> Graph:
+    signature = exported.graph_signature
+    _refuse_changes(exported)
+    sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    own = dict(_tensors(module))
+    nodes: list[Node] = []
+    places: dict[fx.Node, int] = {}
+    inputs: list[int] = []
+    tensors: dict[int, Tensor] = {}
+    known: dict[str, int] = {}
+    output = -1
+    for node in exported.graph.nodes:
+        if node.op == "output":
+            output = _only_output(signature.user_outputs, places)
+            continue
+        if str(node.target) in _IGNORED:
+            continue
+        if _copies_alike(node):
+            places[node] = places[node.args[0]]
+            continue
+        if node.target is operator.getitem:
+            place = _item(node, nodes, places)
+        elif not isinstance(node.meta.get("val"), Tensor):
+            continue  # several results: each that is used is an item of its own
+        elif node.op == "placeholder":
+            place = _add(nodes, node, "input" if node.name in signature.user_inputs else "tensor")
+            if node.name in signature.user_inputs:
+                inputs.append(place)
+            elif node.name in sources:
+                tensors[place] = own[sources[node.name]]
+            else:
+                name = signature.inputs_to_lifted_tensor_constants[node.name]
+                tensors[place] = exported.constants[name]
+        else:
+            place = _call(nodes, node, places, blocks)
+        places[node] = _same(nodes, _unchanged(nodes, place), known)
+    return Graph(nodes, inputs, output, tensors, module.pack)
+
+
+def _refuse_changes(exported: Any) -> None:
+    """Raise `ModelError` for a model that changes its own buffers by what it is given."""
+    signature, moved = exported.graph_signature, set[fx.Node]()
+    for node in exported.graph.nodes:
+        given = node.op == "placeholder" and node.name in signature.user_inputs
+        if given or any(one in moved for one in node.all_input_nodes):
+            moved.add(node)
+        buffer = signature.buffers_to_mutate.get(node.name)
+        if op_name(node.target) == "instance_norm" and node.args[3] is not None and node.args[5]:
+            buffer = signature.inputs_to_buffers[node.args[3].name]
+        if buffer is not None and node in moved:
+            raise ModelError(
+                f"in training mode this model changes its {buffer.removeprefix('module.')} with"
+                " each image, which a streamed run does not",
+                hint="model.eval()",
+            )
+
+
+def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
+    value = node.meta["val"]
+    if any(not isinstance(side, int) for side in value.shape):
+        raise ModelError(
+            f"{module_path_of(node) or 'this model'} cannot be captured: the shape of"
+            f" {op_name(node.target)} depends on the values of the image",
+            hint="run it whole",
+        )
+    like = TensorMeta(tuple(value.shape), value.dtype)
+    more["part"] = module_path_of(node)
+    nodes.append(Node(len(nodes), node.name, kind, like, **more))
+    return len(nodes) - 1
+
+
+def _copies_alike(node: fx.Node) -> bool:
+    """Whether a result is a copy of another one that lies as that does, and so can be that: nothing
+    in a graph is changed in place. PyTorch 2.11 takes dropout at rest for one."""
+    (given, *rest) = node.args or (None,)
+    if str(node.target) != "aten.clone.default" or rest or node.kwargs:
+        return False
+    if not isinstance(given, fx.Node) or given.op != "call_function":
+        return False
+    return given.meta["val"].stride() == node.meta["val"].stride()
+
+
+def _unchanged(nodes: list[Node], place: int) -> int:
+    """What a node takes, if it gives back just that: models divide by scales, of which most are
+    one, and fetch and write whole maps for it."""
+    node = nodes[place]
+    if op_name(node.target) not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+        return place
+    given, scale = node.args
+    if isinstance(scale, NodeRef) or not isinstance(given, NodeRef) or scale != 1:
+        return place
+    before = nodes[given.node]
+    if before.kind != "call" or before.like != node.like:
+        return place
+    nodes.pop()
+    return before.index
+
+
+def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
+    """An earlier node that does the same to the same, if there is one: models make their masks
+    anew in every block."""
+    node = nodes[place]
+    if node.kind != "call":
+        return place
+    first = known.setdefault(f"{node.target} {node.args} {node.kwargs}", place)
+    if first != place:
+        nodes.pop()
+    return first
+
+
+def _call(
+    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[AnyOpaqueModule]
+) -> int:
+    target = node.target
+    _refuse_random(node)
+    # fx's immutable lists and dictionaries take no other items.
+    args, kwargs = _plain(node.args, places), _plain(node.kwargs, places)
+    if str(target) == "aten.type_as.default":
+        # Of the other tensor just the type counts.
+        target, args, kwargs = torch.ops.aten.to.dtype, (args[0], node.meta["val"].dtype), {}
+    if made := _FILLED.get(str(target)):
+        # Of it not even that.
+        target, args = made, tuple(args[1:])
+        kwargs = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
+    if target is torch.ops.lowtide.block.default:
+        target, args = blocks[args[1]], args[:1]
+    return _add(nodes, node, "call", target=target, args=args, kwargs=kwargs)
+
+
+def _refuse_random(node: fx.Node) -> None:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags and not _at_rest(node):
+        part = f" of {module_path_of(node)}" if module_path_of(node) else ""
+        raise ModelError(
+            f"{op_name(node.target)}{part} draws random numbers: a streamed run would draw others"
+        )
+
+
+def _at_rest(node: fx.Node) -> bool:
+    """Whether an operator that could drop numbers out drops none."""
+    name = str(node.target)
+    if "dropout" in name:
+        return not (node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True))
+    if "scaled_dot_product_attention" in name:
+        return not (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    return False
+
+
+def _plain(tree: Any, places: dict[fx.Node, int]) -> Any:
+    """Arguments with a `NodeRef` for each result."""
+    if isinstance(tree, fx.Node):
+        return NodeRef(places[tree])
+    if isinstance(tree, dict):
+        return {key: _plain(item, places) for key, item in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        plain = [_plain(item, places) for item in tree]
+        return tuple(plain) if isinstance(tree, tuple) else plain
+    return tree
+
+
+def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
+    """One result of an operator that has several, as an operator of its own.
+
+    Pieces of a split become slices; others are computed for each result that is used.
+    """
+    several, which = node.args
+    assert isinstance(several, fx.Node) and isinstance(which, int)
+    _refuse_random(several)
+    args, kwargs = _plain(several.args, places), _plain(several.kwargs, places)
+    shapes = [tuple(value.shape) for value in several.meta["val"]]
+    name = str(several.target)
+    aten = torch.ops.aten
+    if name.startswith(("aten.split", "aten.chunk", "aten.tensor_split")):
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+        start = sum(shape[dim] for shape in shapes[:which])
+        call = aten.slice.Tensor, (args[0], dim, start, start + shapes[which][dim])
+    elif name.startswith("aten.unbind"):
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        call = aten.select.int, (args[0], dim, which)
+    else:
+        target = several.target
+
+        def one(*args: Any, **kwargs: Any) -> Tensor:
+            return target(*args, **kwargs)[which]  # type: ignore[operator]
+
+        one.__name__ = f"{name.split('.')[1]}[{which}]"
+        return _add(nodes, node, "call", target=one, args=args, kwargs=kwargs)
+    return _add(nodes, node, "call", target=call[0], args=call[1])
+
+
+def _only_output(names: Any, places: dict[fx.Node, int]) -> int:
+    """The result; what the model writes to its own buffers is no result."""
+    found = [place for node, place in places.items() if node.name in names]
+    if len(names) != 1 or len(found) != 1:
+        raise ModelError(f"a model with {len(names)} results cannot be streamed; one is needed")
+    return found[0]

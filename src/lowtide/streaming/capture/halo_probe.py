@@ -1,0 +1,156 @@
+"""How far a module without a graph looks, found by trying it on small images."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.streaming.capture.autocast_state import AutocastState
+from lowtide.streaming.capture.capture_errors import first_line
+from lowtide.streaming.capture.opaque_module import OpaqueModule
+from lowtide.streaming.spans import Span
+from lowtide.streaming.tolerance import tolerance
+
+# Sides that are tried until a block's reach is seen to end, plus the real ones' rest.
+_SIDES, _REST = (64, 128, 256), 64
+_GRAINS = (1, 2, 4, 8, 16, 32, 64)
+# What is put in place of a row to see where it matters: large numbers move thresholds too.
+_ODD = (float("nan"), 3e4, -3e4, 0.5)
+
+
+def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
+    """Find a block's reach on small images with as many channels as ``like`` and the same rest.
+
+    Single rows are replaced, by numbers that are none and by large ones, to see which rows of the
+    result they change; then bands are compared with the whole. Raises `ModelError` for a module
+    whose rows depend on all others, which draws random numbers, or whose result has another
+    shape than its input's size says.
+    """
+    trial = _Trial(name, module, like)
+    times, apart = trial.scale()
+    halo = trial.halo(times, apart)
+    for grain in (grain for grain in _GRAINS if grain % apart == 0):
+        block = OpaqueModule(
+            name,
+            module,
+            trial.channels,
+            times,
+            apart,
+            halo,
+            grain,
+            trial.work_bytes,
+            AutocastState.now(like.device.type),
+        )
+        if trial.holds(block):
+            return block
+    raise ModelError(f"{name} gives other rows in bands than as a whole")
+
+
+class _Trial:
+    """Runs of one module on small images."""
+
+    def __init__(self, name: str, module: nn.Module, like: Tensor) -> None:
+        self._name, self._module, self._like = name, module, like
+        image = self._image(_SIDES[0])
+        self.channels = self._run(image).shape[1]
+        self.work_bytes = 0.0
+        if like.device.type == "cpu":
+            self.work_bytes = live_peak_bytes(lambda: self._run(image)) / image.numel()
+
+    def _image(self, height: int) -> Tensor:
+        generator = torch.Generator().manual_seed(height)
+        shape = self._like.shape
+        sides = height + shape[2] % _REST, _SIDES[0] + shape[3] % _REST
+        image = torch.rand(1, shape[1], *sides, generator=generator)
+        return image.to(self._like.device, self._like.dtype)
+
+    @torch.inference_mode()
+    def _run(self, image: Tensor) -> Tensor:
+        try:
+            result = self._module(image.clone())
+        except Exception as error:
+            sides = "×".join(map(str, reversed(image.shape[2:])))
+            said = first_line(error)
+            raise ModelError(f"{self._name} cannot be tried at {sides}: {said}") from error
+        if not isinstance(result, Tensor) or result.dim() != 4 or len(result) != 1:
+            raise ModelError(f"{self._name} does not give an image for an image")
+        return result
+
+    def scale(self) -> tuple[int, int]:
+        """Rows of the result for each of the input, and the other way round: one of them is 1."""
+        times, apart = set[int](), set[int]()
+        for height in _SIDES[:2]:
+            image = self._image(height)
+            result = self._run(image)
+            if not torch.equal(result, self._run(image)):
+                raise ModelError(f"{self._name} draws random numbers")
+            if any(self._run(other).shape != result.shape for other in (-image, 0 * image)):
+                raise ModelError(f"the shape of {self._name}'s result depends on values")
+            given, made = image.shape[2:], result.shape[2:]
+            if all(side % own == 0 for side, own in zip(made, given, strict=True)):
+                times.update(side // own for side, own in zip(made, given, strict=True))
+                apart.add(1)
+            else:
+                times.add(1)
+                apart.update(-(-own // side) for side, own in zip(made, given, strict=True))
+        if len(times) > 1 or len(apart) > 1:
+            raise ModelError(f"{self._name} makes images of no fixed scale")
+        (found,), (divided,) = times, apart
+        if divided > 1 and self._like.shape[2] % divided:
+            raise ModelError(f"{self._name} makes one row of {divided}, which do not divide")
+        return found, divided
+
+    def halo(self, times: int, apart: int) -> int:
+        """How far from a row of the result the rows lie that it depends on."""
+        for height in _SIDES:
+            image = self._image(height)
+            size, before = image.shape[2], self._run(image)
+            farthest = 0
+            for row, odd in itertools.product(_tried(size), _ODD):
+                changed = image.clone()
+                changed[:, :, row] = odd
+                differs = (self._run(changed) != before).any(dim=3).any(dim=1)[0].nonzero()
+                if len(differs):
+                    low, high = (int(end) * apart // times for end in (differs[0], differs[-1]))
+                    farthest = max(farthest, row - low, high + apart - 1 - row)
+                if farthest >= size // 3:
+                    break
+            if farthest < size // 3:
+                return farthest
+        raise ModelError(f"rows of {self._name} depend on rows far away, or on all of them")
+
+    def holds(self, block: OpaqueModule) -> bool:
+        """Whether bands equal the whole: at both ends, in between, of any height."""
+        image = self._image(_SIDES[1])
+        whole = self._run(image)
+        types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
+        allowed = tolerance(types) * whole.abs().max().item()
+        return all(
+            self._apart(block, image, whole, span) <= allowed for span in _spans(whole.shape[2])
+        )
+
+    def _apart(self, block: OpaqueModule, image: Tensor, whole: Tensor, span: Span) -> float:
+        low, high = block.seen(span, image.shape[2])
+        rows = self._run(image[:, :, low:high])
+        first = span[0] - low * block.times // block.apart
+        rows, wanted = rows[:, :, first : first + span[1] - span[0]], whole[:, :, slice(*span)]
+        return (rows - wanted).abs().max().item() if rows.shape == wanted.shape else float("inf")
+
+
+def _tried(size: int) -> Iterator[int]:
+    """Rows that are replaced: the ends, and those of a stretch in the middle, where windows may
+    begin anywhere."""
+    yield from (0, 1, size - 2, size - 1)
+    yield from range(size // 2 - 8, size // 2 + 8)
+
+
+def _spans(size: int) -> Iterator[Span]:
+    """Bands that have little in common."""
+    yield from ((0, size), (0, size // 3), (size - size // 3, size), (size // 2, size // 2 + 1))
+    for first, height in zip(range(3, size // 2, 7), itertools.cycle((5, 8, 13, 16)), strict=False):
+        yield first, first + height

@@ -1,0 +1,69 @@
+"""Results that come in a container: a tuple, a list, a dictionary or a dataclass."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lowtide.core.errors import ModelError
+
+Repack = Callable[[Tensor], Any]
+
+
+def unpack_output(result: Any) -> tuple[Tensor, Repack]:
+    """The only tensor of a result, and what puts another one in its place.
+
+    Raises `ModelError` where there are several, or none.
+    """
+    found = list(_tensors(result, ()))
+    if len(found) != 1:
+        what = f"{len(found)} results" if found else f"a {type(result).__name__} for a result"
+        raise ModelError(
+            f"a model with {what} cannot be streamed; one tensor is needed",
+            hint="wrap it in a module that returns the one that is wanted",
+        )
+    ((place, tensor),) = found
+    if not place:
+        return tensor, _as_it_is
+    empty = _put(result, place, None)
+    return tensor, lambda other: _put(empty, place, other)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _tensors(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(tree, Tensor):
+        yield place, tree
+        return
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, (tuple, list)):
+        items = enumerate(tree)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        items = [(one.name, getattr(tree, one.name)) for one in dataclasses.fields(tree)]
+    else:
+        return
+    for key, value in items:
+        yield from _tensors(value, (*place, key))
+
+
+def _put(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy of ``tree`` with another value at ``place``."""
+    if not place:
+        return value
+    key, rest = place[0], place[1:]
+    if isinstance(tree, tuple):
+        items = [_put(one, rest, value) if at == key else one for at, one in enumerate(tree)]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    made = copy.copy(tree)
+    if isinstance(tree, (list, Mapping)):
+        made[key] = _put(tree[key], rest, value)  # pyright: ignore[reportIndexIssue]
+    else:
+        object.__setattr__(made, key, _put(getattr(tree, key), rest, value))
+    return made

@@ -1,0 +1,251 @@
+"""Proof that a program does what its model does: on small images, before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError
+from lowtide.memory.cache import package_digest, write_cached
+from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
+from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.module_fingerprint import EVERY_MODULES
+from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.planner.cut_points import CutPoints
+from lowtide.streaming.rules.rule import op_name
+from lowtide.streaming.tolerance import tolerance
+
+# Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.
+# The second is for models that do something of their own at the size that they were trained at.
+_REST, _LEAST = 64, (64, 128)
+# Models that enlarge by more are compared on less: their results would have more than 256 rows,
+# and the decoder of an autoencoder, which enlarges by 8, would be run at its real size.
+_ENLARGED = 4
+# Bands may err so many times as much as the model in 16-bit numbers does, where that is a lot.
+_TIMES = 2
+_IN_FP32 = (
+    "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
+    " pipeline converts what it decodes if vae.config.force_upcast is set"
+)
+# Parts that the program is cut into, and bands of each: they have little in common.
+_TRIED = (1, 3), (6, 5)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``error``: the largest difference from the model itself, as a share of its largest number.
+
+    ``operators`` is a digest of the operators in order, which the program of the real size must
+    share. Where 16-bit numbers leave more than rounding should, ``error`` is that against the model
+    in fp32, and ``own_error`` that of the model as it is.
+    """
+
+    error: float
+    operators: str
+    own_error: float | None = None
+
+    def holds(self, allowed: float) -> bool:
+        """Whether bands are as good as the model: ``allowed`` is for rounding."""
+        return self.error <= (allowed if self.own_error is None else _TIMES * self.own_error)
+
+
+def certify(
+    module: nn.Module, image: Tensor, program: StreamProgram, folder: Path | None
+) -> Certificate:
+    """Compare bands of ``module`` with the module itself, on a small image like ``image``.
+
+    Remembered in ``folder`` by the weights, the sizes' rests and the versions. Raises
+    `ModelError` where the two differ by more than rounding, or where the model does other things
+    at another size.
+    """
+    wanted = operators(program)
+    allowed = tolerance(node.like.dtype for node in program.graph.nodes)
+    scale = program.rows[program.output].size / image.shape[2]
+    shares = [int(least * min(1, _ENLARGED / scale)) for least in _LEAST]
+    for height, width in ([_small(side, least) for side in image.shape[2:]] for least in shares):
+        found = _remembered(module, image, height, width, wanted, folder, allowed)
+        if not found.holds(allowed):
+            raise ModelError(
+                f"bands of this model differ from the whole by {found.error:.1e} of its range",
+                hint="run it whole or in tiles",
+            )
+        if found.operators == wanted:
+            return found
+    raise ModelError(
+        f"at {image.shape[3]}×{image.shape[2]} this model does other things than at"
+        " the smaller sizes where it was compared with itself"
+    )
+
+
+def _remembered(
+    module: nn.Module,
+    image: Tensor,
+    height: int,
+    width: int,
+    wanted: str,
+    folder: Path | None,
+    allowed: float,
+) -> Certificate:
+    key = module_key(module, image, height, width, wanted)
+    path = None if folder is None else folder / f"certificate-{key}.json"
+    found = _known(path)
+    if found is None:
+        with tf32(False):
+            found = _measured(module, image, height, width, allowed)
+        if path is not None:
+            write_cached(path, json.dumps(asdict(found)))
+    return found
+
+
+def operators(program: StreamProgram) -> str:
+    """A digest of what a program does, whatever the size."""
+    names = (
+        f"{type(step).__name__} {op_name(program.graph.nodes[index].target)}"
+        if index < len(program.graph.nodes)
+        else type(step).__name__
+        for index, step in program.steps.items()
+    )
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def _small(side: int, least: int) -> int:
+    return min(side, least + side % _REST)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """With TF32 in products and convolutions, or without: its rounding depends on the kernel that a
+    size gets and hides what bands do wrong."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = tf32_is_allowed()
+    try:
+        products.allow_tf32 = allowed
+        convolutions.allow_tf32 = allowed  # pyright: ignore[reportAttributeAccessIssue]
+        yield
+    finally:
+        products.allow_tf32 = before[0]
+        convolutions.allow_tf32 = before[1]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tf32_is_allowed() -> tuple[bool, bool]:
+    """In products, and in convolutions."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = convolutions.allow_tf32  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(products.allow_tf32), bool(allowed)
+
+
+def _measured(
+    module: nn.Module, image: Tensor, height: int, width: int, allowed: float
+) -> Certificate:
+    small = small_image(image, height, width)
+    program = lower_to_rows(capture(module, small))
+    with torch.inference_mode():
+        whole, _ = unpack_output(module(small.clone()))
+    if not whole.isfinite().all():
+        raise ModelError(
+            f"this model makes NaN or infinity of random numbers in {image.dtype}, so that nothing"
+            " can be compared",
+            hint=None if image.dtype == torch.float32 else _IN_FP32,
+        )
+    results = []
+    cutter = CutPoints(program)
+    for parts, bands in _TRIED:
+        segments = cut_segments(program, cutter.cuts(parts))
+        pages = memory_pages(program, small.device)
+        sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
+        dim = program.rows[program.output].dim
+        results.append(torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim))
+    error = max(share_apart(result, whole) for result in results)
+    types = {image.dtype, *(node.like.dtype for node in program.graph.nodes)}
+    if error <= allowed or not types & {torch.bfloat16, torch.float16}:
+        return Certificate(error, operators(program))
+    exact = _in_fp32(module, small)
+    error = max(share_apart(result, exact) for result in results)
+    return Certificate(error, operators(program), share_apart(whole, exact))
+
+
+def small_image(like: Tensor, height: int, width: int) -> Tensor:
+    """Random numbers in 0..1 of another size, for the rest as ``like``."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(*like.shape[:2], height, width, generator=generator)
+    return small.to(like.device, like.dtype).contiguous(memory_format=order_of(like))
+
+
+def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
+    """The model's result in fp32, for which a second set of weights is held."""
+    weights = {
+        name: tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+    with torch.inference_mode(), no_autocast(image.device.type):
+        return unpack_output(torch.func.functional_call(module, weights, (image.float(),)))[0]
+
+
+def order_of(image: Tensor) -> torch.memory_format:
+    """How an image lies in memory: on it depends which copies a model makes."""
+    if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+def share_apart(result: Tensor, whole: Tensor) -> float:
+    """The largest difference, as a share of the largest number of ``whole``."""
+    if result.shape != whole.shape:
+        return float("inf")
+    apart = (result.double() - whole.double()).abs().max().item()
+    # Written so that a difference that is not a number is none that is allowed.
+    return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
+
+
+def _known(path: Path | None) -> Certificate | None:
+    if path is None or not path.is_file():
+        return None
+    try:
+        return Certificate(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        return None  # damaged or of another version: compared again and replaced
+
+
+def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str = "") -> str:
+    """Tells apart what is found out about modules, by weights, sizes and versions."""
+    digest = hashlib.sha256()
+    # The operators too: what a module does need not show in its name and its weights.
+    facts = (
+        type(module).__qualname__,
+        repr(module),
+        str(image.dtype),
+        image.device.type,
+        str(order_of(image)),
+        (*image.shape[:2], height, width),
+        str(torch.__version__),
+        package_digest(),
+        wanted,
+        AutocastState.now(image.device.type),
+        torch.get_default_dtype(),
+        *_settings(module),
+    )
+    digest.update(repr(facts).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:24]
+
+
+def _settings(module: nn.Module) -> Iterator[str]:
+    """Attributes of all parts that are numbers, texts, or made of such."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in EVERY_MODULES and isinstance(value, (bool, int, float, str, tuple, list)):
+                yield f"{name}.{key}={value!r}"

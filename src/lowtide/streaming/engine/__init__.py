@@ -1,0 +1,1 @@
+"""Exact execution of a graph over bands of rows."""

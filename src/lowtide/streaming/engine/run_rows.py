@@ -1,0 +1,179 @@
+"""Strategy `streamed`: rows of a file through a network band by band, and on to a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import NotFiniteError, UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.scratch import ScratchSpace
+from lowtide.core.signal import RowSource, RowWriter
+from lowtide.memory.plan import BandPlan, Plan
+from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.segments import Segment, cut_segments
+from lowtide.streaming.engine.source_page import SourcePage, SourceRows
+from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+
+# (first row, rows) of one run.
+Bands = Iterator[tuple[int, Tensor]]
+# Result rows that are converted at once: copies of more would show beside narrow bands.
+WRITE_ROWS = 32
+
+
+def run_streamed(
+    network: NetworkSpec,
+    source: RowSource,
+    sink: RowWriter,
+    plan: Plan,
+    programs: ProgramCache,
+    *,
+    scratch: ScratchSpace,
+    on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+    before_step: Callable[[int], object] | None = None,
+) -> None:
+    """Run the whole image by a plan whose strategy is `streamed`.
+
+    Color and opacity go through the network side by side, each with bands of its own.
+    ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
+    stand for shares of the work. ``before_step``
+    is told before each operator about how many bytes it will take. Raises `Cancelled`,
+    `ModelError`, `NotFiniteError`, `UsageError` for a plan of another network, and what the source
+    and the sink raise.
+    """
+    height, width = plan.padded_height, plan.padded_width
+    program, segments, banded = programs.of(height, width), *_layout(plan, programs)
+    step = TileStep(network, source.info)
+    samples = SourceRows(source, height, width)
+    writer = _Writer(step, samples, sink, plan)
+    meter = _Meter(plan, on_rows, cancel)
+    make_page = page_maker(
+        program, banded.pages, torch.device(network.device), scratch, held=frozenset(banded.held)
+    )
+    sweep = BandExecutor(program, segments, banded.bands, make_page, piece=banded.piece_bytes)
+    pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
+    runs = [sweep.run(page, meter.band, before_step) for page in pages]
+    try:
+        for results in _side_by_side(runs):
+            writer.write(results[0][0], [rows for _, rows in results])
+            del results  # or these rows would be held while the next band is computed
+    finally:
+        for run in runs:
+            run.close()
+    meter.finish()
+
+
+def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
+    """The same band of every run. `zip` would hold one band's rows while it makes the next two."""
+    while True:
+        made = [band for run in runs for band in islice(run, 1)]
+        if not made:
+            return
+        if len(made) < len(runs):
+            raise AssertionError("runs of one plan have as many bands")
+        yield made
+        del made
+
+
+def _layout(plan: Plan, programs: ProgramCache) -> tuple[list[Segment], BandPlan]:
+    banded, height, width = plan.banded, plan.padded_height, plan.padded_width
+    assert banded is not None
+    segments = cut_segments(programs.of(height, width), banded.cuts, banded.again)
+    same = banded.operators == programs.operators(height, width)
+    if not same or len(segments) != len(banded.bands):
+        raise UsageError(
+            "the plan was made for another network, or by another version",
+            hint="make the plan again",
+        )
+    return segments, banded
+
+
+class RowProgress:
+    """Tells how far a run is as output rows, of which the last is told when it is written."""
+
+    def __init__(self, total: int, on_rows: Callable[[int], None] | None) -> None:
+        self._total, self._on_rows, self._told = total, on_rows, 0
+
+    def up_to(self, rows: int) -> None:
+        """So many rows of the whole are as good as done."""
+        self._tell(min(rows, self._total - 1))
+
+    def all(self) -> None:
+        """Everything is written."""
+        self._tell(self._total)
+
+    def _tell(self, rows: int) -> None:
+        if self._on_rows is not None and rows > self._told:
+            self._on_rows(rows - self._told)
+            self._told = rows
+
+
+class _Meter:
+    """Shares of the work, told as rows; a place to stop."""
+
+    def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
+        self._total, self._images = plan.height * plan.scale, plan.images_per_tile
+        self._told = RowProgress(self._total, on_rows)
+        self._cancel = cancel
+        self._share = 0.0
+
+    def band(self, share: float) -> None:
+        """A band is done that was this share of one image's work."""
+        check_cancel(self._cancel)
+        self._share += share / self._images
+        self._told.up_to(int(self._share * self._total))
+
+    def finish(self) -> None:
+        """All rows are written."""
+        self._told.all()
+
+
+class _Writer:
+    """Result rows to samples of the file's type; padding is cut."""
+
+    def __init__(self, step: TileStep, samples: SourceRows, sink: RowWriter, plan: Plan) -> None:
+        self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
+        self._keep(0)
+
+    def write(self, first: int, images: list[Tensor]) -> None:
+        """Rows from ``first`` on, one (1, channels, rows, width) for each image."""
+        scale, height = self._plan.scale, self._plan.height * self._plan.scale
+        count = min(images[0].shape[2], height - first)
+        # Whole input rows at a time.
+        block = -(-WRITE_ROWS // scale) * scale
+        start = 0
+        while start < count:
+            stop = min(count, (first + start) // scale * scale + block - first)
+            part = torch.cat([one[:, :, start:stop] for one in images]).float().cpu()
+            self._sink.write(self._converted(first + start, part))
+            start = stop
+        self._keep((first + count) // scale)
+
+    def _converted(self, first: int, part: Tensor) -> np.ndarray:
+        if not torch.isfinite(part.sum()):
+            raise NotFiniteError
+        width = self._plan.width * self._plan.scale
+        part = part[..., :width]
+        if not self._step.channels.alpha:
+            return self._step.to_samples(self._step.from_network(part, None))
+        # The rule for opacity looks at the input's rows above and below.
+        scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
+        low = max(0, first // scale - 1)
+        high = min(self._plan.height, last + 1)
+        rows = self._samples.rows(low, high)[:, : self._plan.width]
+        above, below = first - low * scale, high * scale - first - part.shape[2]
+        framed = torch.nn.functional.pad(part, (0, 0, above, below))
+        unit = self._step.from_network(framed, rows)
+        return self._step.to_samples(unit[:, above : above + part.shape[2]])
+
+    def _keep(self, row: int) -> None:
+        """Of the file's rows, those that opacities below this one still look at."""
+        below = max(0, row - 1), self._plan.height
+        self._samples.keep(self, [below] if self._step.channels.alpha else [])

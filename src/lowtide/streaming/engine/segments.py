@@ -1,0 +1,165 @@
+"""Cutting a program into segments: sweeps over the rows, between which maps are kept as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from lowtide.streaming.engine.macs import macs_per_element
+from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
+from lowtide.streaming.rules.row_op import Reduction, RowOp
+
+
+@dataclass
+class Segment:
+    """One sweep: ``before`` it steps on whole tensors, then ``steps`` band by band.
+
+    ``pages`` are results that it keeps for later segments; ``reads`` are pages of earlier ones.
+    A step that is cheap may be in several segments.
+    """
+
+    before: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    reads: set[int] = field(default_factory=set)
+
+
+def cut_segments(program: StreamProgram, cuts: Iterable[int] = (), again: int = 0) -> list[Segment]:
+    """Segments in order, cut where something is needed as a whole, and before each of ``cuts``.
+
+    Operators of an `macs_per_element` up to ``again`` are run again in later segments like cheap
+    ones, where that keeps less.
+    """
+    places = _places(program, set(cuts))
+    segments = [Segment() for _ in range(max(places.values(), default=0) + 1)]
+    for index, place in places.items():
+        step = program.steps[index]
+        (
+            segments[place].before if isinstance(step, FullTensorOp) else segments[place].steps
+        ).append(index)
+    _Pages(program, places, again).choose(segments)
+    return segments
+
+
+def _places(program: StreamProgram, cuts: set[int]) -> dict[int, int]:
+    """The segment of each step, as early as the order of the graph allows.
+
+    Steps on whole tensors stand before the segment in which their inputs are there; they do not
+    end a segment, since others may yet be made in it that do not need them.
+    """
+    places: dict[int, int] = {}
+
+    def there(index: int) -> int:
+        """The first segment that finds a result there as a whole."""
+        place = places.get(index)
+        if place is None:
+            return 0
+        return place if isinstance(program.steps[index], FullTensorOp) else place + 1
+
+    now = 0
+    for index, step in program.steps.items():
+        now += index in cuts
+        needed = max(map(there, program.wholes(index)), default=0)
+        if isinstance(step, FullTensorOp):
+            places[index] = needed
+        else:
+            places[index] = now = max(now, needed)
+    return places
+
+
+class _Pages:
+    """Pages for what later segments need; cheap steps are run again where that keeps less."""
+
+    def __init__(self, program: StreamProgram, places: dict[int, int], again: int) -> None:
+        self._program, self._places, self._again = program, places, again
+        self._pages: set[int] = set()
+        # What is cheapest for a result in the segment that is filled in, as long as no page comes
+        # to be: dense blocks lead to the same results on millions of ways.
+        self._known: dict[int, set[int]] = {}
+
+    def choose(self, segments: list[Segment]) -> None:
+        """Fill in what each segment keeps, reads, and runs again."""
+        order = {index: at for at, index in enumerate(self._program.steps)}
+        for place in range(len(segments) - 1, -1, -1):
+            part = segments[place]
+            self._known.clear()
+            for index in part.before:
+                for needed in self._program.wholes(index):
+                    if needed in self._program.rows:
+                        self._keep(needed)
+                        part.reads.add(needed)
+            again = self._needed(part, place)
+            part.steps = sorted({*part.steps, *again}, key=order.__getitem__)
+        for index in sorted(self._pages):
+            if index in self._places:
+                segments[self._places[index]].pages.append(index)
+
+    def _keep(self, *indices: int) -> None:
+        if not self._pages.issuperset(indices):
+            self._pages.update(indices)
+            self._known.clear()
+
+    def _needed(self, part: Segment, place: int) -> set[int]:
+        """Steps to run again in this segment; notes what is kept instead."""
+        program, again = self._program, set[int]()
+        waiting = list(part.steps)
+        while waiting:
+            now = waiting.pop()
+            step = program.steps[now]
+            assert isinstance(step, (RowOp, Reduction))
+            gathered = [one for one in program.wholes(now) if one in program.rows]
+            self._keep(*gathered)
+            part.reads.update(gathered)
+            for index in step.inputs:
+                here = self._places.get(index)
+                if here == place or index in again or index in part.reads:
+                    continue
+                if index in self._cheapest(index, place):
+                    part.reads.add(index)
+                    if here is not None:
+                        self._keep(index)
+                else:
+                    again.add(index)
+                    waiting.append(index)
+        return again
+
+    def _cheapest(self, index: int, place: int) -> set[int]:
+        """What to keep so that a result can be had in a later segment: itself, or what it is
+        cheaply made of, whichever is less to keep beside what is kept anyway."""
+        if index not in self._known:
+            self._known[index] = self._found_cheapest(index, place)
+        return self._known[index]
+
+    def _found_cheapest(self, index: int, place: int) -> set[int]:
+        program, step = self._program, self._program.steps.get(index)
+        if index in self._pages or not isinstance(step, RowOp) or not self._is_cheap(index, step):
+            return {index}
+        if any(self._places.get(one, -1) >= place for one in step.wholes):
+            return {index}
+        sources: set[int] = set()
+        for one in step.inputs:
+            sources |= self._cheapest(one, place)
+        new = (one for one in sources if one not in self._pages and one in self._places)
+        return sources if sum(map(program.bytes_of, new)) <= program.bytes_of(index) else {index}
+
+    def _is_cheap(self, index: int, step: RowOp) -> bool:
+        if step.cheap or not self._again:
+            return step.cheap
+        return macs_per_element(self._program, self._program.graph.nodes[index]) <= self._again
+
+
+def readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
+    """By page the places of the segments that read it, in order."""
+    found: dict[int, list[int]] = {}
+    for place, part in enumerate(segments):
+        for index in part.reads:
+            found.setdefault(index, []).append(place)
+    return found
+
+
+def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
+    """By the place of a segment the pages that no later one reads."""
+    found: dict[int, set[int]] = {}
+    for index, places in readers(segments).items():
+        found.setdefault(places[-1], set()).add(index)
+    return found

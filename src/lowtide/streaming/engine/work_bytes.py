@@ -1,0 +1,46 @@
+"""Bytes that steps and bands make: what a run's share of the work is taken to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from lowtide.streaming.engine.band_schedule import Band
+from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.rules.row_op import Reduction, RowOp
+from lowtide.streaming.spans import Span, count
+
+
+def bytes_of_step(program: StreamProgram, index: int) -> int:
+    """Bytes that a step computes or reduces in all bands."""
+    step = program.steps[index]
+    of = step.inputs if isinstance(step, Reduction) else [index]
+    return sum(map(program.bytes_of, of))
+
+
+def bytes_of_band(program: StreamProgram, band: Band) -> int:
+    """Bytes that a band computes or reduces, those aside that a former one did."""
+    steps, row_bytes = program.steps, program.row_bytes
+    made = sum(
+        (count(spans) - band.again.get(index, 0)) * row_bytes(index)
+        for index, spans in band.makes.items()
+    )
+    reduced = sum(
+        count(spans) * row_bytes(one)
+        for index, spans in band.targets.items()
+        if isinstance(step := steps[index], Reduction)
+        for one in step.inputs
+    )
+    return made + reduced
+
+
+def step_peak_bytes(
+    program: StreamProgram, index: int, span: Span, pieces: Iterable[Tensor]
+) -> int:
+    """Bytes of a step's result for a span, and roughly what it needs meanwhile."""
+    step = program.steps[index]
+    assert isinstance(step, RowOp)
+    result = (span[1] - span[0]) * program.row_bytes(index)
+    given = sum(piece.nbytes for piece in pieces)
+    return result + step.beside(span[1] - span[0], given, result)

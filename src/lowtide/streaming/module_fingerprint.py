@@ -1,0 +1,134 @@
+"""What a module is made of, to notice when that is no longer so.
+
+A program keeps what Python decided while it was captured. What that can depend on and is kept in
+the module is looked through at each call: which parameters, buffers, parts and hooks there are, and
+every attribute that is a number, a text, or made of such. The values of weights are not: programs
+read them where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Attributes that every module has: tables of its tensors, parts and hooks.
+EVERY_MODULES = frozenset(vars(nn.Module()))
+_PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+)
+_PLAIN_KINDS = frozenset(_PLAIN)
+# Of attributes that are longer only their length counts, and whether they are the same object.
+_LONG = 1000
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+# An attribute of a module: where it is, and its name.
+Place = tuple[int, str]
+
+
+class ModuleFingerprint:
+    """Facts about a module and all its parts, without the values of its weights.
+
+    What they are about is held, so that nothing else can come to lie where it does. A class may
+    name attributes of its own that do not count as ``_passing``.
+    """
+
+    def __init__(self, module: nn.Module, *, addresses: bool = False) -> None:
+        self._addresses = addresses
+        self._held: list[object] = []
+        self._facts: dict[int, dict[str, Any]] = {}
+        self._waiting = [module]
+        while self._waiting:
+            one = self._waiting.pop()
+            if id(one) not in self._facts:
+                self._facts[id(one)] = self._of(one)
+
+    def same(self, other: ModuleFingerprint, but: Set[Place] = frozenset()) -> bool:
+        """Whether the two are of the same things, leaving out some attributes."""
+        if self._facts == other._facts:
+            return True
+        if not but or self._facts.keys() != other._facts.keys():
+            return False
+        return all(
+            own == theirs or _without(where, own, but) == _without(where, theirs, but)
+            for (where, own), theirs in zip(self._facts.items(), other._facts.values(), strict=True)
+        )
+
+    def _of(self, module: nn.Module) -> dict[str, Any]:
+        self._held.append(module)
+        kind = type(module)
+        if id(kind) not in self._facts:
+            self._held.append(kind)
+            self._facts[id(kind)] = self._class(kind)
+        hooks = (tuple(getattr(module, name)) for name in _HOOKS)
+        facts: dict[str, Any] = {"": (id(kind), module.training, *hooks)}
+        for table in (module._parameters, module._buffers):
+            for name, value in table.items():
+                facts[name] = None if value is None else self._tensor(value)
+        for name, part in module._modules.items():
+            facts[name] = id(part)
+            if part is not None:
+                self._waiting.append(part)
+        own = vars(module)
+        for name in own.keys() - EVERY_MODULES - getattr(kind, "_passing", frozenset()):
+            facts[name] = self._fact(own[name])
+        return facts
+
+    def _class(self, kind: type) -> dict[str, Any]:
+        """Its functions and numbers, which others may put in place of them."""
+        found: dict[str, Any] = {}
+        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+            for name, value in vars(base).items():
+                if name.startswith("__") and name != "__call__":
+                    continue
+                if isinstance(value, (FunctionType, tuple, *_PLAIN)):
+                    found.setdefault(name, self._fact(value))
+        return found
+
+    def _fact(self, value: Any, inside: int = 0) -> Any:
+        """What can be compared by ``==``, and soon."""
+        kind = type(value)
+        if kind in _PLAIN_KINDS or isinstance(value, _PLAIN):
+            return kind, value if value == value else "nan"
+        if kind is tuple and len(value) <= _LONG and _PLAIN_KINDS.issuperset(map(type, value)):
+            return value, *map(type, value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        self._held.append(value)
+        if isinstance(value, nn.Module):  # in a list, where it is no part
+            self._waiting.append(value)
+        elif isinstance(value, np.ndarray):
+            if value.nbytes <= _LONG:
+                return value.shape, str(value.dtype), value.tobytes()
+        elif isinstance(value, (tuple, list, set, frozenset, Mapping)):
+            if len(value) > _LONG:
+                return id(value), len(value)
+            items = value.items() if isinstance(value, Mapping) else value
+            found = [self._fact(item, inside) for item in items]
+            return id(kind), sorted(found, key=repr) if isinstance(value, Set) else found
+        elif not (inside or isinstance(value, (type, FunctionType))) and hasattr(value, "__dict__"):
+            # A configuration, say: that it is the same one does not say that it is as it was.
+            return id(value), self._fact(vars(value), inside + 1)
+        return id(value)
+
+    def _tensor(self, value: Tensor) -> Any:
+        self._held.append(value)
+        facts = id(value), value.dtype, value.device, value.shape
+        return (*facts, value.data_ptr()) if self._addresses else facts
+
+
+def _without(where: int, facts: dict[str, Any], but: Set[Place]) -> dict[str, Any]:
+    return {name: fact for name, fact in facts.items() if (where, name) not in but}

@@ -1,0 +1,1 @@
+"""Candidate plans, their cost model, the dry run, and the choice."""

@@ -1,0 +1,283 @@
+"""What a run by bands holds, told by the run itself on tensors without bytes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.core.heap import REUSED_BELOW, trim_heap
+from lowtide.core.scratch import ScratchSpace
+from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.prediction.calibration import NO_MARGIN
+from lowtide.memory.prediction.cpu import predict_cpu
+from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
+from lowtide.memory.prediction.cuda import predict_cuda
+from lowtide.memory.prediction.cuda_workspace import CudaWorkspace, convolution_settings
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.fake import FakeTwins
+from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.tracer import Tracer
+from lowtide.streaming.engine.arena import splits_large_blocks
+from lowtide.streaming.engine.constants import Constants
+from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
+from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.pages.disk_page import DiskPage
+from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.transfer import (
+    CompletedCopy,
+    HostBuffer,
+    PendingFetch,
+    PendingStore,
+    SyncHostTransfer,
+)
+from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
+from lowtide.streaming.spans import Spans, count
+
+_UNSEEN = torch._C._DisableTorchDispatch
+# The phase of a trace that a piece of memory is for.
+_BANDS = "bands"
+# Bands of a single segment after which all are alike: more than its halos reach over.
+_ALIKE = 48
+# What of a run is its own, on the CPU and on a card, whose allocator keeps what it rounds up.
+_OWN = ("live activations", "scratch"), ("live activations", "scratch", "allocator")
+
+
+@dataclass(frozen=True)
+class DryRunResult:
+    """``rows`` are those of a ledger, weights and inputs left out; ``bytes`` what bands, pages in
+    memory and operators take at once by them, on a card if a ``piece`` of so many bytes is taken
+    and given back before the run."""
+
+    rows: tuple[LedgerRow, ...]
+    bytes: int
+    piece: int = 0
+
+
+def dry_run(
+    program: StreamProgram,
+    layout: StreamLayout,
+    *,
+    held: bool,
+    profile: DeviceProfile | None = None,
+    in_one: bool = True,
+) -> DryRunResult:
+    """What one image's run takes beside weights and input: on this machine's CPU, or on a card
+    with that ``profile``.
+
+    Storages are followed exactly. The scratch of operators is measured, each once; a card that is
+    known by its ``profile`` only has that one's. On the CPU the row ``allocator`` is what lives in
+    blocks that a heap may keep after they are freed; for a card storages pass through the
+    allocator's simulation, if ``in_one`` with the piece with which they take least. ``held`` says
+    whether the image is there as a whole and the result is put together, which then counts, or
+    both are files that are read and written by rows.
+    Remembered in the cache folder.
+    """
+    store = layout_store(program)
+    where = ""
+    if profile is not None:
+        in_one = in_one and splits_large_blocks()
+        measured = convolution_settings() if program.graph.card else "not here"
+        where = f" on {profile.name} {measured}{' in one' if in_one else ''}"
+    key = f"takes {layout.key} {held}{where}"
+    kept = store.get(key)
+    if kept is None:
+        rows, piece, sure = _measured(program, layout, held, profile, in_one)
+        if sure:
+            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": piece})
+            store.save()
+    else:
+        rows = tuple(LedgerRow.model_validate(row) for row in kept["rows"])
+        piece = kept["piece"]
+    own = _OWN[profile is not None]
+    return DryRunResult(rows, sum(row.value for row in rows if row.name in own), piece)
+
+
+def _measured(
+    program: StreamProgram,
+    layout: StreamLayout,
+    held: bool,
+    profile: DeviceProfile | None,
+    in_one: bool,
+) -> tuple[tuple[LedgerRow, ...], int, bool]:
+    """The rows and the piece, and whether they hold another time too: an operator too large for
+    the memory that is free now is taken at its bound."""
+    trace, piece, sure = trace_run(program, layout, held=held), 0, True
+    if profile is None:
+        scratch = CpuWorkspace(WorkspaceStore(cache_folder()))
+        rows = predict_cpu(trace, scratch, NO_MARGIN).rows
+        scratch.store.save()
+        sure = not scratch.assumed
+        rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
+    else:
+        card = program.graph.card
+        measured = CudaWorkspace(card) if card else None
+        scratch = measured.of if measured else None
+        priced = predict_cuda(trace, profile, NO_MARGIN, scratch, in_one=_BANDS if in_one else None)
+        rows, piece = priced.rows, priced.piece
+        if measured:
+            measured.store.save()
+    # Thousands of events, and what was measured, would count against the run that follows.
+    del trace
+    trim_heap(collect=True)
+    kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
+    return tuple(kept), piece, sure
+
+
+def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:
+    """The row with what lives at the peak in blocks that are not given back when they are freed."""
+    sizes = trace.sizes_during(trace.peak_op(), held=False)
+    small = sum(size for size in sizes if size < REUSED_BELOW)
+    return row.model_copy(update={"value": small, "upper": small})
+
+
+def trace_run(program: StreamProgram, layout: StreamLayout, *, held: bool) -> Trace:
+    """The trace of one image's run: weights, bands, pages in memory, masks, and the operators."""
+    faker = FakeTwins()
+    twin, weights = _twin(program, faker)
+    tracer = Tracer(keep_calls=True, call=faker.calls)
+    (given,) = program.graph.inputs
+    like = program.graph.nodes[given].like
+    sweep = BandExecutor(
+        twin,
+        layout.segments,
+        layout.bands,
+        page_maker(
+            twin,
+            layout.pages,
+            torch.device("cpu"),
+            held=layout.held,
+            on_disk=_FakeDiskPage,
+            carrier=_FakeTransfer(),
+        ),
+        _FakeConstants(twin, Constants(program)),
+    )
+    with faker.running():
+        tracer.label(weights, "weights")
+        source: Page = _FakeSource(like.shape, like.dtype)
+        # It stays: it is the caller's.
+        image = torch.empty(like.shape if held else 0, dtype=like.dtype)
+        if held:
+            tracer.label([image], "inputs")
+            source = MemoryPage.of(image, 2)
+        with tracer:
+            tracer.mark("result")
+            early = held and not program.graph.on_cpu
+            result = allocate_result(twin, torch.device("cpu")) if early else None
+            tracer.mark(_BANDS)
+            made = itertools.islice(sweep.run(source), _bands_told(layout))
+            if held:
+                collect_rows(twin, made, result)
+            deque(made, maxlen=0)  # none is held while the next band is computed
+    return tracer.trace
+
+
+def _bands_told(layout: StreamLayout) -> int | None:
+    """How many bands are followed, or None for all: where nothing is kept for a later segment,
+    the bands after the first few take what these do."""
+    return _ALIKE if len(layout.segments) == 1 else None
+
+
+def _twin(program: StreamProgram, faker: FakeTwins) -> tuple[StreamProgram, list[Tensor]]:
+    """The program with fake weights, and these."""
+    fakes = faker.tree({index: tensor.detach() for index, tensor in program.graph.tensors.items()})
+    twin = copy.copy(program)
+    twin.graph = copy.copy(program.graph)
+    twin.graph.tensors = fakes
+    return twin, list(fakes.values())
+
+
+class _FakeConstants(Constants):
+    """Constants without bytes; which of them are equal is known of the real ones."""
+
+    def __init__(self, program: StreamProgram, real: Constants) -> None:
+        super().__init__(program)
+        self._real = real
+
+    def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
+        return self._once(self._real.key, index, dim, place, grain)
+
+    def _told(
+        self, part: Tensor, index: int, dim: int, place: int, grain: int
+    ) -> list[bytes | None]:
+        return self._once(self._real.told, index, dim, place, grain)
+
+    def _note(self, index: int) -> None:
+        """Nothing is remembered of tensors without bytes."""
+
+    def _once(self, find: Callable[..., Any], *where: int) -> Any:
+        known, about = self._program.told_equal, (find.__name__, where)
+        if about not in known:
+            with _UNSEEN():
+                known[about] = find(*where)
+        return known[about]
+
+
+class _FakeSource:
+    """Rows of a file, made when they are read."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._shape, self._dtype = shape, dtype
+        self.device = torch.device("cpu")
+
+    def read(self, spans: Spans) -> Tensor:
+        """Rows of these spans."""
+        return torch.empty(*self._shape[:2], count(spans), self._shape[3], dtype=self._dtype)
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """A file's rows are not written to."""
+
+    def expect(self, spans: Spans) -> None:
+        """Nothing is read ahead."""
+
+    def keep(self, spans: Spans) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _FakeDiskPage(DiskPage):
+    """A page on disk without a disk."""
+
+    def _open(self, space: ScratchSpace) -> None:
+        pass
+
+    def _put(self, at: int, run: Tensor) -> None:
+        pass
+
+    def _get(self, at: int, buffer: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class _FakeTransfer(SyncHostTransfer):
+    """A card's carrier without a card: only what is on the device counts."""
+
+    def room(self, nbytes: int) -> HostBuffer:
+        """The host's memory is not the device's."""
+        return HostBuffer(torch.empty(0))
+
+    def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
+        """The run stays until its memory is let go."""
+        return CompletedCopy(run)
+
+    def back(
+        self,
+        room: HostBuffer,
+        places: Sequence[tuple[int, int]],
+        run: Tensor,
+        after: PendingFetch | None = None,
+    ) -> PendingFetch:
+        """The memory on the device is there already."""
+        return CompletedCopy(run)

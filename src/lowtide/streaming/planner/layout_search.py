@@ -1,0 +1,254 @@
+"""Drafts of layouts: where a program is cut, how high its bands are, and where its pages lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lowtide.core.units import MIB
+from lowtide.memory.cache import FactStore, cache_folder, package_digest
+from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.segments import Segment, cut_segments
+from lowtide.streaming.pages.placement import Placement
+from lowtide.streaming.planner.band_count import BandCountSearch
+from lowtide.streaming.planner.cost_model import CostModel, cost_model_for
+from lowtide.streaming.planner.cut_points import CutPoints
+from lowtide.streaming.planner.residency import (
+    PageLifetime,
+    PageOccupancy,
+    page_lifetimes,
+    select_resident,
+)
+from lowtide.streaming.rules.row_op import RowOp
+
+# Into how many parts a program may be cut beyond what it needs, and the effort up to which
+# operators are run again rather than their results kept.
+_AGAIN = 128
+_CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
+# Parts of all pages that may stay in memory where the others do not fit.
+SHARES = (0.2, 0.4, 0.6, 0.8)
+
+
+@dataclass(frozen=True)
+class StreamLayout:
+    """A way to run a program: where it is cut (before which steps), the work that is done again
+    rather than kept, the bands of each segment, and where pages are kept.
+
+    ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
+    often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
+    mostly rows that two of them see) and what those that are run again read and write,
+    ``pages_bytes`` the most that pages occupy at once. Pages in ``held`` stay in memory wherever
+    others are: of these ``away_bytes`` is the most, ``file_bytes`` the most that pages take on
+    disk, which go as a whole, and ``written_bytes`` the sum. ``pace`` tells what time all that
+    takes.
+    """
+
+    cuts: tuple[int, ...]
+    again: int
+    segments: list[Segment]
+    bands: tuple[int, ...]
+    pages: Placement
+    bytes: int
+    calls: int
+    copied_bytes: int
+    written_bytes: int
+    pages_bytes: int
+    away_bytes: int
+    file_bytes: int
+    pace: CostModel
+    held: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others of its program."""
+        return self.cuts, self.again, self.bands, self.pages, tuple(sorted(self.held))
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds beyond those of the operators, roughly."""
+        pace = self.pace
+        speed, again = pace.moved_bytes.get(self.pages), self.copied_bytes / pace.copied_bytes
+        moving = 2 * self.written_bytes / speed if speed else 0.0
+        return self.calls * pace.call_seconds + moving + again
+
+    @property
+    def cost(self) -> float:
+        """What tells layouts apart: time, and memory at its price."""
+        return self.overhead_seconds + self.bytes / MIB * self.pace.seconds_per_mib
+
+
+def layout_store(program: StreamProgram) -> FactStore:
+    """What was found out about a program, kept on disk: it takes seconds to minutes."""
+    return FactStore(f"bands-{program.digest}-{package_digest()}", cache_folder())
+
+
+class LayoutSearch:
+    """Drafts layouts of one program; what it saw of a segment it does not look at again."""
+
+    def __init__(self, program: StreamProgram) -> None:
+        self._program, self._store = program, layout_store(program)
+        self.pace = cost_model_for(program)
+
+    def drafts(
+        self,
+        caps: Sequence[int] = (),
+        pages: Sequence[Placement] = ("memory", "disk"),
+        shares: Sequence[float] = (),
+    ) -> Iterator[StreamLayout]:
+        """Ways that differ in cuts, in the height of bands (which stay below ``caps``, or those of
+        the device), and in where ``pages`` are kept: all of them, or all but what fits in such
+        ``shares`` of what all take."""
+        for way in self._ways:
+            seen, parts = set[tuple[int, ...]](), way.parts(shares)
+            for cap in caps or self.pace.caps:
+                bands = tuple(glanced.fewest(cap) for glanced in way.glances)
+                if bands in seen:
+                    continue
+                seen.add(bands)
+                layout = way.layout(bands)
+                # Without pages all places are the same.
+                yield from way.placed(layout, pages if layout.pages_bytes else pages[:1], parts)
+            self._store.save()
+
+    @cached_property
+    def _ways(self) -> list[_SegmentedProgram]:
+        """Cuts that differ in what they make of the program."""
+        cutter, found = CutPoints(self._program), dict[object, _SegmentedProgram]()
+        for parts, again in _CUT:
+            cuts = cutter.cuts(parts)
+            segments = cut_segments(self._program, cuts, again)
+            kept = cuts, *(tuple(part.pages) for part in segments)
+            found.setdefault(
+                kept,
+                _SegmentedProgram(
+                    self._program,
+                    cuts,
+                    again,
+                    segments,
+                    [
+                        BandCountSearch(
+                            self._program,
+                            part,
+                            f"{cuts} {again} {place}",
+                            self._store,
+                            alone=len(segments) == 1,
+                        )
+                        for place, part in enumerate(segments)
+                    ],
+                ),
+            )
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class _ResidentPages:
+    """Pages that are ``held`` in memory, and what they occupy there; of the others the sum, and the
+    most at once, in memory elsewhere and in files."""
+
+    held: frozenset[int]
+    occupied: PageOccupancy
+    written_bytes: int
+    away_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class _SegmentedProgram:
+    """A program in segments, whatever their bands."""
+
+    program: StreamProgram
+    cuts: tuple[int, ...]
+    again: int
+    segments: list[Segment]
+    glances: list[BandCountSearch]
+
+    @cached_property
+    def _lives(self) -> dict[int, PageLifetime]:
+        return page_lifetimes(self.program, self.segments)
+
+    @cached_property
+    def _occupied(self) -> PageOccupancy:
+        return PageOccupancy(len(self.segments), self._lives.values())
+
+    def layout(self, bands: tuple[int, ...]) -> StreamLayout:
+        """The draft with pages in memory.
+
+        Pages count from where they are made until they were read for the last time.
+        """
+        seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
+        written = sum(life.size for life in self._lives.values())
+        return StreamLayout(
+            self.cuts,
+            self.again,
+            self.segments,
+            bands,
+            "memory",
+            self._most(bands, self._occupied),
+            calls=sum(calls for _, calls, _ in seen),
+            copied_bytes=self._again_bytes + sum(copied for _, _, copied in seen),
+            written_bytes=written,
+            pages_bytes=self._occupied.most,
+            away_bytes=0,
+            file_bytes=0,
+            pace=cost_model_for(self.program),
+        )
+
+    def parts(self, shares: Sequence[float]) -> list[_ResidentPages]:
+        """Pages that stay in memory where others are elsewhere: none, and what fits in each of
+        these shares of what all take."""
+        count, most = len(self.segments), self._occupied.most
+        kept = [select_resident(self._lives, count, int(share * most)) for share in (0.0, *shares)]
+        found = list[_ResidentPages]()
+        for one in dict.fromkeys(kept):
+            away = [life for index, life in self._lives.items() if index not in one]
+            elsewhere = PageOccupancy(count, away)
+            found.append(
+                _ResidentPages(
+                    one,
+                    PageOccupancy(count, (self._lives[index] for index in one)),
+                    sum(life.size for life in away),
+                    elsewhere.most,
+                    elsewhere.most_in_files,
+                )
+            )
+        return found
+
+    def placed(
+        self, layout: StreamLayout, pages: Sequence[Placement], parts: Sequence[_ResidentPages]
+    ) -> Iterator[StreamLayout]:
+        """``layout``, whose pages are in memory, with pages in each of these places, but for each
+        of these parts."""
+        for place in pages:
+            if place == "memory":
+                yield layout
+                continue
+            for part in parts:
+                yield replace(
+                    layout,
+                    pages=place,
+                    held=part.held,
+                    bytes=self._most(layout.bands, part.occupied),
+                    written_bytes=part.written_bytes,
+                    away_bytes=part.away_bytes,
+                    file_bytes=part.file_bytes if place == "disk" else 0,
+                )
+
+    def _most(self, bands: tuple[int, ...], pages: PageOccupancy) -> int:
+        """What bands and pages in memory occupy at once."""
+        return max(
+            pages.at(place) + glanced.at(number)[0]
+            for place, (glanced, number) in enumerate(zip(self.glances, bands, strict=True))
+        )
+
+    @cached_property
+    def _again_bytes(self) -> int:
+        """What steps read and write in other segments than the first that has them."""
+        seen, moved, program = set[int](), 0, self.program
+        for part in self.segments:
+            for index in part.steps:
+                step = program.steps[index]
+                if index in seen and isinstance(step, RowOp) and not step.view:
+                    moved += sum(map(program.bytes_of, (index, *step.inputs)))
+            seen.update(part.steps)
+        return moved

@@ -1,0 +1,161 @@
+"""What a candidate takes, row by row, and the bounds that past runs call for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lowtide.core.heap import heap_mode
+from lowtide.core.units import MIB
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.ledger import LedgerRow, Origin, Place
+from lowtide.memory.plan import Plan
+from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.streaming.planner.model_facts import ImageTask
+
+ROW_BUFFERS = "input rows", "output rows"
+LIVE_ROW = "live activations and scratch"
+# Rows of the ledger that are there whatever the network gets.
+_STAYING = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
+# Network pixels for a comparison: more would show no more, and fewer say nothing.
+_COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
+# Allowed for a tiled plan at least, whatever past runs say.
+LEAST_MARGIN = 16 * MIB
+# Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
+# so much beside a small one.
+_RUNTIME_UPPER = 40 * MIB
+_LIVE_UPPER = 1.05
+# The heap's habits in a long run, beyond those of a probe.
+_SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
+# Blocks that are given back come again page by page: eight models took 1.3 to 1.7 times as long.
+_GIVING_BACK_COSTS = 1.5
+# Plans are as fast as others that take so many times as long.
+AS_FAST = 1.03
+
+
+def calibrate_rows(
+    rows: tuple[LedgerRow, ...], calibration: Calibration | None
+) -> tuple[LedgerRow, ...]:
+    """``rows`` with the bound that past runs call for, in place of general ones.
+
+    Where those were of many models, theirs holds, with a little that always stays, since small
+    runs vary more. Where they were not, others may be less gentle, and half of the general margin
+    stays at least.
+    """
+    if calibration is None:
+        return rows
+    memory = [row for row in rows if row.place != "disk"]
+    expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
+    kept = sum(row.value for row in memory if row.name == "allocator")
+    margin, allowed = calibration.upper(expected, kept) - expected, general - expected
+    margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
+    exact = [row.model_copy(update={"upper": row.value}) for row in memory]
+    return (
+        *exact,
+        LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
+        *(row for row in rows if row.place == "disk"),
+    )
+
+
+def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
+    """``plans``, and if this process can be run so, each in the heap that gives blocks back."""
+    if not bounds.can_give_back:
+        return plans
+    thrifty = [_giving_back(plan, bounds) for plan in plans]
+    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
+
+
+def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
+    """``plan`` in a heap that holds what lives and no more, which takes longer."""
+    rows = [
+        row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
+        for row in plan.ledger
+        if bounds.usual is None or row.name != "margin"
+    ]
+    return plan.model_copy(
+        update={
+            "heap": "gives back",
+            "seconds": plan.seconds * _GIVING_BACK_COSTS,
+            "ledger": calibrate_rows(tuple(rows), bounds.thrifty),
+        }
+    )
+
+
+def _run_bytes(costs: ModelCosts, pixels: int) -> float:
+    """Upper bound of a run on so many network pixels: what lives and what the allocator keeps."""
+    live = costs.activation_bytes(pixels)
+    return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
+
+
+def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+    """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
+    spare = budget_bytes - plan.upper_bytes
+    pixels = plan.run_pixels
+    used = _run_bytes(costs, pixels)
+    while pixels < 1 << 34:
+        more = pixels * 9 // 8
+        if _run_bytes(costs, more) - used > spare:
+            break
+        pixels = more
+    return pixels // plan.images_per_tile
+
+
+def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+    """Image pixels that may be run at once in fp32, which takes twice as much as the plan's half
+    precision, when the plan itself is done."""
+    places = {"device", "host"} if costs.device == "cpu" else {"device"}
+    kept = sum(row.upper for row in plan.ledger if row.place in places and row.name in _STAYING)
+    pixels = _COMPARED_PIXELS
+    while pixels > _FEWEST_PIXELS and 2 * _run_bytes(costs, pixels) > budget_bytes - kept:
+        pixels = pixels * 7 // 8
+    return pixels // plan.images_per_tile
+
+
+def ledger_row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:
+    """A ledger row, in whole bytes."""
+    return LedgerRow(name=name, place=place, value=int(value), upper=int(upper), origin=origin)
+
+
+def activation_row(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
+    """What the network takes when it gets ``pixels`` at once."""
+    live = costs.activation_bytes(pixels)
+    told = "traced" if costs.traced else "probed"
+    yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
+    known = costs.reused(pixels) if heap_mode() == "keeps" else None
+    slack = costs.slack_bytes(pixels) if known is None else known.kept
+    most = _SLACK_UPPER * slack + _SLACK_SHARE * live
+    yield ledger_row("allocator", "device", slack, most, "probed" if known is None else told)
+
+
+def run_ledger(
+    costs: ModelCosts,
+    picture: ImageTask,
+    running: Iterable[LedgerRow],
+    *,
+    staged_bytes: int,
+    row_bytes: tuple[int, int],
+    scratch_bytes: int = 0,
+) -> Iterator[LedgerRow]:
+    """All that a run takes: ``running`` is the network's part, ``row_bytes`` the rows of the
+    files (read, made) that are held, ``staged_bytes`` what is on its way to another device and
+    back at once, ``scratch_bytes`` disk beyond that of the formats."""
+    yield ledger_row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
+    runtime = 0
+    for one in running:
+        if one.name == "runtime":
+            runtime = one.value
+        else:
+            yield one
+    if costs.device == "cpu":
+        runtime += picture.beside_bytes
+        yield ledger_row("runtime", "host", runtime, runtime + _RUNTIME_UPPER, "prior")
+    else:
+        yield ledger_row(
+            "context", "device", costs.context_bytes, costs.context_bytes * 1.1, "probed"
+        )
+        yield ledger_row("copy buffers", "host", staged_bytes, 2 * staged_bytes, "known")
+    for name, count in zip(ROW_BUFFERS, row_bytes, strict=True):
+        yield ledger_row(name, "host", count, count, "known")
+    usual, most = (sum(each) for each in zip((0, 0), *picture.codecs, strict=True))
+    yield ledger_row("file formats", "host", usual, most, "prior")
+    if scratch := picture.scratch_bytes + scratch_bytes:
+        yield ledger_row("scratch file", "disk", scratch, scratch, "known")

@@ -1,0 +1,120 @@
+"""Choosing the layout that a program is run by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lowtide.core.errors import BudgetError
+from lowtide.core.units import format_bytes
+from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.pages.placement import Placement
+from lowtide.streaming.planner.layout_search import SHARES, LayoutSearch, StreamLayout
+
+# What a layout takes may be so many times what was drafted.
+DRAFTED_WITHIN = 1.4
+# The part of a draft that its layout hardly ever takes less of.
+_AT_LEAST = 0.87
+# Layouts of one program are off their drafts by much the same, where bands are as high, and surely
+# where several were; those with pages in different places a little less so.
+_APART, _APART_ELSEWHERE, _APART_OF_SEVERAL = 0.03, 0.07, 0.01
+_SEVERAL, _SAME_BYTES = 2, 0.01
+# In the last round twice as far apart is possible.
+_LAST_ROUND = 2
+
+
+def select_layout(
+    program: StreamProgram,
+    limit_bytes: int | None,
+    tell: Callable[[StreamLayout], int],
+    pages: Sequence[Placement] = ("memory", "disk"),
+    *,
+    mixed: bool = False,
+) -> StreamLayout:
+    """The layout that costs least within ``limit_bytes`` for rows (None: no limit), its pages in
+    one of these places; if ``mixed`` as many of them in memory as fit.
+
+    ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
+    Raises `BudgetError` naming the least that any layout takes.
+    """
+    drafter, failed = LayoutSearch(program), list[tuple[StreamLayout, int]]()
+    drafts: list[StreamLayout] = []
+    pace = drafter.pace
+    # In the last round those that were passed over have their turn, unless others speak clearly.
+    rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
+    for caps, least in rounds:
+        more = drafter.drafts(caps, pages, SHARES if mixed else ()) if caps else ()
+        drafts = sorted([*drafts, *more], key=lambda one: one.cost)
+        passed = list[StreamLayout]()
+        for draft in drafts:
+            part = max(least, _expected(draft, failed, 1 if caps else _LAST_ROUND))
+            if limit_bytes is not None and draft.bytes * part > limit_bytes:
+                passed.append(draft)
+                continue
+            layout = replace(draft, bytes=tell(draft))
+            if limit_bytes is None or layout.bytes <= limit_bytes:
+                return layout
+            failed.append((draft, layout.bytes))
+        drafts = passed
+    smallest = _untold(failed, drafts)
+    if smallest is not None:
+        layout = replace(smallest, bytes=tell(smallest))
+        if layout.bytes <= (limit_bytes or 0):  # without a limit the first was taken
+            return layout
+        failed.append((smallest, layout.bytes))
+    size = min(size for _, size in failed)
+    raise BudgetError(
+        f"bands of this model take {format_bytes(size)} at least,"
+        f" {format_bytes(limit_bytes or 0)} allowed",
+        smallest=size,
+    )
+
+
+def _expected(
+    draft: StreamLayout, failed: Sequence[tuple[StreamLayout, int]], doubt: float
+) -> float:
+    """The multiple of itself that a draft can be expected to take at least, by the one among those
+    that took too much whose bands are most like its own; 0 where nothing is known. The two may be
+    ``doubt`` times as far apart as such mostly are.
+
+    What goes beyond drafts is mostly what operators take for themselves, which is a smaller part
+    of lower bands.
+    """
+    if not failed:
+        return 0.0
+    twins = [took / one.bytes for one, took in failed if _same(one, draft)]
+    if len(twins) >= _SEVERAL:
+        return (1 - doubt * _APART_OF_SEVERAL) * min(twins)
+    height = math.log(max(draft.bands))
+    other, took = min(
+        failed,
+        key=lambda one: (
+            abs(math.log(max(one[0].bands)) - height),
+            one[0].pages != draft.pages,
+            abs(one[0].bytes - draft.bytes),
+        ),
+    )
+    times, lower = took / other.bytes, max(other.bands) / max(draft.bands)
+    apart = _APART if other.pages == draft.pages else _APART_ELSEWHERE
+    return (1 - doubt * apart) * (1 + (times - 1) * min(1.0, lower**2) if times > 1 else times)
+
+
+def _same(one: StreamLayout, other: StreamLayout) -> bool:
+    """Whether two have bands as high, pages in one place, and about as many bytes."""
+    apart = abs(one.bytes - other.bytes)
+    return (
+        max(one.bands) == max(other.bands)
+        and one.pages == other.pages
+        and apart <= _SAME_BYTES * other.bytes
+    )
+
+
+def _untold(
+    failed: Sequence[tuple[StreamLayout, int]], drafts: Sequence[StreamLayout]
+) -> StreamLayout | None:
+    """The smallest draft, unless a smaller one was told; not each, since low bands take seconds to
+    tell."""
+    smallest = min(drafts, key=lambda one: one.bytes, default=None)
+    least = min((told.bytes for told, _ in failed), default=math.inf)
+    return smallest if smallest is not None and smallest.bytes < least else None

@@ -1,0 +1,259 @@
+"""Candidates of the strategies `whole` and `tiled`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from lowtide.core.errors import UsageError
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.ledger_rows import (
+    AS_FAST,
+    ROW_BUFFERS,
+    activation_row,
+    calibrate_rows,
+    run_ledger,
+    with_heap_modes,
+)
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.tiles.grid import (
+    TileAxis,
+    min_tile,
+    round_up,
+    smallest_equal_tile,
+    split_axis,
+)
+
+_SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_BATCHES = (1, 2, 4, 8, 16)
+# Context for models whose reach has no bound: more hardly helps them, none shows.
+_DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
+_BLOCK_ROWS = 16
+_AMPLE_PIXELS = 240 * 240
+# What a tile costs beside the network: slicing, merging, and Python between them.
+_TILE_SECONDS = 1e-3
+
+
+def tile_candidates(
+    costs: ModelCosts, shape: ModelGeometry, picture: ImageTask, wishes: Overrides
+) -> list[Plan]:
+    """Every plan worth pricing. Raises `UsageError` for wishes that contradict each other."""
+    overlap, blend = _overlap(costs, wishes)
+    if wishes.batch is not None and wishes.batch > 1 and not costs.batchable:
+        raise UsageError(
+            f"a tile batch of {wishes.batch} is not possible: this model mixes the images of a"
+            " batch",
+            hint="--tile-batch-size 1",
+        )
+    if not shape.tileable:
+        if wishes.strategy == "tiled" or wishes.about_tiles:
+            raise UsageError("this model must see the whole image", hint="--strategy whole")
+        wishes = replace(wishes, strategy="whole")
+    plans = []
+    if wishes.strategy == "whole" or (wishes.strategy == "auto" and not wishes.about_tiles):
+        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
+    if wishes.strategy in ("auto", "tiled"):
+        # On the CPU a batch gains nothing over a larger tile, and its odd rest wastes heap.
+        several = costs.batchable and costs.device != "cpu"
+        batches = (wishes.batch,) if wishes.batch else _BATCHES if several else (1,)
+        for tile in _tiles(shape, picture, wishes, overlap):
+            columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
+            # A batch is of one row of tiles, so that a larger one is never full.
+            for batch in dict.fromkeys(min(batch, columns) for batch in batches):
+                plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
+                plans.append(plan)
+        if wishes.batch and plans:
+            fullest = max(plan.batch for plan in plans)
+            plans = [plan for plan in plans if plan.batch == fullest]
+    if not plans:
+        # An image smaller than any tile is one tile.
+        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
+    plans = _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
+    return with_heap_modes(plans, picture.tiled)
+
+
+def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
+    """Leave out tiles so high that the rows of a wide image would take a large share.
+
+    Those rows are the one use of memory that grows with the image. They are kept small by
+    lower, wider tiles, so that the rest of the budget serves every image alike.
+    """
+    rows = {
+        index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
+        for index, plan in enumerate(plans)
+        if plan.tiles > 1
+    }
+    if limit is None or not rows:
+        return plans
+    allowed = max(limit, min(rows.values()))
+    return [plan for index, plan in enumerate(plans) if rows.get(index, 0) <= allowed]
+
+
+def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
+    """Leave out small tiles where larger ones are as fast in an easy part of the budget.
+
+    With small ones the least thing that grows with the image would show.
+    """
+    ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
+    easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
+    small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
+    return ample if any(plan.seconds <= small * AS_FAST for plan in easy) else plans
+
+
+def _overlap(costs: ModelCosts, wishes: Overrides) -> tuple[int, int]:
+    """(overlap, ramp width): the model's own reach on both sides of a cut, and the ramp."""
+    needed = None if costs.reach is None else 2 * costs.reach
+    wanted = wishes.hann_blend if wishes.hann_blend is not None else needed is None
+    if wishes.overlap is not None:
+        overlap = wishes.overlap
+        if wishes.hann_blend and not overlap:
+            raise UsageError("blending needs an overlap", hint="--tile-overlap 16")
+        spare = overlap if needed is None else max(overlap - needed, overlap // 2)
+        return overlap, min(spare, overlap, _DEFAULT_BLEND) if wanted else 0
+    if needed is None:
+        return _DEFAULT_OVERLAP, _DEFAULT_BLEND if wanted else 0
+    return (needed + _DEFAULT_BLEND, _DEFAULT_BLEND) if wanted else (needed, 0)
+
+
+def _tiles(
+    shape: ModelGeometry, picture: ImageTask, wishes: Overrides, overlap: int
+) -> Iterator[tuple[int, int]]:
+    """(height, width) of the tiles to price, on the model's grid, smaller than the image."""
+    floor = max(min_tile(overlap, shape.align), shape.minimum, 2 * shape.align)
+    height, width = picture.padded
+    if wishes.tile is not None:
+        if wishes.tile < floor:
+            raise UsageError(
+                f"--tile {wishes.tile} is too small for this model with an overlap of {overlap}",
+                hint=f"--tile {floor} is the smallest",
+            )
+        side = round_up(wishes.tile, shape.align)
+        yield _clip(side, height, shape), _clip(side, width, shape)
+        return
+    sides = sorted({round_up(max(side, floor), shape.align) for side in _SIDES})
+    seen = set()
+    for side in sides:
+        for wider in (1,) if shape.square else (1, 2, 4, 8):
+            tile = _clip(side, height, shape), _clip(side * wider, width, shape)
+            if not shape.square:
+                tile = (
+                    smallest_equal_tile(height, tile[0], overlap, shape.align, floor),
+                    smallest_equal_tile(width, tile[1], overlap, shape.align, floor),
+                )
+            if tile != picture.padded and tile not in seen:
+                seen.add(tile)
+                yield tile
+
+
+def _clip(side: int, length: int, shape: ModelGeometry) -> int:
+    return side if shape.square else min(side, length)
+
+
+def _plan(
+    costs: ModelCosts,
+    shape: ModelGeometry,
+    picture: ImageTask,
+    strategy: str,
+    tile: tuple[int, int],
+    batch: int,
+    overlap: int,
+    blend: int,
+) -> Plan:
+    axes = [
+        split_axis(length, side, overlap, align=shape.align, blend=blend)
+        for length, side in zip(picture.padded, tile, strict=True)
+    ]
+    rows, columns = axes
+    info = picture.info
+    context = min(rows.context, columns.context)
+    single = len(rows.starts) == len(columns.starts) == 1
+    exact = single or (costs.reach is not None and context >= costs.reach)
+    images = shape.images(info)
+    pixels = math.prod(round_up(axis.tile, shape.align) for axis in axes) * images
+    at_once = pixels * batch
+    if not exact:
+        # The error is measured with more context than the tiles have; that run must fit too.
+        at_once = max(at_once, images * _reference_pixels(rows, columns, shape.align))
+    return Plan(
+        strategy=strategy,
+        accuracy="exact" if exact else "bounded",
+        device=costs.device,
+        precision=costs.precision,
+        channels_last=costs.channels_last,
+        width=info.width,
+        height=info.height,
+        padded_width=picture.padded[1],
+        padded_height=picture.padded[0],
+        scale=shape.scale,
+        align=shape.align,
+        minimum=shape.minimum,
+        square=shape.square,
+        tile_width=columns.tile,
+        tile_height=rows.tile,
+        overlap=overlap,
+        blend=blend,
+        batch=batch,
+        tiles=len(rows.starts) * len(columns.starts),
+        images_per_tile=images,
+        run_pixels=at_once,
+        seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
+        seconds=_seconds(costs, rows, columns, pixels, batch),
+        ledger=calibrate_rows(
+            tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
+            picture.tiled.usual,
+        ),
+    )
+
+
+def _reference_pixels(rows: TileAxis, columns: TileAxis, align: int) -> int:
+    """Pixels of the largest tile with an eighth of its side more all round, at least one grid
+    step, as far as the image goes."""
+    return math.prod(round_up(_widest(axis, align), align) for axis in (rows, columns))
+
+
+def _widest(axis: TileAxis, align: int) -> int:
+    margin = max(align, axis.tile // 8 // align * align)
+    return max(
+        min(axis.length, start + axis.tile + margin) - max(0, start - margin)
+        for start in axis.starts
+    )
+
+
+def _inner(axis: TileAxis, overlap: int) -> float:
+    """Share of an axis that lies outside every overlap."""
+    return max(0.0, 1 - (len(axis.starts) - 1) * overlap / axis.length)
+
+
+def _seconds(
+    costs: ModelCosts, rows: TileAxis, columns: TileAxis, pixels: int, batch: int
+) -> float:
+    full, rest = divmod(len(columns.starts), batch)
+    row = full * costs.seconds(pixels * batch) + (costs.seconds(pixels * rest) if rest else 0)
+    return len(rows.starts) * (row + costs.speed * _TILE_SECONDS * len(columns.starts))
+
+
+def _ledger(
+    costs: ModelCosts,
+    picture: ImageTask,
+    rows: TileAxis,
+    columns: TileAxis,
+    pixels: int,
+    scale: int,
+) -> Iterable[LedgerRow]:
+    info, blended = picture.info, rows.blended or columns.blended
+    sample = info.row_bytes // info.width
+    spans = (rows.span(index) for index in range(len(rows.starts)))
+    tallest = max(high - low for low, high in spans) * scale
+    out_row = info.width * scale * (4 * info.bands if blended else sample)
+    row_in = columns.length * sample
+    return run_ledger(
+        costs,
+        picture,
+        activation_row(costs, pixels),
+        # A batch in floats on its way there, and its result on its way back.
+        staged_bytes=4 * pixels * (info.bands + info.bands * scale**2),
+        row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
+    )

@@ -1,1 +1,0 @@
-"""Pricing strategies for one image: candidates, each with its ledger."""

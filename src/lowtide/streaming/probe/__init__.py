@@ -1,0 +1,1 @@
+"""Measurements of a model: receptive field, memory and time."""

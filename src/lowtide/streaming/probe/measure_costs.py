@@ -1,0 +1,196 @@
+"""Measuring what a model costs, by two or three tiny runs of the real step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.reach import ReceptiveField
+from lowtide.memory.costs import ModelCosts, ProbePoint
+from lowtide.memory.meter import cuda_context_bytes
+from lowtide.memory.oom import trim_allocators
+from lowtide.streaming.probe.receptive_field import REACH_SIDES, measure_receptive_field
+from lowtide.streaming.probe.small_runs import (
+    PATIENCE,
+    best_seconds,
+    live_peak,
+    probe_point,
+    random_tile,
+    tile_step,
+    tile_work,
+)
+from lowtide.streaming.tiles.grid import round_up
+from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
+
+_SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
+_LAYOUT_SIDE = 128
+# What must be gained before a model leaves the layout it was written in.
+_LAYOUT_GAIN = 0.92
+
+
+def probe_costs(
+    network: NetworkSpec,
+    *,
+    sha256: str,
+    weight_bytes: int,
+    align: int,
+    minimum: int,
+    limit_bytes: int | None = None,
+    cancel: Cancel = None,
+) -> tuple[ModelCosts, bool]:
+    """Reach, peak memory and seconds of ``network``, from a few tiny runs.
+
+    The memory layout (channels last or not) is chosen here, see `_layout`. Sizes are the
+    smallest that the model accepts up to 512 pixels (1024 on CUDA); fewer if the model is slow,
+    or if a run would take more than ``limit_bytes``. Returns the costs, and whether all of
+    them could be measured or the limit cut some short.
+    """
+    kind = torch.device(network.device).type
+    sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
+    # This first run only scales the others, so only its memory and its time are asked for.
+    started = time.perf_counter()
+    least = live_peak(network, tile_work(network, sides[0]))
+    slow = time.perf_counter() - started
+
+    def fits(side: int) -> bool:
+        return limit_bytes is None or least * (side / sides[0]) ** 2 <= limit_bytes
+
+    check_cancel(cancel)
+    searched = [side for side in REACH_SIDES if side <= sides[0] or fits(side)]
+    reach = measure_receptive_field(
+        _fp32_forward(network),
+        channels=network.in_channels,
+        scale=network.scale,
+        align=align,
+        minimum=minimum,
+        device=network.device,
+        sides=searched,
+        passes_nan=network.let_go is None,
+    )
+    trim_heap(collect=True)
+    # A slow model is tried where it takes least: minutes of probing would gain seconds.
+    wide = _fit(_LAYOUT_SIDE, align, minimum)
+    patient = slow * (wide / sides[0]) ** 2 < PATIENCE / 4
+    network = _layout(network, wide if patient else sides[0])
+    points, within = _points(network, sides, fits, cancel)
+    costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
+    if kind == "cpu" and network.let_go is None:
+        # On CUDA the allocator's own figures of real runs are the better ones.
+        costs = _traced(costs, network, align, minimum, limit_bytes)
+    return costs, within and all(fits(side) for side in REACH_SIDES)
+
+
+def _points(
+    network: NetworkSpec, sides: Sequence[int], fits: Callable[[int], bool], cancel: Cancel
+) -> tuple[list[ProbePoint], bool]:
+    """At least two of them, and whether no limit cut them short."""
+    points: list[ProbePoint] = []
+    for side in sides:
+        check_cancel(cancel)
+        if len(points) >= 2:
+            if points[-1].seconds * (side * side / points[-1].pixels) > PATIENCE:
+                break  # with any limit
+            if not fits(side):
+                return points, False
+        points.append(probe_point(network, side))
+        trim_allocators(network.device, collect=True)
+    if len(points) < 2:
+        # A model of one size only: a second point half as large makes the line go through 0.
+        only = points[0]
+        points.insert(
+            0,
+            ProbePoint(
+                pixels=only.pixels // 2,
+                peak_bytes=only.peak_bytes // 2,
+                resident_bytes=only.resident_bytes // 2,
+                seconds=only.seconds / 2,
+            ),
+        )
+    return points, all(fits(side) for side in sides[: len(points)])
+
+
+def _costs(
+    network: NetworkSpec,
+    sha256: str,
+    weight_bytes: int,
+    side: int,
+    reach: ReceptiveField,
+    points: list[ProbePoint],
+) -> ModelCosts:
+    return ModelCosts(
+        sha256=sha256,
+        device=network.device,
+        precision=network.precision,
+        weight_bytes=weight_bytes,
+        channels_last=network.channels_last,
+        threads=torch.get_num_threads(),
+        batchable=_batches_agree(network, side),
+        context_bytes=0 if network.device == "cpu" else cuda_context_bytes(network.device),
+        reach=reach.pixels,
+        reach_searched=reach.searched,
+        points=tuple(points),
+    )
+
+
+def _traced(
+    costs: ModelCosts, network: NetworkSpec, align: int, minimum: int, limit_bytes: int | None
+) -> ModelCosts:
+    """``costs`` with what traces tell of larger runs."""
+    # Imported here because a run whose costs are known traces nothing.
+    from lowtide.memory.tracing.fake import clear_shape_caches
+    from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+
+    traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
+    grain = padding_multiple(network, align=align)
+    clear_shape_caches()
+    trim_heap(collect=True)
+    return costs.model_copy(update={"traced": traced, "grain": grain})
+
+
+def _layout(network: NetworkSpec, side: int) -> NetworkSpec:
+    """The order of memory that images are given in.
+
+    It rounds the results otherwise, so that the CPU's does not follow from a clock: channels last
+    for whatever has convolutions, of which 18 kinds took 0.7 to 1.0 of the time. On a card it is
+    taken where it is clearly faster there.
+    """
+    if network.let_go is not None:
+        return network  # it takes one order, and what is in another would be copied
+    if network.device == "cpu":
+        forward = network.forward
+        weights = forward.parameters() if isinstance(forward, torch.nn.Module) else ()
+        return dataclasses.replace(network, channels_last=any(one.dim() == 4 for one in weights))
+    tile, seconds = random_tile(network, side), []
+    for channels_last in (False, True):
+        candidate = dataclasses.replace(network, channels_last=channels_last)
+        step = tile_step(candidate)
+        seconds.append(best_seconds(lambda step=step: step([tile]), network.device))
+    return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _LAYOUT_GAIN)
+
+
+def _batches_agree(network: NetworkSpec, side: int) -> bool:
+    """Whether two tiles in one batch give what each gives alone; some models mix them."""
+    step = tile_step(network)
+    pair = [random_tile(network, side, seed) for seed in (1, 2)]
+    try:
+        together = step(pair)
+    except (RuntimeError, ValueError, IndexError):  # written for a batch of one
+        return False
+    alone = torch.cat([step([tile]) for tile in pair])
+    tolerance = 1e-5 if network.precision == "fp32" else 2e-2
+    return bool((together - alone).abs().max() <= tolerance)
+
+
+def _fit(side: int, align: int, minimum: int) -> int:
+    return round_up(max(side, minimum), align)
+
+
+def _fp32_forward(network: NetworkSpec) -> Forward:
+    """Reach is a matter of structure: looked for in fp32, where rounding cannot hide it."""
+    exact = network.exact_forward
+    return network.forward if exact is None else exact()

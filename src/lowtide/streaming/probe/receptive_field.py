@@ -1,0 +1,140 @@
+"""Measuring a model's reach, by poisoning part of its input and looking where it spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lowtide.core.reach import ReceptiveField
+from lowtide.streaming.tiles.grid import round_up, split_axis
+from lowtide.streaming.tiles.tile_step import Forward
+
+REACH_SIDES = (64, 192)
+_PHASES = 4
+_LARGE = 16.0
+# What rounding may do between a tile and the whole; true leakage is far larger.
+_TOLERANCE = 1e-4
+
+
+@torch.inference_mode()
+def measure_receptive_field(
+    forward: Forward,
+    *,
+    channels: int,
+    scale: int,
+    align: int,
+    minimum: int,
+    device: str = "cpu",
+    sides: Sequence[int] = REACH_SIDES,
+    passes_nan: bool = True,
+) -> ReceptiveField:
+    """How many input pixels beyond its own place an output pixel depends on.
+
+    NaN is put on one side of a line through a random input; every output it comes through to
+    depends on that side. NaN passes everything that a number could, also what happens to be
+    zero or masked, so the answer is an upper bound. Lines lie on the ``align`` grid, as tile
+    borders do. What NaN cannot show (sizes and positions that a model computes with) is caught
+    by comparing tiles with the whole; a model that differs counts as unbounded. ``sides`` are
+    the sizes of the inputs to try, smallest first: a reach shows on one more than twice as large.
+
+    Where ``passes_nan`` is False, because the operators are not PyTorch's and some of them (maxima,
+    for one) may drop NaN, each line is drawn with large numbers too, and what changes by a bit
+    depends on them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    least = round_up(max(sides[0], minimum, 4 * align), align)
+    searched = 0
+    for size in sides:
+        side = round_up(max(size, least), align)
+        # A line is looked for along one side, so the other one may be shorter, and the runs too;
+        # but not as short as windows of attention, which some models do not shift then.
+        other = max(round_up(side // 2, align), least)
+        image = torch.rand(1, channels, side, other, generator=generator).to(device)
+        images = {2: image, 3: image.mT.contiguous()}
+        searched = side // 2 - align
+        reach = _spread(forward, images, scale, align, passes_nan)
+        if reach is None:
+            continue
+        certain = all(
+            _tiles_agree(forward, one, axis, scale, align, minimum, 2 * reach)
+            for axis, one in images.items()
+        )
+        return ReceptiveField(reach if certain else None, searched)
+    return ReceptiveField(None, searched)
+
+
+def _spread(
+    forward: Forward, images: Mapping[int, Tensor], scale: int, align: int, passes_nan: bool
+) -> int | None:
+    """Largest spread along both axes; None if one of the images fills."""
+    largest = 0
+    for axis, image in images.items():
+        spread = _spread_along(forward, image, axis, scale, align, passes_nan)
+        if spread is None:
+            return None
+        largest = max(largest, spread)
+    return largest
+
+
+def _spread_along(
+    forward: Forward, image: Tensor, axis: int, scale: int, align: int, passes_nan: bool
+) -> int | None:
+    """Largest spread along an axis, in both directions, of several lines; None if it fills."""
+    side, reach = image.shape[axis], 0
+    poisons = [torch.full_like(image, torch.nan)]
+    clean = None
+    if not passes_nan:
+        # Both signs, so that minima take them as well as maxima.
+        poisons.append((image - 0.5) * _LARGE)
+        clean = forward(image)
+    middle = side // 2 // align * align
+    lines = [line for k in range(_PHASES) if (line := middle + (k - 1) * align) < side]
+    for line in dict.fromkeys(lines):
+        for after in (True, False):
+            index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
+            bad = _touched(forward, image, poisons, index, clean)
+            hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
+            first, last = int(hit[0]) // scale, int(hit[-1]) // scale
+            filled = first == 0 if after else last == side - 1
+            if filled:
+                return None
+            reach = max(reach, line - first if after else last + 1 - line)
+    return reach
+
+
+def _touched(
+    forward: Forward,
+    image: Tensor,
+    poisons: list[Tensor],
+    index: tuple[slice, ...],
+    clean: Tensor | None,
+) -> Tensor:
+    """Where results are not finite, or not ``clean`` any more, with poison at ``index``."""
+    found: list[Tensor] = []
+    for poison in poisons:
+        poisoned = image.clone()
+        poisoned[index] = poison[index]
+        result = forward(poisoned)
+        found.append(~result.isfinite() if clean is None else result != clean)
+    return torch.stack(found).any(0)
+
+
+def _tiles_agree(
+    forward: Forward, image: Tensor, axis: int, scale: int, align: int, minimum: int, overlap: int
+) -> bool:
+    """Whether tiles with this overlap reproduce the whole run along an axis."""
+    side = image.shape[axis]
+    # Half of what is left beside the overlap: two tiles, however far the model reaches.
+    tile = round_up(max((side + overlap) // 2, minimum), align)
+    layout = split_axis(side, tile, overlap, align=align)
+    whole = forward(image)
+    for index, start in enumerate(layout.starts):
+        low, high = layout.span(index)
+        part = forward(image.narrow(axis, start, layout.tile).contiguous())
+        kept = part.narrow(axis, (low - start) * scale, (high - low) * scale)
+        wanted = whole.narrow(axis, low * scale, (high - low) * scale)
+        if not (kept - wanted).abs().max() <= _TOLERANCE:
+            return False
+    return True

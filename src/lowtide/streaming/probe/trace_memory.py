@@ -1,0 +1,160 @@
+"""What one run of a network holds, told without running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import nn
+
+from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.prediction.calibration import NO_MARGIN
+from lowtide.memory.prediction.cpu import predict_cpu
+from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
+from lowtide.memory.prediction.estimate import Estimate, estimate, trace_step
+from lowtide.memory.prediction.result import live_tensor_rows
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.trace import Trace
+from lowtide.streaming.tiles.grid import round_up
+from lowtide.streaming.tiles.tile_step import NetworkSpec
+
+_SIDES = (64, 128, 256, 512, 1024, 2048)
+_MEASURED_BYTES = 512 << 20
+_LARGEST_GRAIN = 128
+# Larger sizes take as many more, and minutes, where a network works through its windows in parts
+# of one size: what it holds then grows with the pixels alone.
+_MANY_OPERATORS = 10_000
+# Rows of an estimate that are not the run's own: they have rows of their own in a plan.
+_NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
+
+
+def preload_tracing() -> None:
+    """Load the libraries that traces need, which are many, by a trace of next to nothing."""
+    images = torch.empty(1, 1, 2, 2, device="meta")
+    trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
+
+
+def trace_tile(
+    network: NetworkSpec,
+    height: int,
+    width: int,
+    *,
+    images: int = 1,
+    device: str | DeviceProfile = "cpu",
+) -> Estimate:
+    """The estimate for ``images`` images of one size given to ``network`` at once.
+
+    Its activations include the images as floats. Raises `ModelError` as `estimate` does.
+    """
+    assert isinstance(network.forward, nn.Module)
+    step = _step(network, images, height, width)
+    return estimate(network.forward, step, device=device, calibration=NO_MARGIN)
+
+
+def _step(network: NetworkSpec, count: int, height: int, width: int) -> InferenceStep:
+    images = torch.empty(
+        count,
+        network.in_channels,
+        height,
+        width,
+        device="meta",
+        memory_format=network.memory_format,
+    )
+    return InferenceStep((images,))
+
+
+def live_bytes_rows(network: NetworkSpec, ledger: Iterable[LedgerRow]) -> Iterator[int]:
+    """Bytes alive at the peak of a tile's run besides the weights; those of the images twice where
+    they are laid out anew."""
+    for row in ledger:
+        if row.name not in _NOT_THE_RUN:
+            yield row.value
+        if row.name == "inputs" and network.channels_last:
+            # The images are kept as they came until their copy in that order has been run.
+            yield row.value
+
+
+def trace_points(
+    network: NetworkSpec, *, align: int, minimum: int, limit_bytes: int | None = None
+) -> tuple[TracedPoint, ...]:
+    """(pixels, bytes) for squares of growing size; empty for a network that cannot be traced.
+    Those that take many operators end it.
+
+    The scratch of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB),
+    and grows with the pixels from there on.
+    """
+    if not isinstance(network.forward, nn.Module):
+        return ()
+    limit = _MEASURED_BYTES if limit_bytes is None else min(limit_bytes, _MEASURED_BYTES)
+    scratch = CpuWorkspace(WorkspaceStore(cache_folder()), limit_bytes=limit)
+    points: list[TracedPoint] = []
+    per_pixel = 0.0
+    for side in sorted({round_up(max(side, minimum), align) for side in _SIDES}):
+        try:
+            trace = _trace(network, side)
+        except Exception:  # noqa: BLE001 - whatever stops a trace, probes tell of real runs
+            return ()
+        live = sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
+        if trace.peak_bytes <= limit or not points:
+            told = predict_cpu(trace, scratch, NO_MARGIN)
+            per_pixel = max(0, sum(live_bytes_rows(network, told.rows)) - live) / side**2
+        peak = live + math.ceil(per_pixel * side**2)
+        points.append(
+            TracedPoint(
+                pixels=side * side,
+                peak_bytes=peak,
+                reused=_reused(trace),
+                multiply_adds=multiply_adds(trace),
+            )
+        )
+        if len(trace.ops) > _MANY_OPERATORS:
+            break
+    scratch.store.save()
+    return tuple(points)
+
+
+def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
+    sizes = np.array([0, *(event.size for event in trace.events)], np.int64)
+    peak = int(sizes.cumsum().argmax())
+    found = []
+    for below in BLOCK_SIZES:
+        alive = np.where(abs(sizes) < below, sizes, 0).cumsum()
+        found.append(ReusedBlocks(at_peak=max(0, int(alive[peak])), most=max(0, int(alive.max()))))
+    return tuple(found)
+
+
+def padding_multiple(network: NetworkSpec, *, align: int) -> int:
+    """Multiples to which the network pads the sides of its input inside, as its memory tells.
+
+    Powers of two times ``align`` up to 128 are tried: a side just beyond one takes as much as the
+    next one. ``align`` where nothing is padded, or where nothing can be traced.
+    """
+    if not isinstance(network.forward, nn.Module):
+        return align
+    grains = [align << power for power in range(1, 8) if align << power <= _LARGEST_GRAIN]
+    base = max(grains, default=align)
+    try:
+        least, beyond = _live(network, base), _live(network, base + align)
+        for found, grain in pairwise([align, *grains]):
+            # One step beyond takes as much as all of a grain, if it is one.
+            if beyond - least <= (_live(network, base + grain) - least) * 3 // 4:
+                return found
+    except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then
+        return align
+    return base
+
+
+def _live(network: NetworkSpec, side: int) -> int:
+    return sum(live_bytes_rows(network, live_tensor_rows(_trace(network, side), None)))
+
+
+def _trace(network: NetworkSpec, side: int) -> Trace:
+    assert isinstance(network.forward, nn.Module)
+    return trace_step(network.forward, _step(network, 1, side, side))

@@ -1,0 +1,34 @@
+"""Rules that tell how each operator treats rows: one file for each kind of operator."""
+
+from __future__ import annotations
+
+from lowtide.streaming.rules import (
+    conv,
+    fuse_upsample_conv,
+    indexing,
+    matmul,
+    norm,
+    opaque,
+    pointwise,
+    pool,
+    reduce,
+    reshape,
+    upsample,
+)
+from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult
+
+RULES: dict[str, Rule] = {
+    **pointwise.RULES,
+    **reshape.RULES,
+    **indexing.RULES,
+    **upsample.RULES,
+    **conv.RULES,
+    **fuse_upsample_conv.RULES,
+    **pool.RULES,
+    **matmul.RULES,
+    **norm.RULES,
+    **reduce.RULES,
+    **opaque.RULES,
+}
+
+__all__ = ["RULES", "Rule", "RuleContext", "RuleResult"]

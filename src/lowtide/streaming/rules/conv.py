@@ -1,0 +1,244 @@
+"""Operators that look at neighbors: convolutions, those transposed, and windows laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.memory_format import to_contiguous
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.pages.page import concat_rows
+from lowtide.streaming.rules.kernel_extent import Kernel
+from lowtide.streaming.rules.light_conv import light_convolution
+from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument
+from lowtide.streaming.rules.sum_layout import is_made_contiguous
+from lowtide.streaming.spans import Span
+
+# oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
+# copies of its own.
+REORDERED, _BLOCK = 0.6, 16
+
+
+def pair(value: Any, default: int) -> tuple[int, int]:
+    if value is None or value == []:
+        return default, default
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+def side_inputs(node: Node, tracked: RuleContext) -> tuple[int, ...] | None:
+    """What an operator takes beside its image; None if that has rows too."""
+    wholes = tuple(one for one in node.refs if one != node.args[0].node)
+    return None if any(one in tracked.rows for one in wholes) else wholes
+
+
+def kernel_op(
+    node: Node,
+    tracked: RuleContext,
+    kernel: Kernel,
+    fill: float,
+    run: Any,
+    *,
+    dim: int = 2,
+    cheap: bool = False,
+    scratch: float = 0.0,
+    scratch_bytes: int = 0,
+) -> RowOp | None:
+    """A band with the rows that its kernel sees, filled up where the image really ends.
+
+    ``run`` computes it of those, with as much padding of rows as it is told: none for a band.
+    """
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != dim:
+        return None
+    found = RowAxis(dim, node.like.shape[dim])
+
+    def needed(span: Span) -> Needs:
+        first, last = kernel.seen(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def band(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = kernel.seen(span)
+        above, below = max(0, -first), max(0, last - rows.size)
+        piece = pieces[0]
+        if above == below == kernel.pad and first + above == 0:
+            return run(piece, whole, kernel.pad)  # the whole image
+        if above or below:
+            piece = pad_constant(piece, dim, above, below, fill)
+        return run(piece, whole, 0)
+
+    wholes = side_inputs(node, tracked)
+    if wholes is None:
+        return None
+    return RowOp(
+        found,
+        (node.args[0].node,),
+        wholes,
+        needed,
+        band,
+        cheap,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        framed=kernel.pad > 0,
+    )
+
+
+def pad_constant(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tensor:
+    """The rows between others full of one number: `F.pad` writes the rows twice."""
+    shape = list(rows.shape)
+    pieces = [rows]
+    for count, place in ((above, 0), (below, 2)):
+        if count:
+            shape[dim] = count
+            pieces.insert(place, rows.new_full(shape, fill))
+    return concat_rows(pieces, dim, like=rows)
+
+
+def pad_at_borders(rows: Tensor, seen: Span, size: int, sides: int) -> Tensor:
+    """Rows ``seen`` of an image that has ``size``: zeros beyond its ends and at both sides."""
+    frame = [sides, sides, max(0, -seen[0]), max(0, seen[1] - size)]
+    return F.pad(rows, frame) if any(frame) else rows
+
+
+def convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Convolution over images with zeros beyond them.
+
+    A band that touches an end of the image, and one that does not, are the same operator: its
+    own padding of rows is spared where it would only be cut off.
+    """
+    weight, bias = node.args[1], argument(node, 2, "bias")
+    if len(node.like.shape) != 4:
+        return None
+    stride, dilation = (
+        pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
+    )
+    given = argument(node, 4, "padding", 0)
+    groups = argument(node, 6, "groups", 1)
+    size = tracked.like(weight).shape[2]
+    reach = (size - 1) * dilation[0] + 1
+    if given == "same" and stride == (1, 1):
+        width = (tracked.like(weight).shape[3] - 1) * dilation[1]
+        if (reach - 1) % 2 or width % 2:
+            return None
+        pad = (reach - 1) // 2, width // 2
+    elif isinstance(given, str):
+        pad = 0, 0
+        if given != "valid":
+            return None
+    else:
+        pad = pair(given, 0)
+    biased = bias is not None
+
+    put_in_order = is_made_contiguous(node.args[0], tracked)
+
+    def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
+        piece = to_contiguous(piece) if put_in_order else piece
+        return F.conv2d(
+            piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
+        )
+
+    kernel = Kernel(reach, stride[0], pad[0])
+    channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
+    step = kernel_op(
+        node,
+        tracked,
+        kernel,
+        0.0,
+        run,
+        scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
+        scratch_bytes=tracked.like(weight).bytes,
+    )
+    return None if step is None else light_convolution(step, node, tracked, kernel, run)
+
+
+def unfold(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Windows laid out one after another (im2col): those of one row of windows are a grain."""
+    rows = tracked.of(node.args[0])
+    image = tracked.like(node.args[0]).shape
+    if rows is None or rows.dim != 2 or len(image) != 4:
+        return None
+    size, dilation, pad, stride = (pair(node.args[place], 1) for place in range(1, 5))
+    reach = (size[0] - 1) * dilation[0] + 1
+    across = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
+    found = RowAxis(2, node.like.shape[2], across)
+    kernel = Kernel(reach, stride[0], pad[0])
+
+    def windows(span: Span) -> Span:
+        return kernel.seen((span[0] // across, span[1] // across))
+
+    def needed(span: Span) -> Needs:
+        first, last = windows(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        piece = pad_at_borders(pieces[0], windows(span), rows.size, pad[1])
+        return F.unfold(piece, size, dilation, 0, stride)
+
+    return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
+
+
+def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Transposed convolution: each row of the result of the few rows that reach it."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != 2 or len(node.like.shape) != 4:
+        return None
+    stride, pad, more = (
+        pair(argument(node, place, name), default)
+        for place, name, default in (
+            (3, "stride", 1),
+            (4, "padding", 0),
+            (5, "output_padding", 0),
+        )
+    )
+    groups = argument(node, 6, "groups", 1)
+    dilation = pair(argument(node, 7, "dilation"), 1)
+    size = tracked.like(node.args[1]).shape[2]
+    reach = (size - 1) * dilation[0]
+    biased = argument(node, 2, "bias") is not None
+    found = RowAxis(2, node.like.shape[2])
+
+    def sources(span: Span) -> Span:
+        first = -(-(span[0] + pad[0] - reach) // stride[0])
+        last = (span[1] - 1 + pad[0]) // stride[0] + 1
+        return max(0, first), min(rows.size, last)
+
+    def needed(span: Span) -> Needs:
+        return ([sources(span)],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        # All that these rows reach; row 0 of it is the place of the first one's first row.
+        full = torch.conv_transpose2d(
+            pieces[0],
+            whole[0],
+            whole[1] if biased else None,
+            stride,
+            (0, pad[1]),
+            (0, more[1]),
+            groups,
+            dilation,
+        )
+        start = span[0] + pad[0] - sources(span)[0] * stride[0]
+        short_of = start + span[1] - span[0] - full.shape[2]
+        if short_of > 0:  # rows that no row reaches, of output_padding
+            bias = whole[1].view(1, -1, 1, 1) if biased else full.new_zeros(())
+            shape = *full.shape[:2], short_of, full.shape[3]
+            full = torch.cat([full, bias.expand(shape)], 2)
+        return full.narrow(2, start, span[1] - span[0])
+
+    wholes = side_inputs(node, tracked)
+    if wholes is None:
+        return None
+    return RowOp(found, (node.args[0].node,), wholes, needed, run)
+
+
+RULES: dict[str, Rule] = {
+    "conv2d": convolution,
+    "im2col": unfold,
+    "conv_transpose2d": transposed_convolution,
+}

@@ -1,0 +1,86 @@
+"""Overlapping windows that a model lays out as columns and puts into another order, cut out of the
+image at once.
+
+Columns (im2col) hold each pixel as often as there are windows over it, one channel after another,
+and are copied once more, number by number, to have the channels of a pixel side by side. A view of
+the image has the same windows, and the copy is made of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.conv import pad_at_borders, pair, unfold
+from lowtide.streaming.rules.row_op import RowOp
+from lowtide.streaming.rules.rule import RuleContext, op_name, sole_producer
+from lowtide.streaming.spans import Span
+
+_VIEWS = "view", "reshape", "_unsafe_view"
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """From a copy back to the columns: a view that splits their channels, an order of dimensions,
+    and maybe one more view."""
+
+    columns: Node
+    split: Node
+    order: list[int]
+
+
+def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
+    """A copy of columns in another order; None if a node is none, or has no rows of windows."""
+    chain = _chain(node, tracked) if op_name(node.target) == "clone" else None
+    rows = None if chain is None else tracked.of(node.args[0])
+    laid = None if chain is None else unfold(chain.columns, tracked)
+    if chain is None or rows is None or laid is None:
+        return None
+    size, dilation, pad, stride = (pair(chain.columns.args[place], 1) for place in range(1, 5))
+    height = tracked.of(chain.columns.args[0])
+    split = chain.split.like.shape
+    # Windows of one image, one row of them after another, are the last dimension of both.
+    if height is None or split[-3:] != (*size, laid.rows.size) or dilation != (1, 1):
+        return None
+    across = laid.rows.grain
+    # A place of the result is one window: of more or fewer, spans would be others.
+    if split[0] != 1 or (rows.size, rows.grain) != (laid.rows.size, across):
+        return None
+    order = _parted(chain.order)
+    shape, dim = list(node.like.shape), rows.dim
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        first = span[0] // across * stride[0] - pad[0]
+        last = (span[1] // across - 1) * stride[0] - pad[0] + size[0]
+        piece = pad_at_borders(pieces[0], (first, last), height.size, pad[1])
+        cut = piece.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1])
+        # (image, channels, rows of windows, windows, down, across) to the split and its order
+        seen = cut.permute(0, 1, 4, 5, 2, 3).unflatten(1, split[1:-3]).permute(order)
+        return seen.reshape(*shape[:dim], span[1] - span[0], *shape[dim + 1 :]).contiguous()
+
+    return RowOp(rows, laid.inputs, (), laid.needed, run, cheap=True)
+
+
+def _parted(order: Sequence[int]) -> list[int]:
+    """The order of as many dimensions, the last of which are two now."""
+    last = len(order) - 1
+    found: list[int] = []
+    for dim in order:
+        found += [last, last + 1] if dim == last else [dim]
+    return found
+
+
+def _chain(copy: Node, tracked: RuleContext) -> _Chain | None:
+    node = sole_producer(copy.args[0], tracked, "permute", *_VIEWS)
+    if node is not None and op_name(node.target) in _VIEWS:
+        node = sole_producer(node.args[0], tracked, "permute")
+    split = None if node is None else sole_producer(node.args[0], tracked, *_VIEWS)
+    columns = None if split is None else sole_producer(split.args[0], tracked, "im2col")
+    if node is None or split is None or columns is None:
+        return None
+    rank = len(split.like.shape)
+    return _Chain(columns, split, [dim % rank for dim in node.args[1]])

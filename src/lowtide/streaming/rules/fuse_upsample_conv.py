@@ -1,0 +1,190 @@
+"""A nearest enlargement by two and the 3×3 convolution after it, as one operator.
+
+Each pixel of the enlarged image is there four times, so that of the nine products that a result
+sums, those of equal pixels can be one, with the sum of their weights: 2×2 kernels over the small
+image, one for each of the four places that a pixel is put to, take four ninths of the products,
+and the enlarged image is never made. That both are the same was shown by Aitken et al.,
+Checkerboard artifact free sub-pixel convolution (2017); rounding differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.attention.memory_format import to_contiguous
+from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
+from lowtide.streaming.rules.conv import REORDERED, pad_constant, pair, side_inputs
+from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
+from lowtide.streaming.rules.sum_layout import is_made_contiguous
+from lowtide.streaming.spans import Span
+
+# Sums of weights in lower precision would be rounded once more than the weights.
+_TYPES = {torch.float32, torch.float64}
+
+
+def fuse_upsample_convs(graph: Graph) -> Graph:
+    """The graph with one operator for each such pair; itself where there is none."""
+    users = graph.users()
+    pairs = {
+        node.index: before
+        for node in graph.nodes
+        if (before := _enlarged_by(graph, node)) is not None
+        and len(users[before.index]) == 1
+        and before.index != graph.output
+    }
+    if not pairs:
+        return graph
+    gone = {before.index for before in pairs.values()}
+    nodes: list[Node] = []
+    places: dict[int, int] = {}
+
+    def moved(tree: Any) -> Any:
+        return substitute_refs(tree, lambda one: NodeRef(places[one]))
+
+    for node in graph.nodes:
+        if node.index in gone:
+            continue
+        target, args, kwargs = node.target, node.args, node.kwargs
+        if node.index in pairs:
+            nodes.append(_folding(nodes, moved(args[1]), node.name))
+            small, bias = pairs[node.index].args[0], argument(node, 2, "bias")
+            made = moved(small), NodeRef(len(nodes) - 1), moved(bias)
+            target, args, kwargs = upsample_conv2d, made, {}
+        else:
+            args, kwargs = moved(args), moved(kwargs)
+        places[node.index] = len(nodes)
+        made = Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs, node.part)
+        nodes.append(made)
+    return Graph(
+        nodes,
+        [places[one] for one in graph.inputs],
+        places[graph.output],
+        {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
+        graph.pack,
+        graph.written,
+    )
+
+
+def _enlarged_by(graph: Graph, node: Node) -> Node | None:
+    """The enlargement that a convolution can be one operator with."""
+    if node.kind != "call" or op_name(node.target) != "conv2d":
+        return None
+    image, weight = node.args[0], node.args[1]
+    plain = (
+        pair(argument(node, 3, "stride"), 1) == (1, 1)
+        and argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
+        and pair(argument(node, 5, "dilation"), 1) == (1, 1)
+        and argument(node, 6, "groups", 1) == 1
+        and graph.nodes[weight.node].like.shape[2:] == (3, 3)
+    )
+    before = graph.nodes[image.node]
+    if not plain or before.kind != "call" or node.like.dtype not in _TYPES:
+        return None
+    if op_name(before.target) != "upsample_nearest2d" or len(before.like.shape) != 4:
+        return None
+    small = graph.nodes[before.args[0].node].like.shape
+    return before if before.like.shape[2:] == (2 * small[2], 2 * small[3]) else None
+
+
+def _folding(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:
+    like = nodes[weight.node].like
+    shape = 4 * like.shape[0], like.shape[1], 2, 2
+    return Node(
+        len(nodes),
+        f"{name}_folded",
+        "call",
+        TensorMeta(shape, like.dtype),
+        fold_upsample_weight,
+        (weight,),
+    )
+
+
+def fold_upsample_weight(weight: Tensor) -> Tensor:
+    """(4 · result's channels, channels, 2, 2) of (result's channels, channels, 3, 3): the kernels
+    for the upper left, upper right, lower left and lower right of the four places."""
+    across = _halved(weight, 3)  # (right, out, in, 3, 2)
+    return _halved(across, 3).flatten(0, 2)  # of (down, right, out, in, 2, 2)
+
+
+def _halved(weight: Tensor, dim: int) -> Tensor:
+    """Three weights along ``dim`` as two; a new dimension in front tells for which place."""
+    before, at, after = weight.unbind(dim)
+    first, second = (before, at + after), (before + at, after)
+    return torch.stack([torch.stack(first, dim), torch.stack(second, dim)])
+
+
+def upsample_conv2d(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(batch, out, 2 · height, 2 · width) of (batch, in, height, width) and a
+    `fold_upsample_weight`."""
+    return _between(pad_constant(image, 2, 1, 1, 0.0), weight, bias)
+
+
+def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The result for all rows of ``image`` but the first and the last."""
+    height, width = image.shape[2:]
+    channels = len(weight) // 4
+    twice = None if bias is None else bias.repeat(2)
+    found: Tensor | None = None
+    for down, kernels in enumerate(weight.split(2 * channels)):
+        # Left and right at once: what is right of a pixel is left of the next.
+        both = F.conv2d(image.narrow(2, down, height - 1), kernels, twice, padding=(0, 1))
+        if found is None:
+            found = _room(both, (len(image), channels, 2 * (height - 2), 2 * width))
+        found[:, :, down::2, 0::2] = both[:, :channels, :, :width]
+        found[:, :, down::2, 1::2] = both[:, channels:, :, 1:]
+        del both
+    assert found is not None
+    return found
+
+
+def _room(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory for a result in the order in which ``like`` lies."""
+    laid = like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last)
+    form = torch.contiguous_format if laid else torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def upsample_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Two rows of the result of three of the small image's."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim != 2:
+        return None
+    biased = node.args[2] is not None
+    put_in_order = is_made_contiguous(node.args[0], tracked)
+
+    def seen(span: Span) -> Span:
+        return span[0] // 2 - 1, span[1] // 2 + 1
+
+    def needed(span: Span) -> Needs:
+        first, last = seen(span)
+        return ([(max(0, first), min(rows.size, last))],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        first, last = seen(span)
+        piece = to_contiguous(pieces[0]) if put_in_order else pieces[0]
+        piece = pad_constant(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
+        return _between(piece, whole[0], whole[1] if biased else None)
+
+    weight = tracked.like(node.args[1])
+    wholes = side_inputs(node, tracked)
+    if wholes is None:
+        return None
+    return RowOp(
+        RowAxis(2, node.like.shape[2], 2),
+        (node.args[0].node,),
+        wholes,
+        needed,
+        run,
+        scratch=REORDERED,
+        scratch_bytes=weight.bytes,
+        framed=True,
+    )
+
+
+RULES: dict[str, Rule] = {"conv2d_of_doubled": upsample_convolution}

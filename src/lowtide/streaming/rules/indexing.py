@@ -1,0 +1,278 @@
+"""Operators that take rows from elsewhere: pieces, joins, rolls, mirrors, padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, banded_op, dims_of, op_name
+from lowtide.streaming.spans import Span
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Rows ``first`` to ``last`` of a result come from ``source`` (the place of an input, or -1
+    for ``fill``), from row ``start`` on, downward or (``step`` -1) upward."""
+
+    first: int
+    last: int
+    source: int
+    start: int = 0
+    step: int = 1
+
+    def within(self, span: Span) -> RowRange | None:
+        """The part that lies in a span of the result."""
+        first, last = max(self.first, span[0]), min(self.last, span[1])
+        if first >= last:
+            return None
+        start = self.start + self.step * (first - self.first)
+        return RowRange(first, last, self.source, start, self.step)
+
+    @property
+    def taken(self) -> Span:
+        """The rows of the source."""
+        count = self.last - self.first
+        if self.step > 0:
+            return self.start, self.start + count
+        return self.start - count + 1, self.start + 1
+
+
+def gather_ranges(
+    rows: RowAxis,
+    inputs: tuple[int, ...],
+    stretches: list[RowRange],
+    fill: float = 0.0,
+    across: Any = None,
+) -> RowOp:
+    """Rows put together from stretches; ``across`` does to the result what concerns the other
+    dimensions. Any row can be had alone, whatever the grain of the inputs."""
+
+    def parts(span: Span) -> list[RowRange]:
+        return [part for one in stretches if (part := one.within(span)) is not None]
+
+    def needed(span: Span) -> Needs:
+        return tuple(
+            [part.taken for part in parts(span) if part.source == place]
+            for place in range(len(inputs))
+        )
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        used = [0] * len(pieces)
+        found = []
+        for part in parts(span):
+            count = part.last - part.first
+            if part.source < 0:
+                shape = list(pieces[0].shape)
+                shape[rows.dim] = count
+                found.append(pieces[0].new_full(shape, fill))
+                continue
+            piece = pieces[part.source].narrow(rows.dim, used[part.source], count)
+            used[part.source] += count
+            found.append(piece if part.step > 0 else piece.flip(rows.dim))
+        result = found[0] if len(found) == 1 else torch.cat(found, rows.dim)
+        return result if across is None else across(result)
+
+    return RowOp(RowAxis(rows.dim, rows.size), inputs, (), needed, run, cheap=True)
+
+
+def roll(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Rows moved round; the wrap takes them from the other end."""
+    rows = tracked.of(node.args[0])
+    dims = argument(node, 2, "dims", [])
+    if rows is None or not dims:
+        return None
+    shifts = argument(node, 1, "shifts")
+    pairs = list(
+        zip(
+            shifts if isinstance(shifts, (list, tuple)) else [shifts],
+            dims_of(dims, len(node.like.shape)),
+            strict=True,
+        )
+    )
+    down = sum(shift for shift, dim in pairs if dim == rows.dim) % rows.size
+    others = [(shift, dim) for shift, dim in pairs if dim != rows.dim and shift]
+
+    def across(result: Tensor) -> Tensor:
+        return torch.roll(result, *(list(each) for each in zip(*others, strict=True)))
+
+    if not down:
+        return banded_op(node, tracked, rows, cheap=True)
+    stretches = [RowRange(0, down, 0, rows.size - down), RowRange(down, rows.size, 0, 0)]
+    return gather_ranges(rows, (node.args[0].node,), stretches, across=across if others else None)
+
+
+def flip(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Upside down."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    others = [dim for dim in dims_of(node.args[1], len(node.like.shape)) if dim != rows.dim]
+    if len(others) == len(node.args[1]):
+        return banded_op(node, tracked, rows, cheap=True)
+
+    def across(result: Tensor) -> Tensor:
+        return result.flip(others)
+
+    stretch = RowRange(0, rows.size, 0, rows.size - 1, -1)
+    return gather_ranges(rows, (node.args[0].node,), [stretch], across=across if others else None)
+
+
+def slice_dim(node: Node, tracked: RuleContext) -> RowOp | None:
+    """A piece: of other dimensions, or of the rows."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    if dim != rows.dim:
+        return banded_op(node, tracked, rows, cheap=True, view=True)
+    start, step = argument(node, 2, "start", 0) or 0, argument(node, 4, "step", 1)
+    start += rows.size if start < 0 else 0
+    size = node.like.shape[dim]
+    if size == rows.size:
+        return banded_op(node, tracked, rows, cheap=True, view=True)
+    if step != 1:
+        return None
+    return gather_ranges(RowAxis(dim, size), (node.args[0].node,), [RowRange(0, size, 0, start)])
+
+
+def concatenate(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Tensors side by side, or one below the other."""
+    refs = node.args[0]
+    each = [tracked.of(ref) for ref in refs]
+    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    known = [rows for rows in each if rows is not None]
+    if not known or len({rows.dim for rows in known}) != 1:
+        return None
+    grain = math.lcm(*(rows.grain for rows in known))
+    rows = RowAxis(known[0].dim, node.like.shape[known[0].dim], grain)
+    if dim != rows.dim:
+        if len({found.size for found in known}) != 1:
+            return None
+        slices = {
+            ref.node: rows.dim for ref, found in zip(refs, each, strict=True) if found is None
+        }
+        return banded_op(node, tracked, rows, slices=slices, cheap=True)
+    if len(known) < len(each):
+        return None
+    inputs = tuple(dict.fromkeys(ref.node for ref in refs))
+    stretches, first = [], 0
+    for ref, found in zip(refs, known, strict=True):
+        place = inputs.index(ref.node)
+        stretches.append(RowRange(first, first + found.size, place))
+        first += found.size
+    return gather_ranges(rows, inputs, stretches)
+
+
+def stack(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Tensors side by side along a new dimension."""
+    each = [tracked.of(ref) for ref in node.args[0]]
+    if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
+        return None
+    at = argument(node, 1, "dim", 0) % len(node.like.shape)
+    dim = each[0].dim + (at <= each[0].dim)
+    return banded_op(node, tracked, RowAxis(dim, each[0].size, each[0].grain), cheap=True)
+
+
+def pad(node: Node, tracked: RuleContext) -> RowOp | None:
+    """A frame of a number, of the mirrored or the repeated image, or of its other end."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    pad, rank = list(argument(node, 1, "pad") or argument(node, 1, "padding")), len(node.like.shape)
+    mode = _MODES.get(op_name(node.target)) or argument(node, 2, "mode", "constant")
+    value = argument(node, 3 if op_name(node.target) == "pad" else 2, "value", 0.0)
+    place = 2 * (rank - 1 - rows.dim)
+    above, below = (pad[place], pad[place + 1]) if place < len(pad) else (0, 0)
+    if not above and not below:
+        return banded_op(node, tracked, rows, cheap=True)
+    if mode not in _FRAMES:
+        return None
+    others = [0 if index in (place, place + 1) else side for index, side in enumerate(pad)]
+    fill = float(value or 0.0) if mode == "constant" else 0.0
+
+    def across(result: Tensor) -> Tensor:
+        if mode == "constant":
+            return F.pad(result, others, value=fill)
+        return F.pad(result, others, mode=mode)
+
+    found = RowAxis(rows.dim, rows.size + above + below)
+    return gather_ranges(
+        found,
+        (node.args[0].node,),
+        _FRAMES[mode](rows.size, above, below),
+        fill,
+        across if any(others) else None,
+    )
+
+
+def _constant(size: int, above: int, below: int) -> list[RowRange]:
+    # Cropped where negative.
+    skip, end = max(0, -above), size + min(0, below)
+    first = max(0, above)
+    return [
+        RowRange(0, first, -1),
+        RowRange(first, first + end - skip, 0, skip),
+        RowRange(first + end - skip, size + above + below, -1),
+    ]
+
+
+def _reflected(size: int, above: int, below: int) -> list[RowRange]:
+    return [
+        RowRange(0, above, 0, above, -1),
+        RowRange(above, above + size, 0),
+        RowRange(above + size, above + size + below, 0, size - 2, -1),
+    ]
+
+
+def _repeated(size: int, above: int, below: int) -> list[RowRange]:
+    return [
+        *(RowRange(row, row + 1, 0, 0) for row in range(above)),
+        RowRange(above, above + size, 0),
+        *(
+            RowRange(above + size + row, above + size + row + 1, 0, size - 1)
+            for row in range(below)
+        ),
+    ]
+
+
+def _wrapped(size: int, above: int, below: int) -> list[RowRange]:
+    return [
+        RowRange(0, above, 0, size - above),
+        RowRange(above, above + size, 0),
+        RowRange(above + size, above + size + below, 0, 0),
+    ]
+
+
+_FRAMES = {
+    "constant": _constant,
+    "reflect": _reflected,
+    "replicate": _repeated,
+    "circular": _wrapped,
+}
+_MODES = {
+    "constant_pad_nd": "constant",
+    "reflection_pad2d": "reflect",
+    "replication_pad2d": "replicate",
+}
+
+
+RULES: dict[str, Rule] = {
+    "roll": roll,
+    "flip": flip,
+    "slice": slice_dim,
+    "cat": concatenate,
+    "concat": concatenate,
+    "stack": stack,
+    "pad": pad,
+    "constant_pad_nd": pad,
+    "reflection_pad2d": pad,
+    "replication_pad2d": pad,
+}

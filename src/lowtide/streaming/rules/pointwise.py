@@ -1,0 +1,157 @@
+"""Operators whose result at a place depends on their inputs at that place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lowtide.attention.memory_format import to_contiguous
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.in_place import in_place_forms, out_form
+from lowtide.streaming.rules.row_op import RowAxis, RowOp
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    aligned_dim,
+    argument,
+    banded_op,
+    dims_of,
+    op_name,
+)
+from lowtide.streaming.rules.sum_layout import contiguous_form
+from lowtide.streaming.spans import Span
+
+# Not tagged as pointwise by PyTorch, or so only for some of their arguments.
+ALSO = {
+    "alias",
+    "clone",
+    "contiguous",
+    "copy",
+    "detach",
+    "dropout",
+    "empty_like",
+    "feature_dropout",
+    "fill",
+    "full_like",
+    "hardswish",
+    "hardsigmoid",
+    "leaky_relu",
+    "lift_fresh_copy",
+    "nan_to_num",
+    "ones_like",
+    "relu6",
+    "to",
+    "zeros_like",
+    "_to_copy",
+    "selu",
+}
+_VIEWS = {"alias", "detach", "contiguous"}
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether `pointwise` is this operator's rule."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node.target) in ALSO
+
+
+def pointwise(node: Node, tracked: RuleContext) -> RowOp | None:
+    """With broadcasting: dimensions are aligned at the end."""
+    rank = len(node.like.shape)
+    found: RowAxis | None = None
+    slices: dict[int, int] = {}
+    for place in node.refs:
+        shape = tracked.graph.nodes[place].like.shape
+        rows = tracked.rows.get(place)
+        if rows is None:
+            continue
+        at = RowAxis(rows.dim + rank - len(shape), rows.size, rows.grain)
+        if found is not None:
+            if (found.dim, found.size) != (at.dim, at.size):
+                return None
+            at = RowAxis(at.dim, at.size, math.lcm(at.grain, found.grain))
+        found = at
+    if found is None or node.like.shape[found.dim] != found.size:
+        return None
+    for place in node.refs:
+        dim = aligned_dim(found, rank, tracked.graph.nodes[place].like.shape)
+        if place not in tracked.rows and dim is not None:
+            slices[place] = dim
+    step = banded_op(
+        node, tracked, found, cheap=True, view=op_name(node.target) in _VIEWS, slices=slices
+    )
+    if node.index in tracked.idle:
+        return replace(step, run=_as_it_is, view=True)
+    order = node.kwargs.get("memory_format")
+    if op_name(node.target) == "clone" and order is torch.contiguous_format:
+        step = replace(step, run=_in_order)
+    plain = node.index in tracked.plain
+    if plain:
+        step = replace(step, run=contiguous_form(node, step.inputs))
+    over = in_place_forms(node, step.inputs, step.run, tracked.graph, plain=plain)
+    return replace(step, over=over, into=None if plain else out_form(node, step.inputs))
+
+
+def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+    return pieces[0]
+
+
+def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+    """A copy is made for its order alone: nothing changes what a segment still reads."""
+    return to_contiguous(pieces[0])
+
+
+def per_channel(node: Node, tracked: RuleContext) -> RowOp | None:
+    """PReLU, and batch norm with the statistics it was trained to: by channel."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim < 2 or any(tracked.of(arg) for arg in node.args[1:]):
+        return None
+    if op_name(node.target) == "batch_norm" and argument(node, 5, "training"):
+        return None
+    return banded_op(node, tracked, rows, cheap=True)
+
+
+def along_other_dims(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Softmax and the like: over dimensions that are not the rows'."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    rank = len(node.like.shape)
+    dim = argument(node, 1, "dim")
+    return None if rows.dim in dims_of(dim, rank) else banded_op(node, tracked, rows, cheap=True)
+
+
+def norm_last_dims(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Norms over the last dimensions."""
+    rows = tracked.of(node.args[0])
+    if rows is None or rows.dim >= len(node.like.shape) - len(node.args[1]):
+        return None
+    return banded_op(node, tracked, rows, cheap=True)
+
+
+def slice_scatter(node: Node, tracked: RuleContext) -> RowOp | None:
+    """A tensor with some of its channels or columns replaced."""
+    dim = argument(node, 2, "dim", 0) % len(node.like.shape)
+    base, other = (tracked.of(arg) for arg in node.args[:2])
+    if base is None or other is None or (base.dim, base.size) != (other.dim, other.size):
+        return None
+    if dim == base.dim:
+        return None
+    rows = RowAxis(base.dim, base.size, math.lcm(base.grain, other.grain))
+    return banded_op(node, tracked, rows, cheap=True)
+
+
+RULES: dict[str, Rule] = {
+    "prelu": per_channel,
+    "batch_norm": per_channel,
+    "_native_batch_norm_legit_no_training[0]": per_channel,
+    "softmax": along_other_dims,
+    "_softmax": along_other_dims,
+    "log_softmax": along_other_dims,
+    "cumsum": along_other_dims,
+    "layer_norm": norm_last_dims,
+    "rms_norm": norm_last_dims,
+    "slice_scatter": slice_scatter,
+}

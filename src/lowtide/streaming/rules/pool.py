@@ -1,0 +1,75 @@
+"""The greatest and the mean of windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.conv import kernel_op, pair
+from lowtide.streaming.rules.kernel_extent import Kernel
+from lowtide.streaming.rules.row_op import RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
+
+# One map between rows and columns; PyTorch's own notes where the greatest was.
+_BETWEEN = 1.0
+_NAMES = {"max_pool2d", "avg_pool2d"}
+
+
+def pool2d(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Windows over images, of which none reaches beyond the padding."""
+    if len(node.like.shape) != 4 or op_name(node.target) not in _NAMES:
+        return None
+    size = pair(argument(node, 1, "kernel_size"), 1)
+    step = argument(node, 2, "stride")
+    stride = pair(step, 1) if step else size
+    pad = pair(argument(node, 3, "padding", 0), 0)
+    largest = op_name(node.target) == "max_pool2d"
+    dilation = pair(argument(node, 4, "dilation", 1), 1) if largest else (1, 1)
+    ceil = argument(node, 5 if largest else 4, "ceil_mode", False)
+    counted = largest or argument(node, 5, "count_include_pad", True)
+    if ceil or dilation != (1, 1) or argument(node, 6, "divisor_override"):
+        return None
+    if not counted and any(pad):
+        return None
+
+    def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
+        if not largest:
+            return F.avg_pool2d(piece, size, stride, (rows, pad[1]))
+        if stride == (1, 1) and piece.device.type == "cpu":
+            return max_pool2d(piece, size, (rows, pad[1]))
+        return F.max_pool2d(piece, size, stride, (rows, pad[1]))
+
+    fill, scratch = (-math.inf, _BETWEEN) if largest else (0.0, 0.0)
+    kernel = Kernel(size[0], stride[0], pad[0])
+    return kernel_op(node, tracked, kernel, fill, run, cheap=True, scratch=scratch)
+
+
+def max_pool2d(image: Tensor, size: tuple[int, int], pad: tuple[int, int]) -> Tensor:
+    """`torch.nn.functional.max_pool2d` with a stride of 1: down the columns, then along the rows.
+
+    The greatest of a window is that of its columns' greatest: the same numbers. On a processor
+    PyTorch's kernel goes through each window place by place, and is ten times slower.
+    """
+    down = _greatest_along(image, 2, size[0], pad[0])
+    return _greatest_along(down, 3, size[1], pad[1])
+
+
+def _greatest_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
+    if pad:
+        frame = [0, 0] * (image.dim() - 1 - dim) + [pad, pad]
+        image = F.pad(image, frame, value=-math.inf)
+    length, seen = image.shape[dim], 1
+    while seen < size:  # windows of twice the length, of two that meet or overlap
+        step = min(seen, size - seen)
+        length -= step
+        image = torch.maximum(image.narrow(dim, 0, length), image.narrow(dim, step, length))
+        seen += step
+    return image
+
+
+RULES: dict[str, Rule] = {"max_pool2d": pool2d, "avg_pool2d": pool2d}

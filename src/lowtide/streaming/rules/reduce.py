@@ -1,0 +1,155 @@
+"""Means, sums and extremes: over other dimensions band by band, over rows all bands together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.norm import Moments, accumulate_moments
+from lowtide.streaming.rules.row_op import Reduction, RowAxis
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    RuleResult,
+    argument,
+    banded_op,
+    dims_of,
+    op_name,
+)
+
+# Of a band and dimensions, kept as 1; then how bands come together.
+_KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Tensor]]] = {
+    "sum": (
+        lambda band, dims: band.sum(
+            dims, True, dtype=torch.promote_types(band.dtype, torch.float32)
+        ).double(),
+        torch.add,
+    ),
+    "norm": (
+        lambda band, dims: torch.linalg.vector_norm(band, 2, dims, True).double().square(),
+        torch.add,
+    ),
+    "amax": (lambda band, dims: band.amax(dims, True), torch.maximum),
+    "amin": (lambda band, dims: band.amin(dims, True), torch.minimum),
+}
+
+_MEANS = {"mean", "adaptive_avg_pool2d"}
+
+
+def reduction(node: Node, tracked: RuleContext) -> RuleResult:
+    """mean, sum, amax, amin, var, std and the norm of vectors."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    name = op_name(node.target)
+    shape = tracked.like(node.args[0]).shape
+    place = 2 if name == "linalg_vector_norm" else 1
+    dims = dims_of(argument(node, place, "dim"), len(shape))
+    kept = len(node.like.shape) == len(shape)
+    if rows.dim not in dims:
+        dim = rows.dim if kept else rows.dim - sum(one < rows.dim for one in dims)
+        found = RowAxis(dim, rows.size, rows.grain)
+        if name in ("var", "std"):
+            own = _spread_across(node, dims, kept)
+            return replace(banded_op(own, tracked, found, cheap=True), scratch=1.0)
+        return banded_op(node, tracked, found, cheap=True)
+    if name in ("var", "std"):
+        return _spread(node, tracked, rows, dims)
+    kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
+    if kind not in _KINDS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
+        return None
+    return _over_rows(node, rows, kind, dims, shape)
+
+
+def _over_rows(
+    node: Node, rows: RowAxis, kind: str, dims: list[int], shape: tuple[int, ...]
+) -> Reduction:
+    """One of ``_KINDS``, and what makes a mean or a norm of it."""
+    of, together = _KINDS[kind]
+    mean = op_name(node.target) in _MEANS
+    numbers = _numbers([shape[dim] for dim in dims])
+
+    def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
+        found = of(pieces[0], dims)
+        return found if state is None else together(state, found)
+
+    def finish(state: Tensor) -> Tensor:
+        if mean:
+            state = state / numbers
+        elif kind == "norm":
+            state = state.sqrt()
+        return state.to(node.like.dtype).reshape(node.like.shape)
+
+    return Reduction(rows, (node.args[0].node,), add, finish)
+
+
+def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
+    """Variance and deviation over other dimensions than the rows', in two passes.
+
+    PyTorch updates a mean and a sum with every number, in a quarter of the speed at which it sums.
+    """
+    correction, root = _correction(node), op_name(node.target) == "std"
+
+    def spread(given: Tensor) -> Tensor:
+        exact = torch.promote_types(given.dtype, torch.float32)
+        numbers = _numbers([given.shape[dim] for dim in dims])
+        centered = given - given.mean(dims, True, dtype=exact)
+        squares = centered.square_().sum(dims, kept)
+        found = squares.div_(max(numbers - correction, 0))
+        return (found.sqrt_() if root else found).to(given.dtype)
+
+    return replace(node, target=spread, args=node.args[:1], kwargs={})
+
+
+def _spread(node: Node, tracked: RuleContext, rows: RowAxis, dims: list[int]) -> Reduction:
+    """Variance and deviation."""
+    correction, shape = _correction(node), tracked.like(node.args[0]).shape
+    rest = [dim for dim in range(len(shape)) if dim not in dims]
+
+    def group(band: Tensor) -> Tensor:
+        ordered = band.permute(*rest, *dims)
+        return ordered.flatten(len(rest)).reshape(-1, _numbers(ordered.shape[len(rest) :]))
+
+    def finish(state: Moments) -> Tensor:
+        found = state.variance(correction)
+        found = found.sqrt() if op_name(node.target) == "std" else found
+        return found.to(node.like.dtype).reshape(node.like.shape)
+
+    return Reduction(rows, (node.args[0].node,), accumulate_moments(group, tracked), finish)
+
+
+def _numbers(sides: Sequence[int]) -> int:
+    return torch.Size(sides).numel()
+
+
+def _correction(node: Node) -> float:
+    """What the count is lessened by: an argument of one overload, a flag of the other."""
+    given: Any = node.kwargs.get("correction")
+    if given is not None:
+        return float(given)
+    unbiased = argument(node, 2, "unbiased", True)
+    return 1.0 if unbiased is None else float(unbiased)
+
+
+def adaptive_pool(node: Node, tracked: RuleContext) -> RuleResult:
+    """The mean or the greatest of all pixels (adaptive pooling to 1×1)."""
+    rows = tracked.of(node.args[0])
+    if rows is None or list(node.like.shape[-2:]) != [1, 1]:
+        return None
+    if rows.dim not in (len(node.like.shape) - 2, len(node.like.shape) - 1):
+        return None
+    kind = "amax" if op_name(node.target) == "adaptive_max_pool2d" else "sum"
+    shape = tracked.like(node.args[0]).shape
+    return _over_rows(node, rows, kind, [len(shape) - 2, len(shape) - 1], shape)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduction),
+    "adaptive_avg_pool2d": adaptive_pool,
+    "adaptive_max_pool2d": adaptive_pool,
+}

@@ -1,0 +1,173 @@
+"""Operators that name, order, split and merge dimensions, and move no row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    argument,
+    banded_op,
+    dims_of,
+    replace_arg,
+)
+from lowtide.streaming.spans import Span
+
+
+def permute(order: Callable[[Node, int], list[int]]) -> Rule:
+    """Dimensions in another order; ``order`` gives for each its former place."""
+
+    def rule(node: Node, tracked: RuleContext) -> RowOp | None:
+        rows = tracked.of(node.args[0])
+        if rows is None:
+            return None
+        dim = order(node, len(node.like.shape)).index(rows.dim)
+        return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+
+    return rule
+
+
+def _transposed(node: Node, rank: int) -> list[int]:
+    order = list(range(rank))
+    first, second = (rank - 2, rank - 1) if len(node.args) < 3 else node.args[1:3]
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _permuted(node: Node, rank: int) -> list[int]:
+    return [dim % rank for dim in argument(node, 1, "dims")]
+
+
+def _moved(node: Node, rank: int) -> list[int]:
+    source, target = (dims_of(dims, rank) for dims in node.args[1:3])
+    rest = iter([dim for dim in range(rank) if dim not in source])
+    return [source[target.index(place)] if place in target else next(rest) for place in range(rank)]
+
+
+def unsqueeze(node: Node, tracked: RuleContext) -> RowOp | None:
+    """A new dimension of 1."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    at = argument(node, 1, "dim") % len(node.like.shape)
+    dim = rows.dim + (at <= rows.dim)
+    return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+
+
+def drop_dim(node: Node, tracked: RuleContext) -> RowOp | None:
+    """One dimension less: of 1, or of which one place is taken."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    shape = tracked.like(node.args[0]).shape
+    given = dims_of(argument(node, 1, "dim"), len(shape))
+    gone = (
+        given
+        if len(node.like.shape) == len(shape) - 1 and len(given) == 1
+        else [dim for dim in given if shape[dim] == 1]
+    )
+    if rows.dim in gone:
+        return None
+    dim = rows.dim - sum(one < rows.dim for one in gone)
+    return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+
+
+def expand(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Dimensions of 1 repeated, and new ones in front."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    dim = rows.dim + len(node.like.shape) - len(tracked.like(node.args[0]).shape)
+    if node.like.shape[dim] != rows.size:
+        return None
+    found = RowAxis(dim, rows.size, rows.grain)
+
+    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return replace_arg(args, 1, _resized(node, found, span)), kwargs
+
+    return banded_op(node, tracked, found, change=change, cheap=True, view=True)
+
+
+def reshape(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Dimensions split and merged: rows must be the outermost of those that they share.
+
+    A place of the result holds as many numbers as ``out``, one of the input ``inside``: spans of
+    both begin where they meet.
+    """
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    before, after = tracked.like(node.args[0]).shape, node.like.shape
+    outer = math.prod(before[: rows.dim])
+    inside = math.prod(before[rows.dim + 1 :])
+    at, passed = 0, 1
+    while at < len(after) and passed < outer:
+        passed *= after[at]
+        at += 1
+    while at < len(after) - 1 and after[at] == 1 and rows.size > 1:
+        at += 1
+    if passed != outer or at == len(after):
+        return None
+    out = math.prod(after[at + 1 :])
+    grain = math.lcm(out, inside * rows.grain) // out
+    if out * after[at] != inside * rows.size:
+        return None
+    found = RowAxis(at, after[at], grain)
+
+    def needed(span: Span) -> Needs:
+        first, last = span
+        return ([(first * out // inside, last * out // inside)],)
+
+    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (args[0], _resized(node, found, span)), {}
+
+    # A band may lie in another order than the whole, in which a view is not always one.
+    plain = replace(node, target=torch.ops.aten.reshape.default)
+    return banded_op(plain, tracked, found, needed=needed, change=change, cheap=True, view=True)
+
+
+def _resized(node: Node, rows: RowAxis, span: Span) -> list[int]:
+    shape = list(node.like.shape)
+    shape[rows.dim] = span[1] - span[0]
+    return shape
+
+
+def _reshape(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Whatever takes no shape becomes a reshape."""
+    plain = Node(
+        node.index,
+        node.name,
+        node.kind,
+        node.like,
+        torch.ops.aten.reshape.default,
+        (node.args[0], list(node.like.shape)),
+    )
+    return reshape(plain, tracked)
+
+
+RULES: dict[str, Rule] = {
+    "permute": permute(_permuted),
+    "transpose": permute(_transposed),
+    "t": permute(_transposed),
+    "mT": permute(_transposed),
+    "movedim": permute(_moved),
+    "unsqueeze": unsqueeze,
+    "squeeze": drop_dim,
+    "select": drop_dim,
+    "expand": expand,
+    "view": reshape,
+    "reshape": reshape,
+    "_unsafe_view": reshape,
+    "flatten": _reshape,
+    "unflatten": _reshape,
+    "view_as": _reshape,
+    "reshape_as": _reshape,
+}

@@ -1,0 +1,119 @@
+"""Operators that make more rows or fewer: enlargement, repetition, shuffles of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, banded_op, op_name
+from lowtide.streaming.spans import Span
+
+
+def repeat_rows(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Each row several times: nearest upsampling, and repeated places."""
+    rows = tracked.of(node.args[0])
+    if rows is None:
+        return None
+    times, rest = divmod(node.like.shape[rows.dim], rows.size)
+    if rest:
+        return None
+    found, needed = RowAxis(rows.dim, rows.size * times, times * rows.grain), _fewer(times)
+    if op_name(node.target) == "repeat_interleave":
+        return banded_op(node, tracked, found, needed=needed, cheap=True)
+    if rows.dim != 2 or len(node.like.shape) != 4:
+        return None
+    across, factor = node.like.shape[3] / tracked.like(node.args[0]).shape[3], float(times)
+    if across != factor:
+        return None
+
+    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (args[0], None, [factor, across]), {}
+
+    plain = replace(node, target=torch.ops.aten.upsample_nearest2d.vec)
+    return banded_op(plain, tracked, found, needed=needed, change=change, cheap=True)
+
+
+def _fewer(times: int) -> Callable[[Span], Needs]:
+    """The rows that a span comes from, each of which makes so many."""
+    return lambda span: ([(span[0] // times, span[1] // times)],)
+
+
+def _height(node: Node, tracked: RuleContext) -> RowAxis | None:
+    """The rows of an operator's image, if they are its height."""
+    rows = tracked.of(node.args[0])
+    return rows if rows is not None and rows.dim == len(node.like.shape) - 2 else None
+
+
+def pixel_shuffle(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Channels to pixels (pixel shuffle)."""
+    rows, factor = _height(node, tracked), node.args[1]
+    if rows is None:
+        return None
+    found = RowAxis(rows.dim, rows.size * factor, rows.grain * factor)
+    return banded_op(node, tracked, found, needed=_fewer(factor), cheap=True)
+
+
+def pixel_unshuffle(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Pixels to channels (pixel unshuffle)."""
+    rows, factor = _height(node, tracked), node.args[1]
+    if rows is None:
+        return None
+
+    def needed(span: Span) -> Needs:
+        return ([(span[0] * factor, span[1] * factor)],)
+
+    return banded_op(
+        node, tracked, RowAxis(rows.dim, rows.size // factor), needed=needed, cheap=True
+    )
+
+
+def interpolate(node: Node, tracked: RuleContext) -> RowOp | None:
+    """Bilinear and bicubic enlargement by a whole factor, by pixels' centers.
+
+    Rows beyond a band's own are computed too and cut off, so that only the image's real ends
+    are ends.
+    """
+    rows = tracked.of(node.args[0])
+    name = op_name(node.target)
+    if rows is None or rows.dim != 2 or argument(node, 2, "align_corners"):
+        return None
+    before = tracked.like(node.args[0]).shape
+    times, rest = divmod(node.like.shape[2], rows.size)
+    if rest or node.like.shape[3] != before[3] * times:
+        return None
+    reach, mode = {"upsample_bilinear2d": (1, "bilinear"), "upsample_bicubic2d": (2, "bicubic")}[
+        name
+    ]
+    found = RowAxis(2, rows.size * times, times)
+
+    def around(span: Span) -> Span:
+        return (
+            max(0, span[0] // times - reach),
+            min(rows.size, -(-span[1] // times) + reach),
+        )
+
+    def needed(span: Span) -> Needs:
+        return ([around(span)],)
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+        large = F.interpolate(pieces[0], scale_factor=times, mode=mode, align_corners=False)
+        return large.narrow(2, span[0] - around(span)[0] * times, span[1] - span[0])
+
+    return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
+
+
+RULES: dict[str, Rule] = {
+    "pixel_shuffle": pixel_shuffle,
+    "pixel_unshuffle": pixel_unshuffle,
+    "repeat_interleave": repeat_rows,
+    "upsample_nearest2d": repeat_rows,
+    "upsample_bilinear2d": interpolate,
+    "upsample_bicubic2d": interpolate,
+}

@@ -1,0 +1,1 @@
+"""Networks specialized for one input shape: compiled, or replayed as a CUDA graph."""

@@ -1,0 +1,1 @@
+"""Tiled execution: grid, merging, recovery, and measured error."""

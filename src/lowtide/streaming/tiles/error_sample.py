@@ -1,0 +1,244 @@
+"""How far tiles are from the whole, and a low precision from fp32, measured on this image."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.heap import trim_heap
+from lowtide.core.signal import RowSource
+from lowtide.memory.plan import Plan
+from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis
+from lowtide.streaming.tiles.row_window import RowWindow
+from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+
+_ALL, _MOST, _SHARE = 9, 8, 0.05
+_PARTS = 3
+# One-sided 99 % points of Student's t for 1, 2, ... degrees of freedom: errors of tiles are skewed,
+# and a bound of 95 % failed for one in five pictures.
+_T99 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredError:
+    """Error of a sample of tiles, on a scale of 0..1.
+
+    ``psnr_db`` is a lower bound: every tile measured, or the 99 % bound of the mean from the
+    sample. ``max_error`` is the largest seen. ``against`` names what was compared with.
+    """
+
+    psnr_db: float
+    max_error: float
+    tiles_sampled: int
+    tiles_total: int
+    against: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    row: int
+    column: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def execution_error(
+    network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
+) -> MeasuredError:
+    """Compare a sample of the plan's tiles with runs that see more of the image.
+
+    The reference is the whole image where ``allowed_pixels`` input pixels at once permit it,
+    otherwise each tile with up to half a tile more on every side. ``source`` is read from its start
+    and consumed. With blending the figure is an upper bound of the blended result's error,
+    since blending averages two tiles' errors.
+    """
+    rows, columns = plan_axes(plan)
+    sides = plan.padded_height, plan.padded_width
+    whole = math.prod(round_up(side, plan.align) for side in sides) <= allowed_pixels
+    samples = _choose(plan, rows, columns, whole, allowed_pixels)
+    step = TileStep(network, source.info)
+    squares: list[tuple[float, float]] = []
+    largest = 0.0
+    reference: Tensor | None = None
+    # One reference serves all samples when it is the whole image.
+    for sample, area in _areas(source, plan, samples):
+        if reference is None or not whole:
+            reference = None  # the last sample's, which this run would be held beside
+            reference = _rounded(step([area])[0], step.peak)
+            trim_heap()  # tiles and references are of two sizes, and neither fits the other's gaps
+        y, x = rows.starts[sample.row], columns.starts[sample.column]
+        tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
+        result = _rounded(step([tile])[0], step.peak)
+        square, worst = _compare(result, reference, sample, plan, network.scale)
+        squares.append(square)
+        largest = max(largest, worst)
+        del result
+    margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+    context = f"tiles with {min(margins)} px more context on each side"
+    return MeasuredError(
+        psnr_db=_decibel(_upper_mean(squares, plan.tiles)),
+        max_error=largest,
+        tiles_sampled=len(samples),
+        tiles_total=plan.tiles,
+        against="the whole image" if whole else context,
+    )
+
+
+def precision_error(
+    network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
+) -> MeasuredError:
+    """Compare parts of the image at the plan's precision with the same in fp32.
+
+    A part has ``allowed_pixels`` input pixels at most: in fp32 each takes twice what it takes in
+    half precision, and of a streamed plan the network gets the whole only by bands. ``source`` is
+    read from its start and consumed.
+    """
+    rows, columns = _parts(plan, allowed_pixels)
+    count = len(rows.starts) * len(columns.starts)
+    samples = [
+        _Sample(row, column, rows.starts[row], columns.starts[column], rows.tile, columns.tile)
+        for row, column in (
+            divmod(index, len(columns.starts))
+            for index in sorted(random.Random(0).sample(range(count), min(count, _PARTS)))
+        )
+    ]
+    assert network.exact_forward is not None, "low precision needs its fp32 twin"
+    exact = dataclasses.replace(network, forward=network.exact_forward(), precision="fp32")
+    low, high = TileStep(network, source.info), TileStep(exact, source.info)
+    squares: list[tuple[float, float]] = []
+    largest = 0.0
+    for _, area in _areas(source, plan, samples):
+        difference = low([area]) - high([area])
+        squares.append((float(difference.square().sum(dtype=torch.float64)), difference.numel()))
+        largest = max(largest, float(difference.abs().max()))
+    bound = _decibel(_upper_mean(squares, count))
+    return MeasuredError(bound, largest, len(samples), count, "fp32")
+
+
+def _parts(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
+    """The image in parts of up to so many pixels, none of them smaller than the model takes."""
+
+    def side(length: int, wanted: int) -> int:
+        on_grid = max(wanted // plan.align, 1) * plan.align
+        return min(length, max(on_grid, round_up(plan.minimum, plan.align)))
+
+    height = side(plan.padded_height, math.isqrt(allowed_pixels))
+    width = height if plan.square else side(plan.padded_width, allowed_pixels // height)
+    rows, columns = (
+        split_axis(length, part, 0, align=plan.align)
+        for length, part in ((plan.padded_height, height), (plan.padded_width, width))
+    )
+    return rows, columns
+
+
+def _choose(
+    plan: Plan, rows: TileAxis, columns: TileAxis, whole: bool, allowed_pixels: int
+) -> list[_Sample]:
+    """Tiles to measure, from the top down, each with the area its reference sees."""
+    count = plan.tiles
+    if count > _ALL or not whole:
+        count = min(count, max(2, min(_MOST, round(_SHARE * plan.tiles))))
+    picked = sorted(random.Random(0).sample(range(plan.tiles), count))
+    samples = []
+    for index in picked:
+        row, column = divmod(index, len(columns.starts))
+        if whole:
+            samples.append(_Sample(row, column, 0, 0, plan.padded_height, plan.padded_width))
+            continue
+        margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+        top, height = _extend(rows, row, margins[0])
+        left, width = _extend(columns, column, margins[1])
+        samples.append(_Sample(row, column, top, left, height, width))
+    return samples
+
+
+def _margins(plan: Plan, height: int, width: int, allowed_pixels: int) -> tuple[int, int]:
+    """More context on each side, as far as memory allows up to half a tile, on the grid.
+
+    The plan has priced at least one grid step, so the least of these always fits.
+    """
+    for share in (2, 4, 8):
+        margins = [
+            max(plan.align, side // share // plan.align * plan.align) for side in (height, width)
+        ]
+        if (height + 2 * margins[0]) * (width + 2 * margins[1]) <= allowed_pixels:
+            break
+    return margins[0], margins[1]
+
+
+def _extend(axis: TileAxis, index: int, margin: int) -> tuple[int, int]:
+    start = max(0, axis.starts[index] - margin)
+    return start, min(axis.length, axis.starts[index] + axis.tile + margin) - start
+
+
+def _areas(
+    source: RowSource, plan: Plan, samples: list[_Sample]
+) -> Iterator[tuple[_Sample, np.ndarray]]:
+    """Each sample's reference area, read in one pass down the image."""
+    tallest = max(sample.height for sample in samples)
+    window = RowWindow(source, plan.padded_height, plan.padded_width, tallest)
+    for sample in sorted(samples, key=lambda s: s.top):
+        rows = window.rows(sample.top, sample.top + sample.height)
+        yield sample, rows[:, sample.left : sample.left + sample.width]
+
+
+def _compare(
+    tile: Tensor, reference: Tensor, sample: _Sample, plan: Plan, scale: int
+) -> tuple[tuple[float, float], float]:
+    """((squared error, weight) as in the merge, largest error) over the tile's own span.
+
+    Only over the picture itself: what a tile makes of the padding is cut off in the end.
+    """
+    rows, columns = plan_axes(plan)
+    difference, weight = tile, torch.ones(1, 1)
+    for dim, axis, index, origin, length in (
+        (1, rows, sample.row, sample.top, plan.height),
+        (2, columns, sample.column, sample.left, plan.width),
+    ):
+        low, high = axis.span(index)
+        count, start = (min(high, length) - low) * scale, axis.starts[index]
+        difference = difference.narrow(dim, (low - start) * scale, count)
+        reference = reference.narrow(dim, (low - origin) * scale, count)
+        shape = (-1, 1) if dim == 1 else (1, -1)
+        weights = axis.weights(index, scale)[:count]
+        weight = weight * torch.from_numpy(weights).reshape(shape)
+    difference = (difference - reference).abs_()
+    largest = float((difference * (weight > 0)).max())
+    squares = difference.square_().mul_(weight).sum(dtype=torch.float64)
+    total = weight.sum(dtype=torch.float64) * len(difference)
+    return (float(squares), float(total)), largest
+
+
+def _rounded(unit: Tensor, peak: int) -> Tensor:
+    """Values as the file will hold them: two results that round apart differ by a whole step."""
+    return unit if peak == 1 else unit.mul(peak).round_().div_(peak)
+
+
+def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:
+    """One-sided 99 % bound of the mean error per pixel; the mean itself when all were seen.
+
+    ``sums`` holds (squared error, weight) for each sampled tile. Tiles differ in size, hence a
+    ratio estimate with the spread of its residuals.
+    """
+    count, total = len(sums), sum(weight for _, weight in sums)
+    mean = sum(square for square, _ in sums) / total
+    if count == population or count < 2:
+        return mean
+    residuals = sum((square - mean * weight) ** 2 for square, weight in sums) / (count - 1)
+    spread = math.sqrt(residuals) / (total / count)
+    unseen = math.sqrt(1 - count / population)
+    quantile = _T99[min(count - 2, len(_T99) - 1)]
+    return mean + quantile * spread * unseen / math.sqrt(count)
+
+
+def _decibel(square: float) -> float:
+    return math.inf if square <= 0 else -10 * math.log10(square)

@@ -1,0 +1,162 @@
+"""Where tiles lie: one axis at a time, right for every length by construction.
+
+All tiles of an axis have the same length. Starts are multiples of ``align`` (the model's window
+or stride), spread evenly, the first at 0; the last tile ends exactly at the end, off that grid
+where the length is. Between two
+neighbors lies a *cut* in the middle of what they share: each output pixel belongs to the tile
+whose cuts enclose it, and has at least ``overlap // 2`` pixels of context beyond every cut.
+Without blending a pixel has one owner; with blending two neighbors share a *ramp* round their
+cut, and their weights there sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lowtide.core.errors import UsageError
+
+_GRAIN = 8
+
+
+@dataclass(frozen=True)
+class TileAxis:
+    """Tiles along one axis, in input pixels.
+
+    ``ramps`` holds one (low, high) pair for each cut between neighbors; low == high is a hard
+    cut. Ramps never meet, so at most two tiles share a pixel.
+    """
+
+    length: int
+    tile: int
+    starts: tuple[int, ...]
+    ramps: tuple[tuple[int, int], ...]
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The pixels to which tile ``index`` contributes, as (first, past the last)."""
+        low = self.ramps[index - 1][0] if index else 0
+        high = self.ramps[index][1] if index < len(self.ramps) else self.length
+        return low, high
+
+    def settled(self, index: int) -> int:
+        """Pixels before this one are final once tile ``index`` is merged."""
+        return self.ramps[index][0] if index < len(self.ramps) else self.length
+
+    @property
+    def blended(self) -> bool:
+        """Whether any neighbors share a ramp, so that results are sums."""
+        return any(low < high for low, high in self.ramps)
+
+    @property
+    def context(self) -> int:
+        """The fewest pixels any tile sees beyond a pixel of its span (inner borders only)."""
+        margins = [
+            margin
+            for (low, high), (before, after) in zip(self.ramps, pairwise(self.starts), strict=True)
+            for margin in (low - after, before + self.tile - high)
+        ]
+        return min(margins, default=self.length)
+
+    def weights(self, index: int, scale: int, *, linear: bool = False) -> np.ndarray:
+        """Weights of tile ``index`` over its span, float32, one for each *output* pixel.
+
+        Hann ramps (sin² up, its complement down), or ``linear`` ones: the sum over all tiles is
+        1 at each pixel.
+        """
+        ramp = linear_ramp if linear else hann_ramp
+        low, high = self.span(index)
+        weights = np.ones((high - low) * scale, np.float32)
+        if index:
+            up = ramp(self.ramps[index - 1], scale)
+            weights[: len(up)] = up
+        if index < len(self.ramps):
+            down = 1 - ramp(self.ramps[index], scale)
+            weights[len(weights) - len(down) :] = down
+        return weights
+
+
+def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
+    """Rising half of a Hann window over ``ramp``, float32, sampled at output pixel centers."""
+    return (np.sin(np.pi / 2 * _centers(ramp, scale)) ** 2).astype(np.float32)
+
+
+def linear_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
+    """Rises evenly over ``ramp``, float32, sampled at output pixel centers."""
+    return _centers(ramp, scale).astype(np.float32)
+
+
+def _centers(ramp: tuple[int, int], scale: int) -> np.ndarray:
+    count = (ramp[1] - ramp[0]) * scale
+    return (np.arange(count, dtype=np.float64) + 0.5) / max(count, 1)
+
+
+def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: int = 0) -> TileAxis:
+    """Cover ``length`` pixels with tiles of ``tile`` pixels that share at least ``overlap``.
+
+    ``tile`` must be a multiple of ``align``, unless it is as long as the axis; a longer one is
+    shortened to it. ``blend`` is the width of the ramp at each cut and may not exceed the
+    overlap. Raises `UsageError` if the overlap leaves no room to advance.
+    """
+    if not 0 <= blend <= overlap:
+        raise UsageError(f"blend width {blend} must lie between 0 and the overlap {overlap}")
+    if tile >= length:
+        return TileAxis(length, length, (0,), ())
+    if tile % align:
+        raise UsageError(f"a tile of {tile} is not a multiple of {align}")
+    step = (tile - overlap) // align * align
+    if step < align:
+        raise UsageError(
+            f"tile {tile} is too small for an overlap of {overlap} on a grid of {align}",
+            hint=f"use a tile of at least {min_tile(overlap, align)}",
+        )
+    count = -(-(length - tile) // step) + 1
+    # Even spacing spends the slack of the last tile on overlap everywhere. Rounding up to the grid
+    # keeps neighbors within `step`, because `step` is itself on the grid.
+    even = round_up(-(-(length - tile) // (count - 1)), align)
+    starts = tuple(min(index * even, length - tile) for index in range(count))
+    cuts = [(after + before + tile) // 2 for before, after in pairwise(starts)]
+    edges = [0, *cuts, length]
+    ramps = []
+    for index, cut in enumerate(cuts, start=1):
+        # Half the way to the next cut at most, so that ramps never meet.
+        width = min(blend, cut - edges[index - 1], edges[index + 1] - cut)
+        low = cut - width // 2
+        ramps.append((low, low + width))
+    return TileAxis(length, tile, starts, tuple(ramps))
+
+
+def min_tile(overlap: int, align: int) -> int:
+    """The smallest tile that `split_axis` accepts for this overlap and grid."""
+    return round_up(overlap + align, align)
+
+
+def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, least: int = 0) -> int:
+    """The smallest tile, from ``least`` on, that needs no more tiles than ``tile`` does.
+
+    What a larger one had more would only be run twice. Multiples of 8 where the grid allows it,
+    since kernels work on blocks of pixels.
+    """
+    count = len(split_axis(length, tile, overlap, align=align).starts)
+    shared = round_up(overlap, align)
+    need = max(least, -(-(length + (count - 1) * shared) // count))
+    grain = math.lcm(align, _GRAIN)
+    return min(tile, length, round_up(need, grain))
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is not below ``value``."""
+    return -(-value // step) * step
+
+
+def reflect_index(position: int, length: int) -> int:
+    """The pixel that padding shows at ``position`` past the end: reflected, then repeated.
+
+    The rule of spandrel's descriptors (reflect up to length - 1, then replicate the last
+    reflected pixel), so that a padded stream equals their padded tensor.
+    """
+    if position < length:
+        return position
+    return max(2 * length - 2 - position, 0)

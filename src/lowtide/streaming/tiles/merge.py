@@ -1,0 +1,95 @@
+"""Tiles to rows: one strip of output at a time, finished rows handed on at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.signal import RowSink
+from lowtide.streaming.tiles.grid import TileAxis
+from lowtide.streaming.tiles.tile_step import TileStep
+
+_WRITE_ROWS = 16  # convert blended rows in blocks, so that no second strip exists
+Repeat = Callable[[Callable[[], np.ndarray]], np.ndarray]
+
+
+def _call(call: Callable[[], np.ndarray]) -> np.ndarray:
+    return call()
+
+
+class StripMerger:
+    """Puts the tiles of one row of tiles together and writes what is settled to the sink.
+
+    Without blending the strip holds samples of the image's own type and each tile is written
+    into its own place; with blending it holds float32 sums, and the rows shared with the next
+    strip are carried over. ``size`` is the true (height, width) in input pixels: padding is cut.
+    Conversions, which take memory but change nothing, are called through ``repeat``.
+    """
+
+    def __init__(
+        self,
+        rows: TileAxis,
+        columns: TileAxis,
+        step: TileStep,
+        sink: RowSink,
+        size: tuple[int, int],
+        repeat: Repeat = _call,
+    ) -> None:
+        self._repeat = repeat
+        self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
+        self._scale = step.network.scale
+        self._size = tuple(side * self._scale for side in size)
+        spans = [rows.span(index) for index in range(len(rows.starts))]
+        most = max(high - low for low, high in spans) * self._scale
+        self._blended = rows.blended or columns.blended
+        sample = "float32" if self._blended else step.info.sample
+        self._strip = np.zeros((min(most, self._size[0]), self._size[1], step.info.bands), sample)
+
+    def add(self, row: int, column: int, tile: Tensor) -> None:
+        """Merge one tile, float32 (bands, h·s, w·s) in 0..1."""
+        top, bottom = self._clip(self._rows.span(row), 0)
+        left, right = self._clip(self._columns.span(column), 1)
+        if top >= bottom or left >= right:
+            return
+        y, x = self._rows.starts[row] * self._scale, self._columns.starts[column] * self._scale
+        part = tile[:, top - y : bottom - y, left - x : right - x]
+        base = self._rows.span(row)[0] * self._scale
+        target = self._strip[top - base : bottom - base, left:right]
+        if not self._blended:
+            target[:] = self._repeat(lambda: self._step.to_samples(part))
+            return
+        down = self._rows.weights(row, self._scale)[: bottom - top, None]
+        across = self._columns.weights(column, self._scale)[None, : right - left]
+        weights = torch.from_numpy(down * across)[..., None]
+        target += self._repeat(lambda: (part.permute(1, 2, 0) * weights).numpy())
+
+    def finish(self, row: int) -> int:
+        """Write the rows that no later tile will touch; returns how many."""
+        first = self._rows.span(row)[0] * self._scale
+        last = min(self._rows.settled(row) * self._scale, self._size[0])
+        count = max(0, last - first)
+        if self._blended:
+            for start in range(0, count, _WRITE_ROWS):
+                rows = self._strip[start : min(start + _WRITE_ROWS, count)]
+                self._sink.write(self._repeat(partial(self._finished, rows)))
+            self._carry(count, self._rows.span(row)[1] * self._scale - last)
+        elif count:
+            self._sink.write(self._strip[:count])
+        return count
+
+    def _carry(self, done: int, shared: int) -> None:
+        """Move the sums shared with the next strip to its top, and clear the rest."""
+        if shared > 0:
+            self._strip[:shared] = self._strip[done : done + shared]
+        self._strip[max(shared, 0) :] = 0
+
+    def _finished(self, rows: np.ndarray) -> np.ndarray:
+        unit = torch.from_numpy(rows).permute(2, 0, 1).clamp(0, 1)
+        return self._step.to_samples(unit)
+
+    def _clip(self, span: tuple[int, int], axis: int) -> tuple[int, int]:
+        return span[0] * self._scale, min(span[1] * self._scale, self._size[axis])

@@ -1,0 +1,195 @@
+"""Going on after memory ran out: what is finished stays, only what failed is made smaller."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.core.errors import OutOfMemoryError
+from lowtide.memory.oom import free_exception, is_out_of_memory
+from lowtide.memory.plan import Plan
+from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
+from lowtide.streaming.tiles.tile_step import PendingBatch
+
+T = TypeVar("T")
+Tiles = Sequence[np.ndarray]
+
+
+class TileRunner(Protocol):
+    """What runs tiles, as `TileStep` does."""
+
+    def __call__(self, tiles: Tiles) -> Tensor:
+        """Their results, stacked."""
+        ...
+
+    def begin(self, tiles: Tiles) -> PendingBatch:
+        """Begin a call."""
+        ...
+
+    def finish(self, begun: PendingBatch) -> Tensor:
+        """Its results."""
+        ...
+
+
+class RetryingTileRunner:
+    """Runs tiles in batches; when memory runs out, again, and then in smaller batches and tiles.
+
+    A step that fails is repeated as it was, once: the lack may have been another program's, and
+    other sizes mean other kernels, which round otherwise. What had to shrink stays shrunk for
+    the rest of the image. ``events`` says in words what happened. Parts of a tile keep the
+    plan's overlap between them, so a model whose reach the overlap covers gives the same result
+    but for rounding. Raises `OutOfMemoryError` when the smallest part fails.
+    """
+
+    def __init__(self, step: TileRunner, plan: Plan, scale: int) -> None:
+        self._step, self._plan, self._scale = step, plan, scale
+        self.batch = plan.batch
+        self.events: list[str] = []
+        self._too_large: set[tuple[int, ...]] = set()
+        self._repeats = self._place_of_repeats = 0
+
+    def shrink(self, why: str) -> bool:
+        """Take a smaller batch from now on; False when it is 1 already."""
+        if self.batch == 1:
+            return False
+        self.batch //= 2
+        self.events.append(f"{why}: {self.batch} tiles at a time from here")
+        return True
+
+    def __call__(self, tiles: Tiles) -> list[Tensor]:
+        """(h, w, bands) arrays of one shape to float32 (bands, h·s, w·s) results, in order."""
+        results: list[Tensor] = []
+        while len(results) < len(tiles):
+            group = tiles[len(results) : len(results) + self.batch]
+            done = self._attempt(group)
+            if done is not None:
+                results.extend(done.unbind())
+            elif len(group) > 1 and "smaller batch" in self._plan.recovery:
+                self.batch = len(group)
+                self.shrink("out of memory")
+            else:
+                results.append(self._in_parts(group[0]))
+        return results
+
+    def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
+        """The results of each group in order, up to ``most`` of which are begun at a time.
+
+        After a group that memory ran out on no other is begun until all before it are finished;
+        then it is run alone.
+        """
+        left, begun = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
+        while True:
+            while len(begun) < most and not (begun and begun[-1][1] is None):
+                group = next(left, None)
+                if group is None:
+                    break
+                begun.append((group, self._begun(group)))
+            if not begun:
+                return
+            yield self._finished(*begun.popleft())
+
+    def _begun(self, group: Tiles) -> PendingBatch | None:
+        """A group on its way, or None where memory does not suffice, now or before."""
+        if len(group) > self.batch or group[0].shape in self._too_large:
+            return None
+        begun = self._unless_lacking(lambda: self._step.begin(group))
+        if begun is None:
+            self._note_repeat()
+        return begun
+
+    def _finished(self, group: Tiles, begun: PendingBatch | None) -> list[Tensor]:
+        failure: BaseException
+        if begun is None:
+            return self(group)
+        try:
+            return list(self._step.finish(begun).unbind())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        del begun
+        free_exception(failure, self._plan.device)
+        self._note_repeat()
+        return self(group)
+
+    def repeated(self, call: Callable[[], T]) -> T:
+        """``call()``, and once more if memory ran out on it; raises what the second try raises.
+
+        For anything that leaves no trace where it fails, in the network or beside it.
+        """
+        if "again" not in self._plan.recovery:
+            return call()
+        failure: BaseException
+        try:
+            return call()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        # Outside the handler: only now can the frames that hold the tensors be let go.
+        free_exception(failure, self._plan.device)
+        result = call()
+        self._note_repeat()
+        return result
+
+    def _note_repeat(self) -> None:
+        """One event for all repeats, however many there are."""
+        self._repeats += 1
+        times = "once" if self._repeats == 1 else f"{self._repeats} times"
+        event = f"out of memory {times}: what had failed was repeated, with success"
+        if self._repeats == 1:
+            self._place_of_repeats = len(self.events)
+            self.events.append(event)
+        self.events[self._place_of_repeats] = event
+
+    def _attempt(self, group: Tiles) -> Tensor | None:
+        """The results of a group, or None if memory ran out on it twice, now or before."""
+        if group[0].shape in self._too_large:
+            return None
+        return self._unless_lacking(lambda: self.repeated(lambda: self._step(group)))
+
+    def _unless_lacking(self, call: Callable[[], T]) -> T | None:
+        """``call()``, or None where memory ran out on it, once what that held is let go of."""
+        failure: BaseException
+        try:
+            return call()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error
+        free_exception(failure, self._plan.device)
+        return None
+
+    def _in_parts(self, tile: np.ndarray) -> Tensor:
+        """One tile as two or more smaller ones along its longer side."""
+        plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
+        side = tile.shape[axis]
+        half = round_up(-(-(side + plan.overlap) // 2), plan.align)
+        floor = max(min_tile(plan.overlap, plan.align), plan.minimum)
+        divisible = not plan.square and floor <= half < side
+        if not divisible or "smaller tile" not in plan.recovery:
+            raise OutOfMemoryError(
+                f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
+                " cannot be divided further",
+                hint="close other programs, or pass a smaller --budget so that less is planned",
+            )
+        if not self._too_large:
+            self.events.append(
+                f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here"
+            )
+        self._too_large.add(tile.shape)
+        layout = split_axis(side, half, plan.overlap, align=plan.align)
+        parts = []
+        for index, start in enumerate(layout.starts):
+            low, high = layout.span(index)
+            piece = tile.take(range(start, start + layout.tile), axis=axis)
+            done = self._attempt([piece])
+            result = done[0] if done is not None else self._in_parts(piece)
+            keep = slice((low - start) * self._scale, (high - start) * self._scale)
+            parts.append(result[:, :, keep] if axis else result[:, keep])
+        return self.repeated(lambda: torch.cat(parts, dim=1 + axis))

@@ -1,0 +1,68 @@
+"""The rows of a source that are needed now, padded as the model wants them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowtide.core.errors import ImageError
+from lowtide.core.signal import RowSource
+from lowtide.streaming.tiles.grid import reflect_index
+
+_READ_ROWS = 16  # decode in blocks, so that no second copy of a strip exists
+
+
+def read_rows(source: RowSource, done: int, count: int) -> np.ndarray:
+    """The next rows, ``count`` or what is left after ``done``; raises `ImageError` where a file
+    ends before its image does."""
+    height = source.info.height
+    rows = source.read(min(count, height - done))
+    if not len(rows):
+        raise ImageError(f"the image ended after {done} of {height} rows")
+    return rows
+
+
+class RowWindow:
+    """A window that moves down a source; rows above it are forgotten.
+
+    Shows the image padded at the right and the bottom to (``height``, ``width``), by
+    reflection. One buffer of ``capacity`` rows is reused.
+    """
+
+    def __init__(self, source: RowSource, height: int, width: int, capacity: int) -> None:
+        info = source.info
+        self._source, self._info, self._height = source, info, height
+        self._buffer = np.empty((capacity, width, info.bands), info.sample)
+        self._columns = [reflect_index(x, info.width) for x in range(info.width, width)]
+        self._first = self._held = 0
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows ``start`` to ``stop`` of the padded image, as a view valid until the next call.
+
+        ``start`` may not go back, and a row above it may not be asked for again.
+        """
+        keep = max(0, self._first + self._held - start)
+        if keep and start > self._first:
+            shift = start - self._first
+            self._buffer[:keep] = self._buffer[shift : shift + keep]
+        if not keep:
+            self._skip(start - self._first - self._held)
+        self._first, self._held = start, keep
+        real = min(stop, self._info.height)
+        while self._first + self._held < real:
+            self._take(min(_READ_ROWS, real - self._first - self._held))
+        for row in range(max(start + self._held, real), stop):
+            source = reflect_index(row, self._info.height) - start
+            self._buffer[row - start] = self._buffer[source]
+        return self._buffer[: stop - start]
+
+    def _take(self, count: int) -> None:
+        rows = read_rows(self._source, self._first + self._held, count)
+        target = self._buffer[self._held : self._held + len(rows)]
+        target[:, : self._info.width] = rows
+        if self._columns:
+            target[:, self._info.width :] = rows[:, self._columns]
+        self._held += len(rows)
+
+    def _skip(self, count: int) -> None:
+        while count > 0:
+            count -= len(self._source.read(min(_READ_ROWS, count)))

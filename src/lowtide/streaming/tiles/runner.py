@@ -1,0 +1,157 @@
+"""The runner that obeys a Plan: rows in, tiles through the network, rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.scratch import ScratchSpace
+from lowtide.core.signal import RowSink, RowSource
+from lowtide.memory.plan import Plan
+from lowtide.streaming.engine.run_rows import run_streamed
+from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
+from lowtide.streaming.tiles.grid import TileAxis, split_axis
+from lowtide.streaming.tiles.merge import StripMerger
+from lowtide.streaming.tiles.panels import run_panels
+from lowtide.streaming.tiles.recovery import RetryingTileRunner
+from lowtide.streaming.tiles.row_window import RowWindow
+from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer
+
+
+@dataclass
+class RunOutcome:
+    """What happened: tiles run, tiles redone in fp32, and anything that had to shrink."""
+
+    tiles: int = 0
+    redone: int = 0
+    events: list[str] = field(default_factory=list)
+
+
+def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
+    """The plan's tiles as (rows, columns)."""
+    rows, columns = (
+        split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
+        for length, tile in (
+            (plan.padded_height, plan.tile_height),
+            (plan.padded_width, plan.tile_width),
+        )
+    )
+    return rows, columns
+
+
+def execute_plan(
+    network: NetworkSpec,
+    source: RowSource,
+    sink: RowSink,
+    plan: Plan,
+    *,
+    on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+    over_budget: Callable[[], bool] | None = None,
+    make_room: Callable[[int], object] | None = None,
+    programs: ProgramCache | None = None,
+    scratch: Path | None = None,
+    others: Sequence[NetworkSpec] = (),
+) -> RunOutcome:
+    """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
+
+    ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
+    each batch; while it says yes, batches shrink. ``make_room`` is told before each operator of a
+    band about how many bytes it will take. A streamed plan needs ``programs`` of the network, and
+    ``scratch`` is the folder of its pages on disk. ``others`` are the same network again, on other
+    devices, for the plan's lanes beyond the first. Raises `Cancelled`, `OutOfMemoryError`, and
+    whatever the source and the sink raise.
+    """
+    if plan.strategy == "streamed":
+        by_bands = run_panels if plan.tiles > 1 else run_streamed
+        with closing(ScratchSpace(scratch)) as space:
+            by_bands(
+                network,
+                source,
+                sink,
+                plan,
+                programs or ProgramCache(network),
+                scratch=space,
+                on_rows=on_rows,
+                cancel=cancel,
+                before_step=make_room,
+            )
+        return RunOutcome(tiles=1)
+    return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, others)
+
+
+def _run_tiles(
+    network: NetworkSpec,
+    source: RowSource,
+    sink: RowSink,
+    plan: Plan,
+    on_rows: Callable[[int], None] | None,
+    cancel: Cancel,
+    over_budget: Callable[[], bool] | None,
+    others: Sequence[NetworkSpec],
+) -> RunOutcome:
+    rows, columns = plan_axes(plan)
+    beside = AsyncTileTransfer(network.device) if plan.in_flight > 1 else None
+    steps = [TileStep(one, source.info, beside) for one in (network, *others[: plan.lanes - 1])]
+    resilient = [RetryingTileRunner(step, plan, network.scale) for step in steps]
+    lanes = DeviceWorkers(
+        [DeviceWorker(one.network.device, by) for one, by in zip(steps, resilient, strict=True)],
+        plan.in_flight,
+    )
+    window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
+    size = (source.info.height, source.info.width)
+    merger = StripMerger(rows, columns, steps[0], sink, size, resilient[0].repeated)
+    outcome = RunOutcome()
+    across = len(columns.starts)
+    # Whatever is begun before the last one is finished outlives its place in the window.
+    kept = plan.in_flight > 1 or len(steps) > 1
+    groups = _groups(window, rows, columns, lanes, kept=kept)
+    try:
+        for results in lanes.run(groups):
+            check_cancel(cancel)
+            row, column = divmod(outcome.tiles, across)
+            _merge(merger, row, column, results)
+            outcome.tiles += len(results)
+            last = column + len(results) == across
+            del results
+            if over_budget is not None and over_budget():
+                lanes.shrink("over the budget")
+            if last:
+                written = merger.finish(row)
+                if on_rows is not None:
+                    on_rows(written)
+    finally:
+        lanes.close()
+    outcome.events, outcome.redone = lanes.events, sum(step.redone for step in steps)
+    return outcome
+
+
+def _groups(
+    window: RowWindow, rows: TileAxis, columns: TileAxis, lanes: DeviceWorkers, *, kept: bool
+) -> Iterator[Sequence[np.ndarray]]:
+    """Neighbors in a row that are run at once, row by row; fewer when batches had to shrink
+    meanwhile. Those that are not ``kept`` change when the next row is asked for."""
+    for top in rows.starts:
+        strip, first = window.rows(top, top + rows.tile), 0
+        while first < len(columns.starts):
+            batch = lanes.batch
+            tiles = [
+                strip[:, left : left + columns.tile]
+                for left in columns.starts[first : first + batch]
+            ]
+            yield [tile.copy() for tile in tiles] if kept else tiles
+            first += batch
+
+
+def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:
+    """Put neighboring results in their places; none is held when the next ones are made."""
+    for offset, tile in enumerate(results):
+        merger.add(row, column + offset, tile)

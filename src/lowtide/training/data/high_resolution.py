@@ -1,0 +1,105 @@
+"""High-resolution pictures alone: the low-resolution side of each patch is made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.signal import ImageInfo
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.image_cache import (
+    ImageCache,
+    find_images,
+    raise_problems,
+    read_headers,
+    same_size,
+    side_problems,
+    unit_range,
+)
+
+# What the degradations see around a patch, in GT pixels and at least in LQ pixels: a blur's
+# radius is up to 10, twice, of which the outer weights are small; a cubic filter's is 2 LQ pixels.
+_CONTEXT, _LEAST_CONTEXT = 24, 2
+
+Degradation = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+"""Makes LQ (H / scale, W / scale, 3) of GT (H, W, 3), the scale and random numbers."""
+
+
+class HighResolutionFolders:
+    """Folders of pictures (GT), of whose patches ``degradation`` makes LQ, ``scale`` times smaller.
+
+    A patch is cut with what lies around it, changed, degraded, and cut to its size: the filters
+    see the picture go on, and at its borders see it mirrored. Raises one `InputError` for all
+    files that are damaged or not 8 or 16-bit RGB.
+    """
+
+    def __init__(
+        self,
+        gt: Sequence[Path],
+        scale: int,
+        degradation: Degradation,
+        *,
+        cache: ImageCache | None = None,
+    ) -> None:
+        self.scale = scale
+        self._degradation = degradation
+        self._cache = cache or ImageCache()
+        self._paths = [found.path for found in find_images(gt)]
+        headers = read_headers(self._paths)
+        raise_problems(
+            [told for told in headers if isinstance(told, str)], "mend them or leave them out"
+        )
+        self._infos = [info for info in headers if isinstance(info, ImageInfo)]
+        self._margin = max(_LEAST_CONTEXT, math.ceil(_CONTEXT / scale))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, index: int) -> Path:
+        """The file of a picture."""
+        return self._paths[index]
+
+    def files(self) -> list[Path]:
+        """All files."""
+        return list(self._paths)
+
+    def check(self, patch: int) -> None:
+        """Raise `InputError` naming files with a side below ``patch * scale`` pixels."""
+        problems = side_problems(self._paths, self._infos, patch * self.scale, "a GT patch")
+        raise_problems(problems, "a smaller lq_size, or leave them out")
+
+    def pair(
+        self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A random patch and what became of it: LQ and GT as float32 (H, W, 3) in 0..1.
+
+        LQ has ``patch`` pixels on a side, GT ``patch * scale``. Patches begin at whole LQ
+        pixels. Raises `InputError` for a file that is damaged or of another size than before.
+        """
+        path = self._paths[index]
+        image = same_size(self._cache.read(path), self._infos[index], path)
+        around = self._cut(image, patch, generator)
+        high = augmentation.draw(generator).apply(unit_range(around))
+        low = self._degradation(high, self.scale, generator)
+        return _inner(low, self._margin), _inner(high, self._margin * self.scale)
+
+    def _cut(self, image: np.ndarray, patch: int, generator: np.random.Generator) -> np.ndarray:
+        """A patch's GT pixels with the margin on all four sides."""
+        margin, size = self._margin * self.scale, patch * self.scale
+        spans: list[slice] = []
+        missing: list[tuple[int, int]] = []
+        for side in image.shape[:2]:
+            # What is left over of the last LQ pixel is as good as not there.
+            side -= side % self.scale
+            first = int(generator.integers((side - size) // self.scale + 1)) * self.scale - margin
+            last = first + size + 2 * margin
+            spans.append(slice(max(first, 0), min(last, side)))
+            missing.append((max(-first, 0), max(last - side, 0)))
+        return np.pad(image[spans[0], spans[1]], (*missing, (0, 0)), "symmetric")
+
+
+def _inner(image: np.ndarray, margin: int) -> np.ndarray:
+    return image[margin : image.shape[0] - margin, margin : image.shape[1] - margin]

@@ -1,0 +1,181 @@
+"""Pictures as the data sets take them: 8 or 16-bit RGB, found in folders and kept in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lowtide.core.errors import ImageError, InputError
+from lowtide.core.signal import ImageInfo
+from lowtide.media import inspect_image, open_image
+from lowtide.media.discover import images_below
+
+CACHE_BYTES = 512 << 20
+_RGB = 3
+# So many problems are told one by one.
+_NAMED = 5
+# Reading headers waits for the disk, not for the processor.
+_HEADER_READERS = 8
+
+
+def read_rgb(
+    path: Path,
+    *,
+    gray: Literal["refuse", "convert"] = "refuse",
+    alpha: Literal["refuse", "drop"] = "refuse",
+) -> np.ndarray:
+    """A file as RGB, upright: uint8 or uint16 of shape (height, width, 3).
+
+    ``gray="convert"`` repeats the one band of a gray picture, ``alpha="drop"`` takes the colors
+    as they are under the opacity. Raises `ImageError` for gray or an opacity otherwise, for
+    samples that are floats, and for a file that is missing, damaged or cut short.
+    """
+    with open_image(path) as source:
+        info = source.info
+        refused = unusable_reason(info, gray=gray == "refuse", alpha=alpha == "refuse")
+        if refused is not None:
+            raise ImageError(f"{path}: {refused}", hint="convert it to 8 or 16-bit RGB")
+        rows = source.read(info.height)
+    colors = rows[..., : info.color_bands]
+    return np.ascontiguousarray(np.broadcast_to(colors, (*colors.shape[:2], _RGB)))
+
+
+def unusable_reason(info: ImageInfo, *, gray: bool = True, alpha: bool = True) -> str | None:
+    """Why a picture is none to train on, or None; ``gray`` and ``alpha`` say if these count."""
+    if info.sample == "float32":
+        return "its samples are 32-bit floats, and 8 or 16-bit integers are expected"
+    if gray and info.color_bands != _RGB:
+        return f"it is grayscale ({info.bands} bands), and RGB is expected"
+    if alpha and info.alpha:
+        return f"it has an alpha band ({info.bands} bands), and RGB is expected"
+    return None
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Height and width in pixels, upright, from the header; raises `ImageError`."""
+    info = inspect_image(path).info
+    return info.height, info.width
+
+
+def unit_range(pixels: np.ndarray) -> np.ndarray:
+    """uint8 or uint16 to float32 in 0..1, where 1 is the type's largest value."""
+    return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
+
+
+class ImageCache:
+    """Decoded pictures, of which those not used for longest go first; for many threads.
+
+    Holds up to ``limit_bytes`` of pixels. A picture that is larger is read each time.
+    """
+
+    def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self._held: OrderedDict[Path, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, path: Path) -> np.ndarray:
+        """What `read_rgb` gives, which nobody may change; raises as it does."""
+        with self._lock:
+            if path in self._held:
+                self._held.move_to_end(path)
+                return self._held[path]
+        # Decoded without the lock: two threads may do the same once, but none waits for another.
+        pixels = read_rgb(path)
+        pixels.flags.writeable = False
+        with self._lock:
+            self._keep(path, pixels)
+        return pixels
+
+    def _keep(self, path: Path, pixels: np.ndarray) -> None:
+        if path in self._held or pixels.nbytes > self.limit_bytes:
+            return
+        self._held[path] = pixels
+        self.held_bytes += pixels.nbytes
+        while self.held_bytes > self.limit_bytes:
+            self.held_bytes -= self._held.popitem(last=False)[1].nbytes
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """A picture's file, its place below the folder without the suffix, and which folder."""
+
+    path: Path
+    stem: Path
+    folder: int
+
+
+def find_images(folders: Sequence[Path]) -> list[FoundImage]:
+    """The pictures in folders and their subfolders, in an order that no file system changes.
+
+    Hidden files and folders are left out. Raises `InputError` for a folder that does not exist
+    or has no picture.
+    """
+    found: list[FoundImage] = []
+    for number, folder in enumerate(folders):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder")
+        found += [
+            FoundImage(path, name.with_suffix(""), number) for path, name in images_below(folder)
+        ]
+    return found
+
+
+def read_headers(paths: Sequence[Path]) -> list[ImageInfo | str]:
+    """For each file its shape, or what makes it none to train on as a sentence that names it."""
+    with ThreadPoolExecutor(_HEADER_READERS) as readers:
+        return list(readers.map(_header, paths))
+
+
+def _header(path: Path) -> ImageInfo | str:
+    try:
+        info = inspect_image(path).info
+    except ImageError as error:
+        return error.message
+    refused = unusable_reason(info)
+    return info if refused is None else f"{path}: {refused}"
+
+
+def raise_problems(problems: Sequence[str], hint: str) -> None:
+    """Raise one `InputError` that counts the problems and tells the first; none, and it returns."""
+    if not problems:
+        return
+    more = len(problems) - _NAMED
+    told = "\n".join(f"  {problem}" for problem in problems[:_NAMED])
+    rest = f"\n  and {more:,} more" if more > 0 else ""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+    raise InputError(f"{count} with the training images:\n{told}{rest}", hint=hint)
+
+
+def side_problems(
+    paths: Sequence[Path], infos: Sequence[ImageInfo], least: int, what: str
+) -> list[str]:
+    """A sentence for each picture with a side below ``least`` pixels, the side of ``what``."""
+    return [
+        f"{path}: {size_text(info)} is smaller than {what} of {least:,} x {least:,}"
+        for path, info in zip(paths, infos, strict=True)
+        if min(info.width, info.height) < least
+    ]
+
+
+def same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
+    """``pixels`` (H, W, 3), or `InputError` where the file is not of the size it had before."""
+    height, width = pixels.shape[:2]
+    if (height, width) != (info.height, info.width):
+        raise InputError(
+            f"{path}: {width:,} x {height:,} pixels, and it had {size_text(info)} in the beginning",
+            hint="leave the training images as they are while they are used",
+        )
+    return pixels
+
+
+def size_text(info: ImageInfo) -> str:
+    """Width and height as messages give them."""
+    return f"{info.width:,} x {info.height:,} pixels"

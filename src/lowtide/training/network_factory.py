@@ -1,0 +1,117 @@
+"""Networks to train, by the names that a configuration has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.suggest import hint_for_name
+from lowtide.models import lowtide_files
+from lowtide.models.munet.munet_config import MUNetConfig
+from lowtide.models.munet.network import MUNet
+from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
+from lowtide.models.paragonsr2.paragon_conv import CubicUpsample
+from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
+
+_TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
+_VARIANT, _CONV, _MUNET = "paragonsr2_", "paragonconv", "munet"
+GENERATORS = (_CONV, *(_VARIANT + name for name in (*VARIANTS, *_TIERS)))
+
+
+def make_generator(given: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
+    """The network of ``network_g``, with random weights drawn by ``seed``.
+
+    Raises `UsageError` with the nearest name for a type that is not known, and for options that
+    its type does not have.
+    """
+    options = dict(given)
+    kind = str(options.pop("type", "")).lower()
+    if kind not in GENERATORS:
+        raise _unknown("network_g.type", kind, GENERATORS)
+    torch.manual_seed(seed)
+    try:
+        return _generator(kind, scale, options)
+    except (TypeError, ModelError) as error:
+        raise UsageError(f"network_g ({kind}): {_first(error)}") from error
+
+
+def _generator(kind: str, scale: int, options: dict[str, Any]) -> nn.Module:
+    if kind == _CONV:
+        return lowtide_files.network_of(ParagonConvConfig(scale, **options))
+    name: Any = kind.removeprefix(_VARIANT)
+    if name in VARIANTS:
+        return lowtide_files.network_of(VariantConfig.of(name, scale, **options))
+    return ParagonTier(replace(TierConfig.of(name, scale), **options))
+
+
+def make_discriminator(given: Mapping[str, Any], seed: int) -> nn.Module:
+    """The network of ``network_d``; raises as `make_generator`."""
+    options = dict(given)
+    kind = str(options.pop("type", "")).lower()
+    if kind != _MUNET:
+        raise _unknown("network_d.type", kind, (_MUNET,))
+    # Not the numbers that the generator was made of.
+    torch.manual_seed(seed + 1)
+    try:
+        return MUNet(MUNetConfig.from_dict(options))
+    except (TypeError, ModelError) as error:
+        raise UsageError(f"network_d ({kind}): {_first(error)}") from error
+
+
+def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
+    """Load ``path``'s weights into the generator; the names of those that stay random.
+
+    Weights of another shape are left out where not ``strict``. Raises `UsageError` where they are
+    those of another network, or none fits.
+    """
+    from lowtide.models.loader import load
+
+    try:
+        given = load(path).module.state_dict()
+    except ModelError as error:
+        raise UsageError(f"path.pretrain_network_g: {error.message}") from error
+    own = network.state_dict()
+    fitting = {
+        name: weight
+        for name, weight in given.items()
+        if name in own and own[name].shape == weight.shape
+    }
+    left = [name for name in own if name not in fitting]
+    if (strict and (left or len(fitting) < len(given))) or not fitting:
+        raise UsageError(
+            f"path.pretrain_network_g: {path} has weights of another network: {len(fitting)} of"
+            f" {len(own)} fit",
+            hint="the same network_g, or strict_load_g: false to take those that fit",
+        )
+    network.load_state_dict({**own, **fitting})
+    return left
+
+
+def keep_in_fp32(network: nn.Module) -> None:
+    """Keep fixed paths in fp32 under autocast: their rounding would be learned as detail."""
+    for module in network.modules():
+        if isinstance(module, (CubicUpsample, MagicKernelUpsample)):
+            module.forward = partial(_in_fp32, type(module), module)
+
+
+def _in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return kind.forward(module, x.float())
+
+
+def _unknown(place: str, kind: str, known: tuple[str, ...]) -> UsageError:
+    return UsageError(f"{place}: {kind!r} is not known", hint=hint_for_name(kind, known))
+
+
+def _first(error: Exception) -> str:
+    return getattr(error, "message", None) or str(error).splitlines()[0]

@@ -1,0 +1,119 @@
+"""LPIPS and DISTS: how alike two pictures look to a network. 0 for equal ones, lower is better.
+
+Zhang et al., arXiv 1801.03924, and Ding et al., arXiv 2004.07728, as torchmetrics computes them,
+whose package has the learned weights of layers and channels. The network that sees the pictures
+was trained on ImageNet by torchvision, and its weights are a file that users give.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import AlexNet_Weights, VGG16_Weights, alexnet, vgg16
+
+from lowtide.core.atomic_file import writing
+from lowtide.core.errors import UsageError
+from lowtide.training.pretrained import read_tensors, select_features
+
+Kind = Literal["lpips", "dists"]
+Net = Literal["alex", "vgg"]
+
+# How torchvision makes each network, where it would find the weights, and the smallest side of
+# a picture that its pooling leaves something of.
+_NETWORKS: dict[Net, tuple[Any, Any, str, int]] = {
+    "alex": (alexnet, AlexNet_Weights.DEFAULT, "AlexNet", 31),
+    "vgg": (vgg16, VGG16_Weights.DEFAULT, "VGG16", 16),
+}
+
+
+class PerceptualMetric(nn.Module):
+    """LPIPS (by AlexNet or VGG16) or DISTS (by VGG16) of two batches of pictures.
+
+    ``weights`` is torchvision's state dict of that network as .pth, or its tensors as
+    .safetensors; what classifies may be missing. Weights are in fp32, frozen, in eval mode.
+    While this is made, the whole network is held, up to 0.6 GB for a moment.
+
+    Raises UsageError where torchmetrics is missing, for DISTS by AlexNet, for a file that does
+    not fit.
+    """
+
+    def __init__(self, kind: Kind, weights: str | Path, net: Net | None = None) -> None:
+        super().__init__()
+        if importlib.util.find_spec("torchmetrics") is None:
+            raise UsageError(
+                f"{kind} is computed by torchmetrics, which is not installed",
+                hint="pip install 'lowtide[train]'",
+            )
+        self.kind: Kind = kind
+        self.net: Net = net or ("alex" if kind == "lpips" else "vgg")
+        if kind == "dists" and self.net != "vgg":
+            raise UsageError("DISTS sees pictures through VGG16 only", hint="leave net out")
+        with _at_hand(self.net, Path(weights)):
+            self._network = _made(kind, self.net)
+        self._network.requires_grad_(False).eval()
+
+    @property
+    def least_side(self) -> int:
+        """Pixels that both sides of a picture must have at least."""
+        return _NETWORKS[self.net][3]
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Two (B, 3, H, W) in 0..1 to (B,) figures, 0 or above up to rounding.
+
+        Raises UsageError for pictures that are too small for the network.
+        """
+        if min(prediction.shape[2:]) < self.least_side:
+            raise UsageError(
+                f"{self.kind} by {_NETWORKS[self.net][2]} needs sides of {self.least_side} pixels"
+                f" at least, not a picture of {prediction.shape[3]}×{prediction.shape[2]}"
+            )
+        more = {"normalize": True} if self.kind == "lpips" else {}
+        return self._network(prediction, target, **more).reshape(-1)
+
+
+def _made(kind: Kind, net: Net) -> nn.Module:
+    """torchmetrics' own network, which asks torchvision for its weights."""
+    if kind == "dists":
+        from torchmetrics.functional.image.dists import DISTSNetwork
+
+        return DISTSNetwork()
+    from torchmetrics.image import LearnedPerceptualImagePatchSimilarity
+
+    return LearnedPerceptualImagePatchSimilarity(net_type=net, normalize=True).net
+
+
+@contextmanager
+def _at_hand(net: Net, path: Path) -> Iterator[None]:
+    """While inside, torchvision finds these weights where it looks before it would download."""
+    make, published, name, _ = _NETWORKS[net]
+    file = Path(published.url).name
+    hint = f"give torchvision's {name} weights, {file}, or the same as .safetensors"
+    with torch.device("meta"):
+        needed = make(weights=None).state_dict()
+    features = {
+        key.removeprefix("features."): tensor
+        for key, tensor in needed.items()
+        if key.startswith("features.")
+    }
+    found = select_features(read_tensors(path, f"{name} weights", hint), features, path, name, hint)
+    # What classifies is never used: one zero stands for all of it.
+    whole = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in needed.items()}
+    whole |= {f"features.{key}": tensor for key, tensor in found.items()}
+    before = torch.hub.get_dir()
+    with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
+        target = Path(folder) / "checkpoints" / file
+        target.parent.mkdir()
+        with writing(target) as part:
+            torch.save(whole, part)
+        torch.hub.set_dir(folder)
+        try:
+            yield
+        finally:
+            torch.hub.set_dir(before)

@@ -1,0 +1,61 @@
+"""Weights of networks that recognize things, from files that users give: nothing is downloaded."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lowtide.core.errors import UsageError
+
+
+def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
+    """The tensors of a .pth or .safetensors file, on the CPU, without running anything in it.
+
+    Raises UsageError with ``hint`` for other files, and for those that hold no state dict;
+    ``what`` says whose weights they are.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".pth", ".safetensors"):
+        raise UsageError(f"{what} are .pth or .safetensors, not {path}", hint=hint)
+    if not path.is_file():
+        raise UsageError(f"there is no file of {what} at {path}", hint=hint)
+    try:
+        if suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path} cannot be read: {reason}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no state dict but a {type(found).__name__}", hint=hint)
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+def select_features(
+    found: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: Path, network: str, hint: str
+) -> dict[str, Tensor]:
+    """Those of a file's tensors that ``network``'s features need, in fp32, with or without
+    ``features.`` before their names; UsageError naming what is missing."""
+    named = {name.removeprefix("features."): tensor for name, tensor in found.items()}
+    wrong = [f"no {name}" for name in needed if name not in named]
+    wrong += [
+        f"{name} of shape {tuple(named[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in needed.items()
+        if name in named and named[name].shape != tensor.shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise UsageError(
+            f"{path} does not fit {network}: it has {', '.join(wrong[:4])}{more}", hint=hint
+        )
+    return {name: named[name].float() for name in needed}

@@ -1,0 +1,124 @@
+"""A step of a training as it will be, for telling its memory beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.memory.tracing.steps import Observer, optimizer_state, prime_optimizer
+from lowtide.training.ema import MovingAverage
+from lowtide.training.losses.perceptual import PerceptualLoss
+from lowtide.training.network_factory import keep_in_fp32
+from lowtide.training.setup import make_gan_loss, make_losses, make_optimizer, prepare_networks
+from lowtide.training.train_config import Optim, TrainConfig
+from lowtide.training.train_step import TrainedNetwork, TrainStep
+
+# Parts of a batch that are followed: the second finds the gradients of the first, as all others do.
+_PARTS = 2
+
+
+class TrainedNetworks(nn.Module):
+    """All that a training holds: what it trains, and what its losses are made of."""
+
+    def __init__(
+        self, config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
+    ) -> None:
+        super().__init__()
+        prepare_networks(config, generator, discriminator)
+        self.generator, self.discriminator = generator, discriminator
+        pairs = make_losses(config)
+        self.entries = [entry for entry, _ in pairs]
+        self.losses = nn.ModuleList(loss for _, loss in pairs)
+        # Which their losses keep out of sight.
+        self.frozen = nn.ModuleList(
+            one.network for one in self.losses if isinstance(one, PerceptualLoss)
+        )
+
+
+@dataclass(frozen=True)
+class TracedTrainStep:
+    """One step of `Trainer`, optimizers and averages included, as it repeats in a long run.
+
+    ``inputs`` are (low, high) of a whole batch, (B, 3, h, w) and (B, 3, h·s, w·s), which is run in
+    ``parts``; ``foreach`` says that optimizers change all weights at once, as they do on a card,
+    ``autocast`` in which type the networks run. To be traced with `TrainedNetworks`: no number of
+    it is ever read.
+    """
+
+    inputs: tuple[Tensor, Tensor]
+    config: TrainConfig
+    parts: int = 1
+    foreach: bool = False
+    autocast: torch.dtype | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def prepare(self, model: TrainedNetworks) -> Callable[[Observer], None]:
+        """One step, ready to be run; the optimizers' state exists already."""
+        gan, train = make_gan_loss(self.config), self.config.train
+        average = MovingAverage(model.generator)
+        sides = [self._side(model.generator, train.optim_g)]
+        if model.discriminator is not None:
+            sides.append(self._side(model.discriminator, train.optim_d))
+        losses = list(zip(model.entries, model.losses, strict=True))
+        state = [tensor for side in sides for tensor in optimizer_state(side.optimizer)]
+        kept = [*state, *average.module.parameters(), *average.module.buffers()]
+
+        def run(observer: Observer) -> None:
+            observer.label(kept, "optimizer")
+            observer.mark("forward")
+            stepper = TrainStep(
+                sides[0],
+                losses,
+                _marking(observer),
+                sides[1] if len(sides) > 1 else None,
+                gan,
+                train.checkpointing,
+                min(self.parts, _PARTS),
+                read=False,
+            )
+            low, high = self.inputs
+            followed = _PARTS * -(-len(low) // self.parts)
+            # The last step, in which every loss is there.
+            stepper(low[:followed], high[:followed], train.total_iter - 1)
+            observer.mark("optimizer")
+            for side in sides:
+                observer.label(_gradients(side.network), "gradients")
+                side.optimizer.step()
+                side.optimizer.zero_grad()
+            average.follow(model.generator, train.ema_decay)
+
+        return run
+
+    def _side(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
+        keep_in_fp32(network)
+        weights = list(network.parameters())
+        optimizer = make_optimizer(optim, weights, foreach=self.foreach)
+        prime_optimizer(optimizer, weights)
+
+        def call(image: Tensor) -> Tensor:
+            cast = self.autocast
+            with nullcontext() if cast is None else torch.autocast("cpu", cast):
+                result = network(image)
+            return result.float()
+
+        return TrainedNetwork(network, optimizer, call)
+
+
+def _marking(observer: Observer) -> Callable[[Tensor], None]:
+    """Backward passes, which end with another forward one."""
+
+    def backward(loss: Tensor) -> None:
+        observer.mark("backward")
+        loss.backward()
+        observer.mark("forward")
+
+    return backward
+
+
+def _gradients(network: nn.Module) -> list[Tensor]:
+    return [one.grad for one in network.parameters() if one.grad is not None]

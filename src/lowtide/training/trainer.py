@@ -1,0 +1,297 @@
+"""The training of an upscaler: steps, averages, states, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lowtide.core.errors import Cancelled, OutputError, UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.training.data import Batches
+from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
+from lowtide.training.distributed import ProcessGroup
+from lowtide.training.ema import MovingAverage
+from lowtide.training.lr_schedule import ema_decay, lr_factor
+from lowtide.training.network_factory import keep_in_fp32
+from lowtide.training.setup import (
+    make_accelerator,
+    make_gan_loss,
+    make_losses,
+    make_optimizer,
+    prepare_networks,
+)
+from lowtide.training.state import TrainState, last_state, save_state
+from lowtide.training.train_config import TrainConfig
+from lowtide.training.train_log import TrainLog
+from lowtide.training.train_step import TrainedNetwork, TrainStep
+
+
+@dataclass
+class StepEvent:
+    """A step that is done, for who shows it."""
+
+    step: int
+    total: int
+    losses: dict[str, float]
+    seconds: float
+
+
+class Validator(Protocol):
+    """What scores weights, and keeps those with the best first score."""
+
+    def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
+        """Scores of ``network`` after ``step`` steps; larger is better."""
+        ...
+
+    def keep_best(self, network: nn.Module) -> None:
+        """Keep these weights."""
+        ...
+
+
+class Trainer:
+    """Trains ``generator`` as ``config`` says, in ``folder``, on what ``batches`` gives.
+
+    Goes on from the newest state in the folder that is whole; the losses are then those of a run
+    that was never stopped. ``parts`` is how many micro-batches make a step, here a share of those
+    that several processes take together; the first of them writes and validates. ``files`` are
+    those that the batches are made of. ``warnings`` are sentences on what was not as expected.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        generator: nn.Module,
+        batches: Batches,
+        *,
+        discriminator: nn.Module | None = None,
+        parts: int = 1,
+        device: str = "cpu",
+        files: Mapping[str, FileFacts] | None = None,
+    ) -> None:
+        self.config, self.folder, self._batches = config, folder, batches
+        self._engine, self._processes = make_accelerator(config, device), ProcessGroup.here()
+        prepare_networks(config, generator, discriminator)
+        self._average = MovingAverage(generator)
+        self._average.module.to(self._engine.device)
+        sides = [self._side(generator, config.train.optim_g)]
+        if discriminator is not None:
+            sides.append(self._side(discriminator, config.train.optim_d))
+        losses = [(entry, loss.to(self._engine.device)) for entry, loss in make_losses(config)]
+        self._sides = sides
+        self._stepper = TrainStep(
+            sides[0],
+            losses,
+            self._engine.backward,
+            sides[1] if len(sides) > 1 else None,
+            make_gan_loss(config),
+            config.train.checkpointing,
+            parts,
+            processes=self._processes,
+        )
+        self._files = dict(files or {})
+        self._state = TrainState(0, {}, files=self._files)
+        self._kept_step = 0
+        self.warnings: list[str] = []
+
+    def _side(self, network: nn.Module, optim: Any) -> TrainedNetwork:
+        keep_in_fp32(network)
+        optimizer = make_optimizer(optim, network.parameters())
+        # Not wrapped where there are several processes: the step adds their gradients up.
+        wrapped = self._engine.prepare_model(network, evaluation_mode=True)
+        optimizer = self._engine.prepare_optimizer(optimizer)
+        call = torch.compile(wrapped) if self.config.train.compile else wrapped
+        scaled = self._engine.scaler is not None
+        return TrainedNetwork(self._engine.unwrap_model(wrapped), optimizer, call, scaled)
+
+    @property
+    def average(self) -> nn.Module:
+        """The network with averaged weights, which is what a training is for."""
+        return self._average.module
+
+    @property
+    def done(self) -> int:
+        """Steps so far."""
+        return self._state.step
+
+    def resume(self, *, accept_changed_data: bool = False) -> int:
+        """Go on from the newest state that is whole; how many steps that has.
+
+        Raises `UsageError` where it is that of another configuration, or of other pictures unless
+        these are accepted, and `InputError` where all states are damaged.
+        """
+        state, damaged = last_state(self.folder / "training_states")
+        if state is None:
+            return 0
+        self.warnings += [
+            f"{path} is damaged ({reason}): the state of step {state.step} was taken"
+            for path, reason in damaged.items()
+        ]
+        if _essence(state.config) != _essence(self._told()):
+            raise UsageError(
+                f"{self.folder} holds a training with another configuration,"
+                " or of another number of processes",
+                hint="another name, or remove the folder to begin anew",
+            )
+        if state.files:
+            self._compare(state.files, accept_changed_data)
+        for name, part in self._parts().items():
+            part.load_state_dict(state.parts[name])
+        state.files = self._files
+        self._state, self._kept_step = state, state.step
+        return state.step
+
+    def _compare(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
+        """The pictures that there are with those that the training had."""
+        other, again = changed_files(before, self._files), rewritten_files(before, self._files)
+        if other and not accepted:
+            raise UsageError(
+                f"{self.folder} holds a training on other pictures: {other}",
+                hint="put them back, or --accept-changed-data to go on with those that are there",
+            )
+        told = ", ".join(words for words in (other, again) if words)
+        if told:
+            self.warnings.append(f"the training goes on with other pictures than before: {told}")
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("generator", "discriminator")
+        found: dict[str, Any] = {"average": self._average.module}
+        for name, side in zip(names, self._sides, strict=False):
+            found[name], found[f"{name} optimizer"] = side.network, side.optimizer
+        if self._engine.scaler is not None:
+            found["scaler"] = self._engine.scaler
+        return found
+
+    def run(
+        self,
+        validate: Validator | None = None,
+        *,
+        on_step: Callable[[StepEvent], None] | None = None,
+        cancel: Cancel = None,
+    ) -> None:
+        """Train to the last step; not at all where the state is there already, or past it. Raises
+        what a step raises, `OutputError` naming what is done so far, and `Cancelled` after a state
+        was kept."""
+        config, logger = self.config, self.config.logger
+        writes = self._processes.first
+        log = TrainLog(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
+        started, first = time.perf_counter(), self.done
+        total = config.train.total_iter
+        try:
+            # None at all where the state is as far, or further: the run was asked to be shorter.
+            steps = range(first, total)
+            for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
+                losses = self._step(low, high)
+                done = self.done
+                if on_step is not None:
+                    on_step(StepEvent(done, total, losses, time.perf_counter() - started))
+                if log is not None:
+                    self._tell(log, validate)
+                if done < total:
+                    self._stop_here(cancel)
+        except OutputError as error:
+            raise self._with_what_is_done(error) from error
+        finally:
+            if log is not None:
+                log.close()
+
+    def _with_what_is_done(self, error: OutputError) -> OutputError:
+        kept = f"the state of step {self._kept_step:,}" if self._kept_step else "no state yet"
+        return OutputError(
+            f"{error.message}; step {self.done:,} of {self.config.train.total_iter:,} is done, and"
+            f" {kept} is kept in {self.folder}",
+            hint=f"{error.hint or 'see to it'}; the same command goes on from there",
+        )
+
+    def _tell(self, log: TrainLog, validate: Validator | None) -> None:
+        """Lines of the log, scores and states that are due after this step."""
+        config, logger, done = self.config, self.config.logger, self.done
+        last = done == config.train.total_iter
+        if done % logger.print_freq == 0 or last:
+            log.add(done, self._lap())
+        if validate is not None and (done % config.val.val_freq == 0 or last):
+            log.add(done, self._validated(validate))
+        if done % logger.save_checkpoint_freq == 0 or last:
+            self._keep()
+
+    def _step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
+        config, step = self.config.train, self.done
+        share = lr_factor(config.scheduler, step, config.total_iter, config.warmup_iter)
+        for side, optim in zip(self._sides, (config.optim_g, config.optim_d), strict=False):
+            for group in side.optimizer.param_groups:
+                group["lr"] = optim.lr * share
+            side.optimizer.zero_grad()
+        low, high = (one.to(self._engine.device) for one in (low, high))
+        if self.config.channels_last:
+            low = low.contiguous(memory_format=torch.channels_last)
+        losses = self._stepper(low, high, step)
+        for side in self._sides:
+            if config.grad_clip is not None:
+                self._engine.clip_grad_norm_(side.network.parameters(), config.grad_clip)
+            side.optimizer.step()
+        decay = ema_decay(config.ema_decay, config.ema_warmup, step)
+        self._average.follow(self._sides[0].network, decay)
+        state = self._state
+        state.step, state.counted = step + 1, state.counted + 1
+        for name, loss in losses.items():
+            state.sums[name] = state.sums.get(name, 0.0) + loss
+        return losses
+
+    def _lap(self) -> dict[str, Any]:
+        """Mean losses since the last line."""
+        state = self._state
+        means = {name: total / state.counted for name, total in state.sums.items()}
+        state.sums, state.counted = {}, 0
+        return {**means, "lr": self._sides[0].optimizer.param_groups[0]["lr"]}
+
+    def _validated(self, validate: Validator) -> dict[str, Any]:
+        scores = validate(self.average, self.done)
+        name, first = next(iter(scores.items()))
+        by = self._scored_by(name)
+        best = self._state.best if self._state.scored_by in ({}, by) else None
+        self._state.scored_by = by
+        lower = self.config.val.metrics[name].learned
+        if best is None or (first < best if lower else first > best):
+            self._state.best = first
+            validate.keep_best(self.average)
+        return {**scores, "best": self._state.best == first}
+
+    def _scored_by(self, name: str) -> dict[str, Any]:
+        """What makes the best score another one's: how it is measured, and on which pictures."""
+        config = self.config.model_dump(mode="json")
+        return {"metric": config["val"]["metrics"][name], "pictures": config["datasets"]["val"]}
+
+    def _keep(self) -> None:
+        self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
+        self._state.config = self._told()
+        save_state(self.folder / "training_states", self._state)
+        self._state.parts, self._kept_step = {}, self.done
+
+    def _told(self) -> dict[str, Any]:
+        """The configuration, and how many processes share it."""
+        return {**self.config.model_dump(mode="json"), "processes": self._processes.count}
+
+    def _stop_here(self, cancel: Cancel) -> None:
+        """Where one of the processes is to stop, all do, after the same step."""
+        error: Cancelled | None = None
+        try:
+            check_cancel(cancel)
+        except Cancelled as found:
+            error = found
+        if self._processes.any(error is not None, self._engine.device):
+            if self._processes.first:
+                self._keep()
+            raise error or Cancelled("another process of this training was asked to stop")
+
+
+def _essence(config: dict[str, Any]) -> dict[str, Any]:
+    """What must not change in a run that goes on: all but how long it is and what is told of it."""
+    train = {key: one for key, one in config["train"].items() if key != "total_iter"}
+    same = {key: one for key, one in config.items() if key not in ("logger", "val", "train")}
+    return {"processes": 1, **same, "train": train}

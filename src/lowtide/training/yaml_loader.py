@@ -1,0 +1,166 @@
+"""YAML as configurations need it: names with values, lists and values, within limits.
+
+What a few lines can be made to stand for by aliases and merges is counted as it is spelled out,
+so that no file takes more time or memory than its length allows.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lowtide.core.errors import UsageError
+
+_MOST_BYTES = 256 << 10
+_MOST_VALUES = 20_000
+_MOST_LEVELS = 50
+_LONGEST_NUMBER = 64
+_LARGEST_INTEGER = 2**63 - 1
+_LONGEST_REASON = 300
+_TAG = "tag:yaml.org,2002:"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The entries of a YAML file, UTF-8, as plain values: text, numbers, truth values, None, lists,
+    and dicts whose keys are text.
+
+    Raises `UsageError` with the line: for a file that cannot be read or is no YAML; for names that
+    are there twice or are no text, whole numbers of more than 64 bits, numbers that are not finite,
+    and tags; and for more than 256 KiB, 20,000 values or 50 levels, aliases spelled out.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise UsageError(
+                f"{path} has more than {_MOST_BYTES >> 10} KiB, which no configuration has"
+            )
+        text = data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    try:
+        node = _Composer(text).get_single_node()
+        found = _ValueBuilder().of(node, 1) if node is not None else None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}{_reason(error)}") from error
+    # What PyYAML itself stumbles over: characters and versions out of range.
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{path} is no YAML: {str(error)[:_LONGEST_REASON]}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no entries", hint="`lowtide train sr --example` prints one")
+    return found
+
+
+class _Refused(yaml.YAMLError):
+    """What YAML allows and a configuration does not."""
+
+    def __init__(self, node: yaml.Node, why: str) -> None:
+        super().__init__(why)
+        self.line, self.why = node.start_mark.line + 1, why
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, _Refused):
+        return f", line {error.line}: {error.why}"
+    return f" is no YAML: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+
+
+class _Composer(yaml.SafeLoader):
+    """Nodes of a file, nested only so deep: each level is one of the interpreter's too."""
+
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One node with all in it."""
+        if self._level == _MOST_LEVELS:
+            assert parent is not None
+            raise _Refused(parent, f"more than {_MOST_LEVELS} levels")
+        self._level += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._level -= 1
+
+
+class _ValueBuilder:
+    """Plain values of nodes; those that aliases share are made, and counted, once for each."""
+
+    def __init__(self) -> None:
+        self._numbers, self._count = yaml.SafeLoader(""), 0
+
+    def of(self, node: yaml.Node, level: int) -> Any:
+        """The value of a node so many levels deep."""
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise _Refused(node, f"more than {_MOST_VALUES:,} values, aliases spelled out")
+        if level > _MOST_LEVELS:
+            raise _Refused(node, f"more than {_MOST_LEVELS} levels; does an alias hold itself?")
+        kind = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return self._mapping(node, level)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [self.of(one, level + 1) for one in node.value]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, kind)
+        raise _Refused(node, f"the tag {_short(node.tag)} means nothing here")
+
+    def _mapping(self, node: yaml.MappingNode, level: int) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        merged: yaml.Node | None = None
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge" and merged is None:
+                merged = value
+                continue
+            name = _name(key)
+            if name in entries:
+                raise _Refused(key, f"{_short(name)} is there twice")
+            entries[name] = self.of(value, level + 1)
+        if merged is None:
+            return entries
+        sources = merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
+        for source in sources:
+            inherited = self.of(source, level + 1)
+            if not isinstance(inherited, dict):
+                raise _Refused(source, "<< takes entries, or a list of such")
+            entries = {**inherited, **entries}
+        return entries
+
+    def _scalar(self, node: yaml.ScalarNode, kind: str) -> Any:
+        if kind == "str":
+            if "\0" in node.value or any("\ud800" <= letter <= "\udfff" for letter in node.value):
+                raise _Refused(node, "a character that no text has")
+            return node.value
+        if kind == "null":
+            return None
+        make = {
+            "int": self._numbers.construct_yaml_int,
+            "float": self._numbers.construct_yaml_float,
+            "bool": self._numbers.construct_yaml_bool,
+        }.get(kind)
+        if make is None:
+            raise _Refused(node, f"{_short(node.value)} is a {kind[:40]}: quote it if it is text")
+        if len(node.value) > _LONGEST_NUMBER:
+            raise _Refused(node, f"a number of {len(node.value):,} digits")
+        try:
+            value = make(node)
+        except (ValueError, LookupError) as error:
+            raise _Refused(node, f"{_short(node.value)} is no {kind}") from error
+        if kind == "int" and abs(value) > _LARGEST_INTEGER:
+            raise _Refused(node, f"{_short(node.value)} is a number of more than 64 bits")
+        if kind == "float" and not math.isfinite(value):
+            raise _Refused(node, f"{_short(node.value)} is not a finite number")
+        return value
+
+
+def _name(key: yaml.Node) -> str:
+    if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
+        shown = _short(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+        raise _Refused(key, f"{shown} is no name of an entry: names are text, quoted if need be")
+    return key.value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")

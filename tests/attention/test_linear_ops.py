@@ -1,0 +1,153 @@
+"""Products of many tokens with a matrix, by the faster of the ways that PyTorch has."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lowtide.attention import linear_ops
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.tracing.steps import InferenceStep
+
+
+# Of 24 and 240 channels both are oneDNN's, of 340 one is made in parts.
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 1001), (1, 4096), (5005,), (3,), (), (0, 4)])
+@pytest.mark.parametrize("channels", [24, 240, 340])
+@pytest.mark.parametrize("made", [7, 300])
+@pytest.mark.parametrize("product", [linear_ops.linear, linear_ops.onednn_linear_any_layout])
+def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made, bias):
+    monkeypatch.setattr(linear_ops, "_AT_ONCE", 64 * 4 * made)
+    torch.manual_seed(0)
+    x, weight = torch.randn(*shape, channels), torch.randn(made, channels)
+    added = torch.randn(made) if bias else None
+    found, expected = product(x, weight, added), F.linear(x, weight, added)
+    assert found.is_contiguous()
+    assert found.shape == expected.shape
+    exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
+    apart = [(each - exact).square().mean().sqrt() for each in (found, expected)]
+    assert not x.numel() or apart[0] <= 3 * apart[1] + 1e-7
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gelu_comes_with_the_product(monkeypatch, bias, known):
+    monkeypatch.setattr(linear_ops, "has_onednn", known and linear_ops.has_onednn)
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 1001, 24), torch.randn(70, 24)
+    added = torch.randn(70) if bias else None
+    found = linear_ops.onednn_linear_any_layout(x, weight, added, gelu=True)
+    torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("plus", [True, False])
+@pytest.mark.parametrize(
+    "shape, between",
+    [
+        ((5, 1001), 40),
+        ((4099,), 193),
+        ((3, 7), 500),
+        ((), 40),
+        ((2048,), 192),
+        ((0, 4), 40),
+    ],
+)
+def test_two_layers_round_no_more_than_those_of_pytorch(
+    monkeypatch, shape, between, plus, bias, known
+):
+    monkeypatch.setattr(linear_ops, "has_onednn", known and linear_ops.has_onednn)
+    torch.manual_seed(0)
+    x, beside = torch.randn(*shape, 24), torch.randn(*shape, 36) if plus else None
+    first, second = (
+        (torch.randn(made, of) * of**-0.5, torch.randn(made) if bias else None)
+        for made, of in ((between, 24), (36, between))
+    )
+
+    def plain(change):
+        layers = ([None if each is None else change(each) for each in of] for of in (first, second))
+        one, two = layers
+        found = F.linear(F.gelu(F.linear(change(x), *one)), *two)
+        return found if beside is None else found + change(beside)
+
+    exact, expected = plain(torch.Tensor.double), plain(torch.clone)
+    found = linear_ops.mlp(x, first, second, beside)
+    assert found.shape == exact.shape and found.is_contiguous()
+    apart = [(each - exact).square().mean().sqrt() for each in (found, expected)]
+    assert not x.numel() or apart[0] <= 1.1 * apart[1] + 2e-8
+
+
+def test_two_layers_may_overwrite_what_they_are_given():
+    torch.manual_seed(0)
+    x, beside = torch.randn(5000, 24), torch.randn(5000, 24)
+    first, second = (torch.randn(70, 24), torch.randn(70)), (torch.randn(24, 70), None)
+    expected = linear_ops.mlp(x, first, second, beside)
+    for place in (0, 1):
+        given = [x.clone(), beside.clone()]
+        found = linear_ops.mlp(given[0], first, second, given[1], out=given[place])
+        assert found is given[place]
+        assert torch.equal(found, expected)
+
+
+# Up to 192 both libraries add in the same order, so that the rounding is the same.
+@pytest.mark.parametrize("channels", [24, 48, 180, 192, 193, 244, 308, 320])
+def test_sums_round_little_more_than_those_of_pytorch(channels):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(4099, channels), torch.randn(90, channels), torch.randn(90)
+    found = F.linear(x, weight, bias)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    ours = linear_ops.linear(x, weight, bias)
+    at_most = 1.05 if channels <= 192 else 1.5**2
+    assert (ours - exact).square().mean() <= at_most * (found - exact).square().mean()
+
+
+@pytest.mark.parametrize("channels", [24, 240, 340])
+def test_tokens_may_lie_in_another_order(channels):
+    x, weight = torch.randn(channels, 70, 60).permute(2, 1, 0), torch.randn(300, channels)
+    torch.testing.assert_close(
+        linear_ops.linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=2e-5
+    )
+
+
+def test_it_makes_some_tokens_at_a_time(monkeypatch):
+    seen, plain = [], torch.addmm
+
+    def noted(bias, given, *rest, **more):
+        seen.append(len(given))
+        return plain(bias, given, *rest, **more)
+
+    monkeypatch.setattr(torch, "addmm", noted)
+    linear_ops.linear(torch.randn(10_000, 340), torch.randn(512, 340), torch.randn(512))
+    assert max(seen) * 512 * 4 <= 1 << 20
+    assert sum(seen) == 10_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_left_to_pytorch(dtype):
+    x, weight, bias = (torch.randn(*s).to(dtype) for s in ((9000, 24), (300, 24), (300,)))
+    assert torch.equal(linear_ops.linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_it_has_gradients():
+    x, weight = torch.randn(9000, 24, requires_grad=True), torch.randn(300, 24)
+    linear_ops.linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))
+
+
+@pytest.mark.skipif(not linear_ops.has_onednn, reason="PyTorch is built without oneDNN for x86")
+@pytest.mark.parametrize("tokens", [1, 2048, 5000, 3 * 2048])
+def test_a_trace_of_two_layers_has_the_work_of_all_tokens(tokens):
+    layers = nn.Linear(20, 70), nn.Linear(70, 30)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            return linear_ops.mlp(x, *((one.weight, one.bias) for one in self.layers))
+
+    trace = trace_step(Two(), InferenceStep((torch.empty(tokens, 20, device="meta"),)))
+    assert multiply_adds(trace) == tokens * 70 * (20 + 30)

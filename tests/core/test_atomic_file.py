@@ -1,0 +1,220 @@
+"""Files that appear whole or not at all, and never through a link."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lowtide.core.atomic_file import (
+    PART_PATTERN,
+    append,
+    atomic_write,
+    create,
+    new_part_name,
+    open_own,
+    part_path,
+    write_error,
+    writing,
+)
+from lowtide.core.errors import OutputError
+
+links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
+    target = tmp_path / "a.json"
+    target.write_text("old")
+    with atomic_write(target) as part:
+        assert part.read_bytes() == b""
+        part.write_text("new")
+        assert target.read_text() == "old"
+        assert list(tmp_path.glob(PART_PATTERN)) == [part]
+        assert part in tmp_path.glob(part_path(tmp_path / "*.json").name)
+    assert target.read_text() == "new"
+    assert left_in(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_was_there_stays_when_the_block_fails(tmp_path, error):
+    target = tmp_path / "a.json"
+    target.write_text("old")
+    with pytest.raises(error), atomic_write(target) as part:
+        part.write_text("half")
+        raise error
+    assert target.read_text() == "old"
+    assert left_in(tmp_path) == ["a.json"]
+
+
+def test_a_file_that_cannot_be_renamed_leaves_nothing_beside_it(tmp_path):
+    target = tmp_path / "a.json"
+    target.mkdir()
+    with pytest.raises(OSError), atomic_write(target) as part:
+        part.write_text("new")
+    assert left_in(tmp_path) == ["a.json"]
+
+
+def test_the_error_of_the_block_is_raised_where_nothing_was_written(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "none" / "a.json") as part:
+        part.write_text("new")
+    missing = pytest.raises(OutputError, match=r"a\.json: cannot be written \(No such file")
+    with missing, writing(tmp_path / "none" / "a.json") as part:
+        part.write_text("new")
+
+
+def test_parts_of_one_file_have_names_of_their_own(tmp_path):
+    target = tmp_path / ("ü" * 120 + ".png")  # 244 bytes
+    with atomic_write(target) as one, atomic_write(target) as other:
+        one.write_text("first")
+        other.write_text("second")
+    assert target.read_text() == "first"
+    assert left_in(tmp_path) == [target.name]
+
+
+@links
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "theirs").write_text("theirs")
+    target = tmp_path / "a.json"
+    target.symlink_to("theirs")
+    with writing(target) as part:
+        part.write_text("new")
+    assert not target.is_symlink()
+    assert target.read_text() == "new"
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+@links
+def test_nothing_that_is_there_is_opened_for_a_part(tmp_path):
+    (tmp_path / "theirs").write_text("theirs")
+    taken = [new_part_name(tmp_path / "a.png") for _ in range(4)]
+    taken[0].symlink_to("theirs")
+    taken[1].symlink_to("nowhere")
+    taken[2].hardlink_to(tmp_path / "theirs")
+    os.mkfifo(taken[3])
+    for path in taken:
+        with pytest.raises(FileExistsError):
+            create(path)
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "hinted"),
+    [
+        (errno.ENOSPC, "the disk is full", True),
+        (errno.EFBIG, "the disk is full \\(largest file size reached", True),
+        (errno.EIO, "cannot be written", False),
+    ],
+)
+def test_errors_name_space_where_it_is_that(tmp_path, number, words, hinted):
+    path = tmp_path / "a.json"
+    with pytest.raises(OutputError, match=rf"a\.json: {words}") as raised, writing(path) as part:
+        part.write_text("half")
+        raise OSError(number, os.strerror(number))
+    assert (raised.value.hint is not None) == hinted
+    assert str(write_error(path, OSError(number, os.strerror(number)))) == str(raised.value)
+    assert left_in(tmp_path) == []
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from lowtide.core.errors import OutputError
+from lowtide.core.atomic_file import writing
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    with writing(Path(sys.argv[1])) as part:
+        try:
+            part.write_bytes(bytes(5000))
+        except OSError:
+            raise RuntimeError("a library's own words")
+except OutputError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+@links
+def test_the_disk_is_asked_where_a_library_does_not_tell(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
+    )
+    assert "a: the disk is full" in done.stdout, done.stderr
+    assert "free some space" in done.stdout
+    assert left_in(tmp_path) == []
+    with pytest.raises(RuntimeError, match="own words"), writing(tmp_path / "a"):
+        raise RuntimeError("a library's own words")
+
+
+def test_lines_are_appended(tmp_path):
+    path = tmp_path / "log"
+    for line in ("one\n", "two\n"):
+        descriptor = open_own(path)
+        append(descriptor, line)
+        os.close(descriptor)
+    assert path.read_text() == "one\ntwo\n"
+
+
+@links
+def test_only_a_file_is_appended_to(tmp_path):
+    (tmp_path / "theirs").write_text("theirs\n")
+    (tmp_path / "link").symlink_to("theirs")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "dangling", "folder", "pipe"):
+        with pytest.raises(OSError):
+            open_own(tmp_path / name)
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "second").hardlink_to(tmp_path / "theirs")
+    descriptor = open_own(tmp_path / "second")
+    append(descriptor, "ours\n")
+    os.close(descriptor)
+    assert (tmp_path / "second").read_text() == "theirs\nours\n"
+    assert (tmp_path / "theirs").read_text() == "theirs\n"
+
+
+APPENDED = """
+import os, resource, sys
+from pathlib import Path
+from lowtide.core.atomic_file import append, open_own
+descriptor = open_own(Path(sys.argv[1]))
+append(descriptor, "whole\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    append(descriptor, "x" * 5000)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@links
+def test_a_line_is_on_the_disk_whole_or_not_at_all(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", APPENDED, str(tmp_path / "a")], capture_output=True, text=True
+    )
+    assert done.stdout == f"{errno.EFBIG}\n", done.stderr
+    assert (tmp_path / "a").read_text() == "whole\n"
+
+
+def test_many_at_once(tmp_path):
+    """Whoever comes last wins; nobody sees another's half."""
+    target = tmp_path / "a"
+
+    def write(letter):
+        for _ in range(20):
+            with atomic_write(target) as part:
+                part.write_text(letter * 1000)
+            assert len(set(target.read_text())) == 1
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert left_in(tmp_path) == ["a"]

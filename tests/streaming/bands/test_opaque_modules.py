@@ -1,0 +1,112 @@
+"""Modules without a graph: run as they are, with the rows around a band that they look at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.core.errors import ModelError
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.streaming.capture.halo_probe import probe_halo
+
+
+class InNumpy(nn.Module):
+    """What ``change`` makes of (channels, height, width): nothing that a graph could hold."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return torch.from_numpy(np.ascontiguousarray(self.change(x[0].numpy())))[None]
+
+
+def blurred(x):
+    rows = np.pad(x, ((0, 0), (3, 3), (0, 0)), mode="edge")
+    return sum(rows[:, at : at + x.shape[1]] * (at + 1) for at in range(7)) / 28
+
+
+def windows_sharpened(x):
+    """Each window of eight rows less a part of its mean, the last one filled up with zeros."""
+    height = x.shape[1]
+    filled = np.pad(x, ((0, 0), (0, -height % 8), (0, 0)))
+    parts = filled.reshape(x.shape[0], -1, 8, x.shape[2])
+    return (parts - parts.mean(axis=2, keepdims=True) / 2).reshape(filled.shape)[:, :height]
+
+
+def doubled(x):
+    return blurred(x).repeat(2, axis=1).repeat(2, axis=2)
+
+
+def halved(x):
+    return (x[:, ::2] + x[:, 1::2])[:, :, ::2] / 2
+
+
+def net(change):
+    torch.manual_seed(0)
+    inner, outer = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+    return nn.Sequential(inner, InNumpy(change), outer).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [blurred, windows_sharpened, doubled, halved])
+@pytest.mark.parametrize("size", [(96, 40), (202, 58)])
+@pytest.mark.parametrize("pages", ["memory", "disk"])
+def test_a_block_gives_the_same_rows(change, size, pages):
+    model, image = net(change), torch.rand(1, 3, *size)
+    small = lowtide.stream(model, budget="19MiB", pages=pages)
+    assert (small(image) - model(image)).abs().max() <= 2e-6
+    assert "without a graph, by trial: 1 (" in small.explain(image)
+
+
+def test_bands_are_bands():
+    """A block is not run as a whole: there is memory for a part of the image only."""
+    model, image = net(blurred), torch.rand(1, 3, 1200, 400)
+    small = lowtide.stream(model, budget="32MiB")
+    assert max(small.prepare(image).layout.bands) > 4
+    small(image)
+    taken = live_peak_bytes(lambda: small(image))
+    assert taken <= 16 << 20 < live_peak_bytes(lambda: model(image))
+
+
+def test_reach_is_found():
+    block = probe_halo("it", InNumpy(blurred), torch.zeros(1, 2, 70, 30))
+    assert (block.halo, block.grain, block.times, block.apart) == (3, 1, 1, 1)
+    block = probe_halo("it", InNumpy(windows_sharpened), torch.zeros(1, 2, 70, 30))
+    assert (block.grain, block.channels) == (8, 2)
+    block = probe_halo("it", InNumpy(halved), torch.zeros(1, 2, 70, 30))
+    assert (block.times, block.apart) == (1, 2)
+
+
+def test_a_model_that_is_one_block():
+    """Not even the outermost module has a graph."""
+    model, image = InNumpy(blurred).eval(), torch.rand(1, 3, 90, 31)
+    small = lowtide.stream(model, budget="20MiB")
+    assert torch.equal(small(image), model(image))
+    assert "the model (" in small.explain(image)
+
+
+def test_modules_are_left_as_they_were():
+    model = net(blurred)
+    lowtide.stream(model, budget="20MiB")(torch.rand(1, 3, 64, 64))
+    assert all("forward" not in inner.__dict__ for inner in model.modules())
+    assert not any(inner._forward_hooks or inner._forward_pre_hooks for inner in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x - x.mean(), "depend on rows far away"),
+        (lambda x: x * np.random.rand(), "draws random numbers"),
+        (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values"),
+        (lambda x: x[:, 3:], "no fixed scale"),
+        (lambda x: x[0], "does not give an image"),
+    ],
+)
+def test_what_is_no_block_is_refused_by_name(change, reason):
+    small = lowtide.stream(net(change), budget="64MiB")
+    with pytest.raises(ModelError, match=reason) as caught:
+        small(torch.rand(1, 3, 64, 64))
+    assert "1 (InNumpy) cannot be captured" in caught.value.message

@@ -35,7 +35,7 @@ _EXIT_CODES = (
 )
 
 
-class _Group(TyperGroup):
+class _JsonErrorGroup(TyperGroup):
     """The top of the command line. What typer itself refuses, wrong words, it shows as usual; with
     ``--json`` the one document says it too."""
 
@@ -65,7 +65,7 @@ def _refused_words() -> Iterator[None]:
 
 app = typer.Typer(
     name="lowtide",
-    cls=_Group,
+    cls=_JsonErrorGroup,
     help="Run image models in the memory you have.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,

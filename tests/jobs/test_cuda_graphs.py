@@ -22,8 +22,8 @@ def graphs(monkeypatch):
         place = run()
         return place, lambda: place.copy_(run())
 
-    monkeypatch.setattr(prepare, "require_graphs", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "recorder_of", lambda device: record)
+    monkeypatch.setattr(prepare, "require_cuda_graphs", lambda device: None)
+    monkeypatch.setattr(cuda_graph, "graph_recorder_for", lambda device: record)
     return made
 
 

@@ -28,7 +28,7 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(run_image, "give_back", lambda device: meter.trim())
+        monkeypatch.setattr(run_image, "trim_allocators", lambda device: meter.trim())
         context = SimpleNamespace(meter=meter, budget=SimpleNamespace(device_bytes=budget))
         plan = SimpleNamespace(
             strategy=strategy, device="cpu", predicted_bytes=100 * MIB, upper_bytes=200 * MIB

@@ -75,7 +75,7 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
         tried.append(plan.upper_bytes)
         raise MemoryError
 
-    monkeypatch.setattr(room, "run", noted)
+    monkeypatch.setattr(room, "execute_plan", noted)
     with pytest.raises(OutOfMemoryError, match="memory ran out beside the network"):
         lowtide.upscale(source, tmp_path / "out.png", budget="256MiB")
     assert len(tried) > 1

@@ -71,7 +71,7 @@ def test_traces_are_the_same(size, how, monkeypatch) -> None:
     if not how or "autocast" in how:
         steps.append(InferenceStep(images, **how))
     fast = [traced(model, step) for step in steps]
-    monkeypatch.setattr(fake, "FakeCalls", Slow)
+    monkeypatch.setattr(fake, "FakeCallCache", Slow)
     assert fast == [traced(model, step) for step in steps]
 
 

@@ -120,7 +120,7 @@ def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkey
     fast = copy.deepcopy(plain)
     replace_modules(fast)
     asked = []
-    monkeypatch.setattr(swin_blocks, "at_once", lambda x, total: min(windows, total))
+    monkeypatch.setattr(swin_blocks, "windows_per_chunk", lambda x, total: min(windows, total))
     attend = OptimizedWindowAttention.attend
     monkeypatch.setattr(
         OptimizedWindowAttention,

@@ -19,7 +19,7 @@ def _watched(monkeypatch):
         made.append(tuple(weight.shape))
         return product(x, weight, *more, **named)
 
-    monkeypatch.setattr(dense_group, "linear_in_any_order", watched)
+    monkeypatch.setattr(dense_group, "onednn_linear_any_layout", watched)
     return made
 
 

@@ -65,7 +65,7 @@ def flights(monkeypatch):
         made.append(Logged(device))
         return made[-1]
 
-    monkeypatch.setattr(runner, "BesideWork", beside)
+    monkeypatch.setattr(runner, "AsyncTileTransfer", beside)
     return made
 
 

@@ -29,7 +29,7 @@ from lowtide.models.onnx_runtime import CannotRunError, open_session
 _SECONDS = 20
 # For the runtime and what lies between layers; tensors are in memory several times at most.
 _BYTES, _TIMES = 4 << 30, 8
-_CHILD = "from lowtide.models.onnx_probe import answer; answer()"
+_CHILD = "from lowtide.models.onnx_probe import probe_main; probe_main()"
 
 
 def probe_onnx(path: Path) -> ProbedModel:

@@ -69,7 +69,7 @@ def test_between_convolutions_nothing_is_put_together_by_a_copy():
     """Only rows of the image are, which has three channels."""
     module, image = Between(F.silu), torch.rand(1, 3, 60, 8, dtype=torch.float64)
     program, joined = program_of(module, image), page.concat_rows
-    with mock.patch.object(page, "joined", side_effect=joined) as later:
+    with mock.patch.object(page, "concat_rows", side_effect=joined) as later:
         by_bands(program, image, 6)
     widths = {call.args[0][0].shape[1] for call in later.call_args_list if len(call.args[0]) > 1}
     assert widths <= {3}

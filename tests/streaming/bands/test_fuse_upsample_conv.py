@@ -45,7 +45,7 @@ def test_equals_both_operators(height, width, more):
     torch.manual_seed(1)
     image = torch.randn(1, 3, height, width, dtype=torch.float64)
     module = module_of(**more)
-    assert "conv2d_of_doubled" in names(program_of(module, image))
+    assert "upsample_conv2d" in names(program_of(module, image))
     assert "upsample_nearest2d" not in names(program_of(module, image))
     check_parity(module, image)
 
@@ -67,14 +67,14 @@ def test_others_stay_two_operators(more):
     torch.manual_seed(1)
     image = torch.randn(1, 3, 8, 9, dtype=torch.float64)
     module = module_of(**more)
-    assert "conv2d_of_doubled" not in names(program_of(module, image))
+    assert "upsample_conv2d" not in names(program_of(module, image))
     check_parity(module, image)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_stays_two_operators(dtype):
     image = torch.zeros(1, 3, 6, 7, dtype=dtype)
-    assert "conv2d_of_doubled" not in names(program_of(module_of().to(dtype), image))
+    assert "upsample_conv2d" not in names(program_of(module_of().to(dtype), image))
 
 
 def test_one_after_another_with_the_same_weights():
@@ -84,7 +84,7 @@ def test_one_after_another_with_the_same_weights():
     module = nn.Sequential(double, layer, nn.SiLU(), double, layer).double().eval()
     image = torch.randn(1, 3, 7, 5, dtype=torch.float64)
     program = program_of(module, image)
-    assert names(program).count("conv2d_of_doubled") == 2
+    assert names(program).count("upsample_conv2d") == 2
     check_parity(module, image)
 
 

@@ -44,8 +44,8 @@ class Again:
 def again(monkeypatch):
     """A device that records, in place of a card."""
     recorder = Again()
-    monkeypatch.setattr(graph_replay, "recorder_of", lambda device: recorder)
-    monkeypatch.setattr(prepared_stream, "require_graphs", lambda device, hint: None)
+    monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device: recorder)
+    monkeypatch.setattr(prepared_stream, "require_cuda_graphs", lambda device, hint: None)
     return recorder
 
 
@@ -106,7 +106,7 @@ def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     for recorder, said in ((forgets, "differs by"), (fails, r"cannot be recorded.*capturing$")):
-        monkeypatch.setattr(graph_replay, "recorder_of", lambda device, of=recorder: of)
+        monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device, of=recorder: of)
         calls = GraphReplays()
         calls(torch.exp, image)
         with pytest.raises(ModelError, match=said) as caught:

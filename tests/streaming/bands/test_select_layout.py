@@ -17,7 +17,7 @@ from lowtide.streaming.planner.select import select_layout
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(layout_search, "pace_of", lambda _: CARD)
+    monkeypatch.setattr(layout_search, "cost_model_for", lambda _: CARD)
     torch.manual_seed(0)
     norms = [
         nn.Sequential(nn.Conv2d(24, 24, 3, 1, 1), nn.GroupNorm(4, 24), nn.SiLU()) for _ in range(3)

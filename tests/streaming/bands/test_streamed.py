@@ -308,7 +308,7 @@ def test_layouts_are_remembered(model, monkeypatch):
 def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatch, kept, planned):
     asked = []
     plan = executor.schedule_bands
-    monkeypatch.setattr(executor, "schedule", lambda *args: asked.append(args) or plan(*args))
+    monkeypatch.setattr(executor, "schedule_bands", lambda *args: asked.append(args) or plan(*args))
     monkeypatch.setattr(executor, "_PLANS_KEPT_ON_CPU", kept)
     small = lowtide.stream(model, budget="64MiB")
     image = torch.rand(1, 3, 75, 53)

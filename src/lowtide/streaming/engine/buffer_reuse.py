@@ -17,7 +17,7 @@ from lowtide.streaming.spans import Spans
 # their input back, or a part of it: nothing is presumed of them.
 _OWN = {
     "conv2d",
-    "conv2d_of_doubled",
+    "upsample_conv2d",
     "conv_transpose2d",
     "linear",
     "addmm",

@@ -9,7 +9,7 @@ from lowtide.streaming.rules.rule import op_name
 # The place of the weights, and the dimension of these that belongs to the result.
 _WEIGHTED = {
     "conv2d": (1, 0),
-    "conv2d_of_doubled": (1, 0),
+    "upsample_conv2d": (1, 0),
     "convolution": (1, 0),
     "linear": (1, 0),
     "addmm": (2, 1),

@@ -187,4 +187,4 @@ def upsample_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
     )
 
 
-RULES: dict[str, Rule] = {"conv2d_of_doubled": upsample_convolution}
+RULES: dict[str, Rule] = {"upsample_conv2d": upsample_convolution}

@@ -1,1 +1,1 @@
-"""Exact execution of a graph over bands of rows."""
+"""Band-by-band execution of a captured graph, exact to rounding."""

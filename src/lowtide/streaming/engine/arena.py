@@ -1,4 +1,7 @@
-"""Offering a card's allocator one piece of memory that a run can be cut out of."""
+"""Memory arena: one block that the CUDA caching allocator splits during a run.
+
+A run that takes its memory from one large block leaves fewer gaps (less fragmentation).
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,33 @@ import os
 import torch
 from torch import Tensor
 
-# PyTorch's variables for its allocator's settings, of which these leave large blocks as they are.
+# PyTorch's variables for allocator settings, and the settings that keep large blocks unsplit.
 _SETTINGS, _UNCUT = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), ("max_split_size", "backend")
-# The part of a piece that, where it is kept anyway, does as well: what an earlier run left lies
-# together but for what was made once and stays.
+# Share of an arena that is enough if the allocator has cached it already: memory of an earlier
+# run is contiguous except for tensors that were made once and stay.
 _AS_GOOD = 0.8
 
 
 def splits_large_blocks() -> bool:
-    """Whether an allocator with this process's settings makes blocks of others out of a piece."""
+    """Whether the CUDA allocator splits large blocks under this process's settings.
+
+    False if PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF sets ``max_split_size`` or ``backend``.
+    """
     given = " ".join(os.environ.get(name, "") for name in _SETTINGS)
     return not any(setting in given for setting in _UNCUT)
 
 
 def reserve_arena(nbytes: int, device: torch.device, *, products: bool = False) -> None:
-    """Take so many bytes on ``device`` and give them back, unless its allocator keeps them already;
-    where a run has ``products`` of matrices, after their workspace, which stays: cut out of the
-    piece, it would part it.
+    """Allocate ``nbytes`` in one block and release it to the allocator's cache.
 
-    Only for fewer gaps: where they cannot be had in one piece, the run may still go on.
+    Does nothing if the allocator has cached nearly as much already, or if the device has no such
+    block: an arena only reduces fragmentation, and the run may still succeed without it.
+
+    Args:
+        nbytes: Size of the block in bytes.
+        device: Device of the run.
+        products: Whether the run has matrix products. Their workspace stays allocated, so it is
+            allocated first; otherwise it would split the block.
     """
     if not nbytes or _kept(device) >= _AS_GOOD * nbytes:
         return
@@ -39,17 +50,23 @@ def reserve_arena(nbytes: int, device: torch.device, *, products: bool = False) 
 
 
 def hold_arena(nbytes: int, device: torch.device, beside: int) -> Tensor | None:
-    """The piece of an earlier run that the allocator of a card keeps, so that what is taken next,
-    of ``beside`` bytes, is not cut out of it; None if there is none, or enough beside it."""
+    """Return a tensor over the cached arena of an earlier run, so that it stays whole.
+
+    The next allocation, of ``beside`` bytes, then does not split it. Returns None if no cached
+    block has ``nbytes``, or if the cache has room for both.
+    """
     if not nbytes or not nbytes <= _kept(device) < nbytes + beside:
         return None
     if not any(size >= nbytes for size in _free_blocks(device)):
-        return None  # a new one would be one more
+        return None  # `torch.empty` would allocate a further block
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[int]:
-    """Bytes of each block that is kept for nobody in particular; looking takes milliseconds."""
+    """Return the bytes of each cached free block of the default pool.
+
+    The memory snapshot takes milliseconds.
+    """
     index = torch.cuda.current_device() if device.index is None else device.index
     return [
         block["size"]
@@ -61,10 +78,10 @@ def _free_blocks(device: torch.device) -> list[int]:
 
 
 def _kept(device: torch.device) -> int:
-    """What the allocator has and nobody uses; that of a CPU gives all back."""
+    """Return the bytes that the allocator has cached and no tensor uses; 0 on the CPU."""
     if device.type == "cpu":
         return 0
-    # Asked for one by one, each number takes as long as a card does for a light operator.
+    # one nested query: each single statistic takes as long as a light operator on a GPU
     found = torch.cuda.memory_stats_as_nested_dict(device)
     taken, used = (found[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
     return taken - used

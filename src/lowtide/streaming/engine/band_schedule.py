@@ -1,10 +1,10 @@
-"""Which rows of which result are made in which band.
+"""Schedule of bands: which rows of which result each band computes and holds.
 
-Bands of what a segment is to make are followed back to the rows of every result that they need.
-Each row is made once: where bands overlap, what the next one needs is held until then, or, of a
-few results on a card, made again. Bands are followed twice: first only for when each row is taken
-for the last time, since all of them at once, thousands on a tall image, would take more memory than
-the narrow ones that are run.
+Bands of a segment's outputs are followed back to the rows of every result that they need (their
+receptive field). Each row is computed once: where bands overlap, rows that the next one needs are
+held until then, or, for a few results on a GPU, computed again. Bands are scheduled in two passes.
+The first only finds the last band that reads each row, since the full schedule of a tall image,
+thousands of bands, would take more memory than the narrow bands that run.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from lowtide.streaming.spans import Span, Spans, count, outward, union, without
 
 @dataclass
 class Band:
-    """What is done for one band, by result and in order.
+    """Schedule of one band: rows to compute, to hold and to read, by result.
 
-    ``makes`` has the rows that are computed now, ``holds`` those that are kept for later bands
-    after the last use (``uses``: by result the step that is the last to need it). ``targets`` has
-    the rows of reductions and of the output that belong to this band; rows of pages are kept as
-    soon as they are made. ``over`` names by result the one whose memory it may be put into,
-    ``reads`` the rows of pages that this band takes and ``leaves`` those that later ones do.
-    Rows of the results in ``joined`` are taken together with some that were made before, and
-    ``again`` tells how many rows of a result a former band made too.
+    Attributes:
+        makes: Rows that the band computes.
+        holds: Rows kept for later bands after the last use.
+        uses: The last step of the band that reads the result.
+        targets: Rows of reductions and of the output that belong to this band; rows of pages are
+            written as soon as they are computed.
+        reads: Rows of pages that the band reads.
+        leaves: Rows of pages that later bands read.
+        over: The input whose memory the result may be written into.
+        joined: Results whose new rows are read together with held ones.
+        again: Number of rows that a former band computed too.
     """
 
     makes: dict[int, Spans] = field(default_factory=dict)
@@ -49,8 +53,14 @@ class Band:
 def schedule_bands(
     program: StreamProgram, segment: Segment, bands: int, *, first: int | None = None
 ) -> Iterator[Band]:
-    """The segment's sweep in so many bands, or fewer where rows do not suffice; of ``first``
-    only that many, of which the last do not know what they leave to others."""
+    """Yield the schedule of a segment, band by band.
+
+    Args:
+        program: Program of the segment.
+        segment: Segment to schedule.
+        bands: Number of bands; fewer are made if there are fewer grains of rows.
+        first: Yield only this many bands, of which the last do not know what later bands need.
+    """
     numbers = range(min(bands, first or bands))
     last = _LastTaken(program)
     plan = _Planner(program, segment, last, recomputed_results(program, segment, bands))
@@ -65,12 +75,15 @@ def schedule_bands(
 
 
 def max_bands(program: StreamProgram, segment: Segment) -> int:
-    """Into how many bands a segment can be cut of which each is whole windows, however large."""
+    """Return the largest number of bands of a segment.
+
+    Each band has at least one whole grain (row of windows) of every result.
+    """
     return min((-(-rows.size // rows.grain) for rows in rows_of(program, segment)), default=1)
 
 
 def rows_of(program: StreamProgram, segment: Segment) -> Iterator[RowAxis]:
-    """Of all that a segment makes or reduces."""
+    """Yield the row axis of each result that a segment computes or reduces."""
     for index in segment.steps:
         step = program.steps[index]
         if isinstance(step, (RowOp, Reduction)):
@@ -78,14 +91,14 @@ def rows_of(program: StreamProgram, segment: Segment) -> Iterator[RowAxis]:
 
 
 class _LastTaken:
-    """For each row of each result the last band that takes it."""
+    """Last band that reads each row, by result."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._rows = program.rows
         self._last: dict[int, LastUseMap] = {}
 
     def note(self, number: int, wanted: dict[int, Spans]) -> None:
-        """A band, in their order, and the rows that it takes."""
+        """Record the rows that a band reads; call for all bands in order."""
         for index, spans in wanted.items():
             if index not in self._last:
                 self._last[index] = LastUseMap(self._rows[index].size)
@@ -93,7 +106,7 @@ class _LastTaken:
                 self._last[index].put(span, number)
 
     def after(self, number: int, index: int, spans: Spans | None = None) -> Spans:
-        """Of these rows, or of all, those that bands after this one take."""
+        """Return which of these rows, or of all, bands after ``number`` read."""
         last = self._last.get(index)
         if last is None:
             return []
@@ -102,7 +115,7 @@ class _LastTaken:
 
 
 class _Planner:
-    """Goes through the bands of one segment, in order."""
+    """Scheduler of the bands of one segment, in order."""
 
     def __init__(
         self, program: StreamProgram, segment: Segment, last: _LastTaken, twice: frozenset[int]
@@ -126,11 +139,11 @@ class _Planner:
         self._held: dict[int, Spans] = {}
 
     def restart(self) -> None:
-        """Begin with the first band again."""
+        """Start a second pass at the first band."""
         self._made.clear()
 
     def band(self, number: int, bands: int) -> tuple[Band, dict[int, Spans]]:
-        """Rows that this band makes, those of former bands being there; and all that it takes."""
+        """Return the rows that this band computes, and all rows that it reads."""
         band = Band()
         wanted: dict[int, Spans] = defaultdict(list)
         kept: dict[int, Spans] = defaultdict(list)
@@ -170,7 +183,7 @@ class _Planner:
         return band, taken
 
     def hold(self, number: int, band: Band) -> None:
-        """Add what the band leaves to the next ones, and when the rest can go."""
+        """Add to a band the rows held for later bands, and the last uses of the others."""
         there = dict(self._held)
         for index, spans in band.makes.items():
             there[index] = union([*there.get(index, []), *spans])
@@ -200,8 +213,10 @@ class _Planner:
         return step.inputs if isinstance(step, Reduction) else (index,)
 
     def _cut(self, index: int, number: int, bands: int) -> Span | None:
-        """The band's rows of a target: as nearly equal parts as its grain allows, cut where the
-        coarsest grain is if there are as many of that."""
+        """Return a band's rows of a target: nearly equal parts, in whole grains.
+
+        Cuts are at multiples of the coarsest grain of the segment if there are enough of these.
+        """
         step = self._program.steps[index]
         rows = step.rows if isinstance(step, Reduction) else self._program.rows[index]
         grains = -(-rows.size // rows.grain)
@@ -213,7 +228,7 @@ class _Planner:
         return (first, last) if first < last else None
 
     def _last_uses(self, band: Band) -> dict[int, int]:
-        """By result the last step of this band that takes rows of it."""
+        """Return by result the last step of this band that reads its rows."""
         uses: dict[int, int] = {}
         for index in self._segment.steps:
             step = self._program.steps[index]

@@ -1,7 +1,7 @@
-"""Results that are put into the memory of what they are made of, where nothing reads that again.
+"""In-place reuse: which steps may write their result into an input's memory.
 
-Pointwise operators have forms that change their input. Those give the same numbers, take no
-memory of their own, and spare a processor the fetching of what it is to overwrite anyway.
+Pointwise operators have in-place forms. Where nothing reads the input again, they give the same
+values, need no memory of their own, and save a CPU from loading memory that it overwrites.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.spans import Spans
 
-# Operators whose results have memory of their own, whatever their arguments. All others may give
-# their input back, or a part of it: nothing is presumed of them.
+# Operators whose results never alias an input. All others may return their input or a view of it.
 _OWN = {
     "conv2d",
     "upsample_conv2d",
@@ -69,7 +68,12 @@ _OWN = {
 
 
 def buffer_families(graph: Graph, steps: Mapping[int, object]) -> dict[int, int]:
-    """For each result with rows the first of those that may share its memory."""
+    """Return by result the first one of its alias set, which may share its memory.
+
+    Args:
+        graph: Graph of the steps.
+        steps: Steps by the node index of their result.
+    """
     first: dict[int, int] = {}
 
     def root(index: int) -> int:
@@ -86,7 +90,7 @@ def buffer_families(graph: Graph, steps: Mapping[int, object]) -> dict[int, int]
 
 
 class BufferReuse:
-    """Which inputs the steps of one segment may overwrite, band by band."""
+    """Choice, band by band, of the inputs that steps of one segment may overwrite."""
 
     def __init__(
         self,
@@ -95,7 +99,14 @@ class BufferReuse:
         family: Mapping[int, int],
         apart: Iterable[int],
     ) -> None:
-        """``order`` are the segment's steps; what shares memory with ``apart`` is left alone."""
+        """Find the candidates of a segment.
+
+        Args:
+            steps: Steps by the node index of their result.
+            order: Steps of the segment, in order.
+            family: Alias sets, as from `buffer_families`.
+            apart: Results that must not be overwritten, nor anything that shares their memory.
+        """
         self._order = {index: at for at, index in enumerate(order)}
         self._family = family
         kept = {family.get(one, one) for one in apart}
@@ -121,7 +132,13 @@ class BufferReuse:
     def of(
         self, makes: Iterable[int], uses: Mapping[int, int], holds: Mapping[int, Spans]
     ) -> dict[int, int]:
-        """By step the input whose memory it may have in a band."""
+        """Return by step the input that it may overwrite in a band.
+
+        Args:
+            makes: Steps that the band runs.
+            uses: By result the last step of the band that reads it.
+            holds: By result the rows held for later bands.
+        """
         found = {}
         for index in makes:
             for one in self._choices.get(index, ()):

@@ -1,7 +1,7 @@
-"""Results that no input changes: biases, masks, indices. Made when needed, and kept small.
+"""Constants of a program: results that do not depend on the input, made on demand.
 
-A mask for the windows of a whole image is as large as their scores. It is made for a band at a
-time, and bands of windows that have the same mask share it.
+These are biases, masks and indices. A mask for the windows of a whole image is as large as the
+attention scores, so it is made band by band, and equal windows share one copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowtide.streaming.spans import Span
 
 
 class Constants:
-    """The fixed results of a program, on one device."""
+    """Cache of a program's constant results on one device; equal grains are shared."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._program = program
@@ -30,18 +30,21 @@ class Constants:
         self._distinct: dict[bytes, Tensor] = {}
         self._places: dict[tuple[int, int, int], list[bytes | None]] = {}
         self._patterns: dict[tuple[bytes | None, tuple[int, ...]], MaskPattern] = {}
-        # What of the model's own kept grains were made of, by what it was then.
+        # Digests of the model's tensors that the cached grains were made of.
         self._made_of: dict[int, bytes] = {}
         self._noted = set[int]()
 
     def current(self) -> Constants:
-        """These, or new ones where tensors of the model that grains were made of have changed."""
+        """Return self, or new constants if the model's tensors have changed.
+
+        Only tensors that cached grains depend on count.
+        """
         tensors = self._program.graph.tensors
         same = all(_digest(tensors[one]) == was for one, was in list(self._made_of.items()))
         return self if same else type(self)(self._program)
 
     def whole(self, index: int) -> Tensor:
-        """A fixed result; kept until `forget`."""
+        """Return a whole constant result; it is cached until `forget`."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
         found = self._wholes.get(index)
@@ -50,7 +53,14 @@ class Constants:
         return found
 
     def rows(self, index: int, dim: int, span: Span, grain: int) -> Tensor:
-        """A span of a fixed result along ``dim``, put together from distinct grains of it."""
+        """Return a span of a constant along ``dim``, concatenated from cached grains.
+
+        Args:
+            index: Node index of the constant.
+            dim: Dim of the rows.
+            span: Rows to return.
+            grain: Rows per grain.
+        """
         size = self._nodes[index].like.shape[dim]
         known = self._grains.setdefault((index, dim), [None] * -(-size // grain))
         parts = []
@@ -68,7 +78,10 @@ class Constants:
         return found.narrow(dim, span[0] - start, span[1] - span[0])
 
     def patterns(self, index: int, dim: int, span: Span, grain: int) -> list[MaskPattern]:
-        """What a span of a fixed result is along ``dim``, by places in it that are equal."""
+        """Return a span of a constant as one `MaskPattern` per distinct value.
+
+        Places of a pattern count from the start of the span; arguments are those of `rows`.
+        """
         found: dict[bytes | None, list[int]] = {}
         for place in range(span[0] // grain, -(-span[1] // grain)):
             for at, key in enumerate(self._keys(index, dim, place, grain), place * grain):
@@ -77,14 +90,14 @@ class Constants:
         return [self._pattern(key, tuple(places)) for key, places in found.items()]
 
     def _pattern(self, key: bytes | None, places: tuple[int, ...]) -> MaskPattern:
-        """The same one for equal windows of all layers and bands."""
+        """Return the pattern, the same object for equal windows of all layers and bands."""
         if (key, places) not in self._patterns:
             added = None if key is None else self._distinct[key]
             self._patterns[key, places] = MaskPattern(places, added)
         return self._patterns[key, places]
 
     def _keys(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
-        """For each place of a grain the key of what is there; None where it is 0."""
+        """Return for each place of a grain the digest of its values; None where all are 0."""
         known = self._places.get((index, dim, place))
         if known is None:
             part = self._grain(index, dim, place, grain)
@@ -100,15 +113,18 @@ class Constants:
         return [_digest(one) if one.any() else None for one in part.unbind(dim)]
 
     def told(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
-        """For each place of a grain what it has in common with all that are equal to it."""
+        """Return a digest for each place of a grain, equal for equal values.
+
+        It is None where all values are 0.
+        """
         return self._told(self._grain(index, dim, place, grain), index, dim, place, grain)
 
     def forget(self) -> None:
-        """Let go of whole results, which can be made again."""
+        """Free whole results, which can be made again."""
         self._wholes = {}
 
     def key(self, index: int, dim: int, place: int, grain: int) -> bytes:
-        """What a grain has in common with all that are equal to it."""
+        """Return a digest of a grain, equal for equal grains."""
         return self._key(self._grain(index, dim, place, grain), index, dim, place, grain)
 
     def _grain(self, index: int, dim: int, place: int, grain: int) -> Tensor:
@@ -117,7 +133,7 @@ class Constants:
         return self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
 
     def _note(self, index: int) -> None:
-        """Remember what a result is made of."""
+        """Record digests of the model's tensors that a result depends on."""
         waiting, tensors = [index], self._program.graph.tensors
         while waiting:
             one = waiting.pop()
@@ -132,7 +148,7 @@ class Constants:
         return _digest(part)
 
     def _made(self, index: int, made: dict[int, Tensor]) -> Tensor:
-        """A whole result; ``made`` has what was made on the way, and goes when it does."""
+        """Compute a whole result; ``made`` caches intermediate results for the caller."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
         if (found := self._wholes.get(index)) is not None:
@@ -142,7 +158,7 @@ class Constants:
         return made[index]
 
     def _part(self, index: int, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
-        """A span, of which what makes it large is not made for the rest."""
+        """Compute a span along ``dim`` without materializing broadcast dims of the rest."""
         node = self._nodes[index]
         if node.kind == "call" and is_pointwise(node):
             return self._pointwise(node, dim, span, made)
@@ -154,6 +170,7 @@ class Constants:
         return self._made(index, made).narrow(dim, span[0], span[1] - span[0])
 
     def _pointwise(self, node: Node, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
+        """Compute a span of a pointwise node, slicing only operands that have the dim."""
         rank, size = len(node.like.shape), node.like.shape[dim]
 
         def value(one: int) -> Tensor:
@@ -167,6 +184,7 @@ class Constants:
 
 
 def _digest(part: Tensor) -> bytes:
+    """Return a 16-byte BLAKE2b digest of a tensor's dtype, shape and values."""
     plain = part.detach().contiguous()
     content = plain.cpu().view(torch.uint8) if plain.dim() else plain.cpu()
     facts = f"{plain.dtype} {tuple(plain.shape)}".encode()

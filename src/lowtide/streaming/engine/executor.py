@@ -1,4 +1,4 @@
-"""Running a program: segment by segment, band by band."""
+"""Executor of a streamed program: segment by segment, band by band."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
-# Bands of all segments whose plans are kept, up to 20 kilobytes each; on the CPU they share the
-# memory of what is computed.
+# Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
+# use the memory of the tensors.
 _PLANS_KEPT, _PLANS_KEPT_ON_CPU = 4096, 512
 
 
 class BandExecutor:
-    """Runs of a program: each has pages of its own, all share masks and biases.
+    """Executor of a program by bands; runs have their own pages and share constants.
 
-    A run first takes a ``piece`` of so many bytes and gives it back, for its device's allocator to
-    cut up, unless that keeps as much already.
+    Args:
+        program: Program to run.
+        segments: Its segments, in order.
+        bands: Number of bands of each segment.
+        make_page: Returns the page for a result that later segments read.
+        constants: Masks and biases, shared by all runs.
+        piece: Bytes of the arena that each run reserves first, unless the allocator of its device
+            has cached as much.
     """
 
     def __init__(
@@ -51,8 +57,8 @@ class BandExecutor:
         self._pages: dict[int, Page] = {}
         self._wholes: dict[int, Tensor] = {}
         self._constants = constants or Constants(program)
-        # Plans of earlier runs, by segment, if not too many: a card waits while bands are planned.
-        # On the CPU they are worth their memory only if runs are repeated.
+        # Schedules of earlier runs by segment, if there are few: a GPU is idle while bands are
+        # scheduled. On the CPU they are worth their memory only for repeated runs.
         self._planned: dict[int, list[Band]] = {}
         on_cpu = program.graph.on_cpu
         self._repeated = set[int]() if on_cpu else set(range(len(segments)))
@@ -64,7 +70,10 @@ class BandExecutor:
         )
 
     def constants(self) -> Constants:
-        """Those of runs from now on: others than before if what they are made of has changed."""
+        """Return the constants for runs from now on.
+
+        They are new ones if tensors of the model that they depend on have changed.
+        """
         self._constants = self._constants.current()
         return self._constants
 
@@ -74,18 +83,23 @@ class BandExecutor:
         on_band: Callable[[float], None] | None = None,
         before_step: Callable[[int], object] | None = None,
     ) -> Generator[tuple[int, Tensor], None, None]:
-        """(first row, rows) of the result, in order. Pages go when it ends, however it does.
+        """Run one image and yield (first row, rows) of the result, in order.
 
-        ``on_band`` is told after each band which share of the work it was, ``before_step``
-        before each operator about how many bytes it will take; the run stops at what they raise.
+        All pages are closed when the generator ends, also on an error. Exceptions of the callbacks
+        end the run.
+
+        Args:
+            source: Page of the input.
+            on_band: Called after each band with its share of the work, 0..1.
+            before_step: Called before each operator with an estimate of the bytes that it needs.
         """
         one = copy.copy(self)
         one._pages, one._wholes = {}, {}
         one._on_band, one._before_step = on_band, before_step
         going = one._run(source)
         try:
-            # As a decorator, inference mode would hold a band's rows while the next is computed;
-            # a variable, while other runs compute theirs.
+            # free a band's rows before the next is computed: inference mode as a decorator would
+            # hold them meanwhile, and a variable while other runs compute theirs
             while made := _next_in_inference(going, source.device.type):
                 yield made.pop()
         finally:
@@ -150,7 +164,7 @@ class BandExecutor:
             self._wholes[index] = step.finish(state)
 
     def _look_ahead(self, band: Band, ahead: deque[Band]) -> None:
-        """Tell the pages what a band will read of them; not those that this segment makes."""
+        """Prefetch the page rows that a band reads, of pages of earlier segments."""
         ahead.append(band)
         for index, spans in band.reads.items():
             if index in self._pages:
@@ -186,7 +200,7 @@ class BandExecutor:
                 yield ready.popleft()
 
     def _make(self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]) -> None:
-        """Compute rows of one span, beside those that are taken together with them."""
+        """Compute rows of one span, next to held rows if the band reads both together."""
         step = self._program.steps[index]
         assert isinstance(step, RowOp)
         if index not in buffers:
@@ -211,6 +225,7 @@ class BandExecutor:
         held.put(span[0], rows)
 
     def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
+        """Return rows of a result from its buffer or page, concatenated along its row dim."""
         dim = self._program.rows[index].dim
         if not spans:
             like = self._program.graph.nodes[index].like
@@ -221,7 +236,7 @@ class BandExecutor:
         return self._pages[index].read(spans)
 
     def _beside(self, step: RowOp, span: Span) -> list[Any]:
-        """What a step takes without rows, or the span of it that concerns these rows."""
+        """Return the arguments of a step without rows, sliced to ``span`` where aligned."""
         found: list[Any] = []
         for index in step.wholes:
             dim, grain = step.sliced.get(index), step.rows.grain
@@ -236,7 +251,7 @@ class BandExecutor:
         return found
 
     def _whole(self, index: int) -> Tensor:
-        """A result without rows, or one with rows as a whole."""
+        """Return a whole tensor: a constant, a result without rows, or a gathered page."""
         if index in self._program.fixed:
             return self._constants.whole(index)
         if index not in self._wholes:
@@ -250,16 +265,16 @@ class BandExecutor:
 
 
 def _next_in_inference(going: Iterator[tuple[int, Tensor]], kind: str) -> list[tuple[int, Tensor]]:
-    # What autocast changed is in the program already.
+    # The casts of autocast are in the program already.
     with torch.inference_mode(), no_autocast(kind):
         return list(islice(going, 1))
 
 
 def allocate_result(program: StreamProgram, device: torch.device) -> Tensor:
-    """Memory for the result as a whole.
+    """Allocate the whole result of a program.
 
-    On a card it is taken before a run: of what a run's piece is cut into it must be none, since
-    that could not be used as a whole again while the result is kept.
+    On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could
+    not be used as one block again while the result is kept.
     """
     like = program.graph.nodes[program.output].like
     return torch.empty(like.shape, dtype=like.dtype, device=device)
@@ -268,13 +283,19 @@ def allocate_result(program: StreamProgram, device: torch.device) -> Tensor:
 def collect_rows(
     program: StreamProgram, made: Iterable[tuple[int, Tensor]], result: Tensor | None = None
 ) -> Tensor:
-    """The result as a whole, of rows as a sweep makes them: in the memory of ``result``, or in some
-    that is taken when the first rows come, after the segments that make none."""
+    """Return the whole result from the (first row, rows) that a run yields.
+
+    Args:
+        program: Program of the run.
+        made: Rows, as from `BandExecutor.run`.
+        result: Memory for the result; by default it is allocated when the first rows arrive, after
+            the segments that make no output.
+    """
     dim = program.rows[program.output].dim
     for first, rows in made:
         if result is None:
             result = allocate_result(program, rows.device)
         result.narrow(dim, first, rows.shape[dim]).copy_(rows)
-        del rows  # or they would be held while the next band is computed
+        del rows  # free the rows before the next band is computed
     assert result is not None
     return result

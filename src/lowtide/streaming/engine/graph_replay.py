@@ -1,7 +1,7 @@
-"""A run by bands whose kernels a card is told of once, and then starts by itself.
+"""CUDA-graph replay of a band-by-band run, for repeated images of one shape.
 
-A step of a light model is over on a fast card sooner than Python has issued the next. Nothing of
-a run by bands is decided by values, so that all of it can be one CUDA graph.
+On a fast GPU the kernels of a light model finish before Python has launched the next ones. No
+decision of a band-by-band run depends on values, so one CUDA graph can hold all of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lowtide.streaming.specialize.shape_specialized import as_model_error, verif
 from lowtide.streaming.tolerance import tolerance
 
 HINT = "leave out recorded=True"
-# Results are compared so many rows at a time, or the comparison would take more than the run.
+# Rows compared at once, so that the comparison does not need more memory than the run.
 _ROWS = 64
 
 
 class GraphReplays:
-    """Calls of one function that are recorded from the second image of a size on.
+    """CUDA-graph cache of one function: records at the second image of a shape.
 
-    Only the last size is kept: a recording holds what its run takes.
+    It keeps the graph of the last shape only, since a recording holds the memory of its run.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,19 @@ class GraphReplays:
         self._kept: GraphRecording | None = None
 
     def __call__(self, run: Callable[[Tensor], Tensor], image: Tensor, of: object = None) -> Tensor:
-        """As ``run``, which is ``of`` something that a recording lasts as long as. Raises
-        `ModelError` where the run cannot be recorded, or differs so."""
+        """Return ``run(image)``, replayed from a CUDA graph once one is recorded.
+
+        The first image of a shape runs plainly, the second is recorded, later ones are replayed. A
+        change of shape, strides, dtype, device, TF32 setting or ``of`` drops the recording.
+
+        Args:
+            run: Function to record.
+            image: Its input, (B, C, H, W).
+            of: Value that the recording depends on.
+
+        Raises:
+            ModelError: The run cannot be recorded, or its replay is outside the tolerance.
+        """
         key = (image.shape, image.stride(), image.dtype, image.device, tf32_is_allowed(), of)
         if key != self._key:
             self._key, self._kept = key, None
@@ -51,5 +62,6 @@ class GraphReplays:
 
 
 def _apart(result: Tensor, other: Tensor) -> float:
+    """Return the largest absolute difference of two results (B, C, H, W)."""
     parts = zip(result.split(_ROWS, 2), other.split(_ROWS, 2), strict=True)
     return float(torch.stack([(one - two).abs().max() for one, two in parts]).max())

@@ -1,8 +1,8 @@
-"""Results of which two bands make the same few rows, rather than one for both.
+"""Choice of results whose halo rows each band recomputes instead of holding.
 
-To hold rows and put new ones beside them is a copy of all of them, which takes a card about half as
-long as a light convolution and what follows it. Where the layer before makes the few rows once
-more, and the one before that a few more still, only every so many layers have such a copy.
+Holding rows and concatenating new ones copies all of them, which takes a GPU about half as long
+as a light convolution with its activation. If the layer before recomputes a few halo rows, and
+the one before that a few more, only one layer of a chain needs the copy.
 Accuracy: exact to rounding, as all bands.
 """
 
@@ -14,18 +14,27 @@ from lowtide.streaming.rules.light_conv import TAKE_PARTS
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import op_name
 
-# Rows that are made twice at most. Of a chain of k layers a copy is 1/(2k), and with rows of k - 1
-# made twice on average a band of 200 rows takes least with about 10 of 3 × 3 pixels; few of them
-# take less memory.
+# Most halo rows computed twice. In a chain of k layers a copy costs 1/(2k), and k - 1 rows are
+# computed twice on average: a band of 200 rows is fastest with about 10 layers of 3×3 kernels;
+# fewer layers take less memory.
 _MOST = 16
-# And of a band this part, since low bands would be made twice as a whole.
+# Halo rows are at most 1/_PART of a band: narrow bands would be computed twice as a whole.
 _PART = 2
-# A convolution of an image to so many times its bytes is light too, whatever is copied before it.
+# A convolution whose result has this many times the bytes of its input is light too, even with
+# its input copied.
 _WIDER = 8
 
 
 def recomputed_results(program: StreamProgram, segment: Segment, bands: int) -> frozenset[int]:
-    """Results of a segment in so many bands whose rows are made by each band that takes them."""
+    """Return the results of a segment whose halo rows each of its bands recomputes.
+
+    Empty on the CPU.
+
+    Args:
+        program: Program of the segment.
+        segment: Segment to run.
+        bands: Number of bands of the segment.
+    """
     if program.graph.on_cpu:
         return frozenset()
     kept = {*segment.pages, program.output}
@@ -37,15 +46,15 @@ def recomputed_results(program: StreamProgram, segment: Segment, bands: int) -> 
             continue
         twice = _rows_twice(program, index, readers.get(index, []), rows)
         most = min(_MOST, step.rows.size // max(bands, 1) // _PART)
-        # Where a chain ends, rows are held of what a convolution makes: of what it takes there are
-        # as many more as it looks at.
+        # At the end of a chain rows of a convolution's result are held: its input then needs as
+        # many more rows as its kernel overlaps.
         if twice is not None and 0 < twice <= most - step.overlap:
             rows[index] = twice
     return frozenset(rows)
 
 
 def _readers(program: StreamProgram, segment: Segment) -> dict[int, list[int]]:
-    """By result the steps of the segment that take it."""
+    """Return by result the steps of the segment that read it."""
     found: dict[int, list[int]] = {}
     for index in segment.steps:
         step = program.steps[index]
@@ -55,6 +64,7 @@ def _readers(program: StreamProgram, segment: Segment) -> dict[int, list[int]]:
 
 
 def _is_light(program: StreamProgram, index: int, step: RowOp) -> bool:
+    """Whether recomputing rows of a step is cheaper than copying held ones."""
     if step.rows.grain != 1:
         return False
     given = sum(map(program.row_bytes, step.inputs))
@@ -68,8 +78,10 @@ def _is_light(program: StreamProgram, index: int, step: RowOp) -> bool:
 def _rows_twice(
     program: StreamProgram, index: int, readers: list[int], rows: dict[int, int]
 ) -> int | None:
-    """How many rows of a result two bands take; None where something takes it that has to be given
-    each row once."""
+    """Return how many rows of a result two bands need; None if each is needed once.
+
+    None if some reader must get each row exactly once.
+    """
     most = 0
     for reader in readers:
         step = program.steps[reader]

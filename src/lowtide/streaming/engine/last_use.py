@@ -1,4 +1,4 @@
-"""The last of several sets of rows that has a row."""
+"""Map from each row to the last number written to it, stored as runs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from lowtide.streaming.spans import Span, Spans
 
 
 class LastUseMap:
-    """For each of ``size`` rows the last number that was put there, -1 at first.
+    """Last number put at each of ``size`` rows, -1 at first; stored as runs.
 
-    Rows may be a million; what is kept are their runs of one number.
+    Only runs of equal numbers are stored, since there may be a million rows.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        # By run its first row and its number; it ends where the next one starts.
+        # First row and number of each run; a run ends where the next one starts.
         self._starts, self._numbers = array("q", [0]), array("q", [-1])
 
     def put(self, span: Span, number: int) -> None:
-        """The rows of ``span``, which is not empty, have this number from now on."""
+        """Set the number of all rows of ``span``, which must not be empty."""
         first, last = span
         starts, numbers = self._starts, self._numbers
         low, high = bisect_left(starts, first), bisect_left(starts, last)
         new_starts, new_numbers = [first], [number]
         if last < self.size and (high == len(starts) or starts[high] != last):
-            # The run that reaches over the end goes on behind it.
+            # keep the rest of the run that extends beyond the end
             new_starts.append(last)
             new_numbers.append(numbers[high - 1])
         starts[low:high] = array("q", new_starts)
         numbers[low:high] = array("q", new_numbers)
 
     def above(self, span: Span, number: int) -> Spans:
-        """Of the rows of ``span`` those that have a larger number."""
+        """Return the spans of rows within ``span`` whose number is larger than ``number``."""
         first, last = span
         low = bisect_right(self._starts, first) - 1
         high = bisect_left(self._starts, last, low)

@@ -1,4 +1,4 @@
-"""How much work an operator is, beside keeping what it makes."""
+"""Multiply-accumulates (MACs) per output element: the cost of recomputing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lowtide.streaming.capture.graph import Node, NodeRef
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.rules.rule import op_name
 
-# The place of the weights, and the dimension of these that belongs to the result.
+# Argument position of the weights, and their dim of output channels.
 _WEIGHTED = {
     "conv2d": (1, 0),
     "upsample_conv2d": (1, 0),
@@ -18,7 +18,7 @@ _UNKNOWN = 1 << 30
 
 
 def macs_per_element(program: StreamProgram, node: Node) -> int:
-    """Products that are summed for one number of the result; a lot where that is not known."""
+    """Return the MACs per element of a node's result; 2**30 where they are not known."""
     place, kept = _WEIGHTED.get(op_name(node.target), (0, 0))
     if not place or not isinstance(weight := node.args[place], NodeRef):
         return _UNKNOWN

@@ -1,4 +1,4 @@
-"""A graph with what each operator does to rows: what runs by bands, and what as a whole."""
+"""Lowering of a graph to row operators: what runs by bands, and what whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lowtide.streaming.rules.sum_layout import contiguous_sums
 
 @dataclass(frozen=True)
 class FullTensorOp:
-    """An operator that is run once, on whole tensors: ``inputs`` with rows are gathered."""
+    """Operator run once on whole tensors; its ``inputs`` with rows are gathered."""
 
     node: Node
     inputs: tuple[int, ...]
@@ -48,10 +48,16 @@ _PRODUCTS = frozenset(
 
 @dataclass
 class StreamProgram:
-    """``steps`` by the result they make, in an order in which each comes after what it takes.
+    """Program of a graph: steps in execution order, with the row axis of each result.
 
-    ``fixed`` are results that no input changes; ``rows`` those that carry rows. ``unruled`` are
-    operators that no rule fits although they were given rows.
+    Attributes:
+        graph: Captured graph.
+        steps: Steps by the node index of their result, each after its inputs.
+        rows: Row axis of each result that has one.
+        fixed: Results that do not depend on the input.
+        unruled: Operators with row inputs that no rule covers.
+        output: Node index of the result.
+        told_equal: Cache of which grains of constants are equal.
     """
 
     graph: Graph
@@ -60,14 +66,13 @@ class StreamProgram:
     fixed: set[int] = field(default_factory=set)
     unruled: list[int] = field(default_factory=list)
     output: int = -1
-    # Which grains of fixed results are equal, by what they are asked for: a program is told of in
-    # many layouts.
+    # Cached here because one program is described for many layouts.
     told_equal: dict[object, Any] = field(default_factory=dict, repr=False)
     _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def digest(self) -> str:
-        """Of operators, their arguments and all shapes; weights may be any."""
+        """Hash of the operators, their arguments and all shapes, without weights."""
         facts = (
             f"{op_name(node.target)} {node.args} {node.kwargs} {node.like}"
             for node in self.graph.nodes
@@ -77,27 +82,27 @@ class StreamProgram:
 
     @cached_property
     def multiplies(self) -> bool:
-        """Whether a step is a product of matrices, or has some."""
+        """Whether a step is or contains a matrix product."""
         return any(op_name(node.target) in _PRODUCTS for node in self.graph.nodes)
 
     @cached_property
     def families(self) -> dict[int, int]:
-        """By result the first of those that may share its memory."""
+        """By result the first one of its alias set, which may share its memory."""
         return buffer_families(self.graph, self.steps)
 
     def bytes_of(self, index: int) -> int:
-        """What a result with rows occupies as a whole."""
+        """Return the bytes of a whole result."""
         return self.graph.nodes[index].like.bytes
 
     def row_bytes(self, index: int) -> int:
-        """What one place along its rows occupies."""
+        """Return the bytes of one row of a result."""
         known = self._row_bytes.get(index)
         if known is None:
             known = self._row_bytes[index] = self.bytes_of(index) // self.rows[index].size
         return known
 
     def wholes(self, index: int) -> tuple[int, ...]:
-        """What a step takes as a whole."""
+        """Return the arguments of a step that it takes as whole tensors."""
         step = self.steps[index]
         if isinstance(step, RowOp):
             return step.wholes
@@ -105,9 +110,11 @@ class StreamProgram:
 
 
 def lower_to_rows(graph: Graph) -> StreamProgram:
-    """Follow the rows of the image through the graph.
+    """Lower a graph to a `StreamProgram` by following the image rows through it.
 
-    Raises `ModelError` for a graph whose result does not have the rows of its input.
+    Raises:
+        ModelError: The result does not have the rows of the input, or no rule covers an operator
+            on the way.
     """
     graph = fuse_upsample_convs(graph)
     program = StreamProgram(graph, output=graph.output)
@@ -137,7 +144,7 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
 
 
 def _forget_unused(program: StreamProgram) -> None:
-    """Leave out steps whose results nothing takes: models make some, and rules do without some."""
+    """Drop steps whose results nothing reads; models and fusion rules leave some."""
     wanted, waiting = set[int](), [program.output]
     while waiting:
         index = waiting.pop()
@@ -153,7 +160,7 @@ def _add(program: StreamProgram, tracked: RuleContext, node: Node) -> None:
     with_rows = any(ref in program.rows for ref in node.refs)
     found = _rule(node, tracked) if with_rows else None
     if isinstance(found, tuple):
-        # The statistics are a result of their own, beyond those of the graph.
+        # The statistics are a separate result, numbered after those of the graph.
         reduction, applied = found
         statistics = len(program.graph.nodes) + len(program.steps)
         program.steps[statistics] = reduction

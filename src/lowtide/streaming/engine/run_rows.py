@@ -1,4 +1,4 @@
-"""Strategy `streamed`: rows of a file through a network band by band, and on to a sink."""
+"""Strategy `streamed`: run a file through a network band by band into a sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 # (first row, rows) of one run.
 Bands = Iterator[tuple[int, Tensor]]
-# Result rows that are converted at once: copies of more would show beside narrow bands.
+# Result rows converted at once: copies of more would add to the peak of narrow bands.
 WRITE_ROWS = 32
 
 
@@ -39,14 +39,28 @@ def run_streamed(
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run the whole image by a plan whose strategy is `streamed`.
+    """Run a whole image file by a plan whose strategy is `streamed`.
 
-    Color and opacity go through the network side by side, each with bands of its own.
-    ``on_rows`` is told progress as output rows, of which segments before the last make none: rows
-    stand for shares of the work. ``before_step``
-    is told before each operator about how many bytes it will take. Raises `Cancelled`,
-    `ModelError`, `NotFiniteError`, `UsageError` for a plan of another network, and what the source
-    and the sink raise.
+    Color and opacity go through the network as two interleaved runs, each with its own bands.
+
+    Args:
+        network: Network to run.
+        source: Image file to read.
+        sink: Image file to write.
+        plan: Plan of the run.
+        programs: Cache of captured programs of the network.
+        scratch: Disk space for pages that do not fit in memory.
+        on_rows: Called with progress as a number of output rows. Rows stand for shares of the work,
+            since segments before the last make no output.
+        cancel: Checked after each band.
+        before_step: Called before each operator with an estimate of the bytes that it needs.
+
+    Raises:
+        Cancelled: ``cancel`` was set.
+        ModelError: The network failed.
+        NotFiniteError: The result has NaN or infinite values.
+        UsageError: The plan was made for another network.
+        Exception: Whatever the source and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
     program, segments, banded = programs.of(height, width), *_layout(plan, programs)
@@ -63,7 +77,7 @@ def run_streamed(
     try:
         for results in _side_by_side(runs):
             writer.write(results[0][0], [rows for _, rows in results])
-            del results  # or these rows would be held while the next band is computed
+            del results  # free these rows before the next band is computed
     finally:
         for run in runs:
             run.close()
@@ -71,7 +85,10 @@ def run_streamed(
 
 
 def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
-    """The same band of every run. `zip` would hold one band's rows while it makes the next two."""
+    """Yield the same band of every run.
+
+    `zip` would hold one band's rows while it computes the next two.
+    """
     while True:
         made = [band for run in runs for band in islice(run, 1)]
         if not made:
@@ -96,17 +113,22 @@ def _layout(plan: Plan, programs: ProgramCache) -> tuple[list[Segment], BandPlan
 
 
 class RowProgress:
-    """Tells how far a run is as output rows, of which the last is told when it is written."""
+    """Progress as output rows; the last row is reported only when all is written.
+
+    Args:
+        total: Number of output rows.
+        on_rows: Called with the number of rows since the last call.
+    """
 
     def __init__(self, total: int, on_rows: Callable[[int], None] | None) -> None:
         self._total, self._on_rows, self._told = total, on_rows, 0
 
     def up_to(self, rows: int) -> None:
-        """So many rows of the whole are as good as done."""
+        """Report that ``rows`` of all rows are done."""
         self._tell(min(rows, self._total - 1))
 
     def all(self) -> None:
-        """Everything is written."""
+        """Report that all rows are written."""
         self._tell(self._total)
 
     def _tell(self, rows: int) -> None:
@@ -116,7 +138,7 @@ class RowProgress:
 
 
 class _Meter:
-    """Shares of the work, told as rows; a place to stop."""
+    """Progress in shares of the work, reported as rows; checks for cancellation."""
 
     def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
         self._total, self._images = plan.height * plan.scale, plan.images_per_tile
@@ -125,28 +147,28 @@ class _Meter:
         self._share = 0.0
 
     def band(self, share: float) -> None:
-        """A band is done that was this share of one image's work."""
+        """Report a band that was this share of one image's work."""
         check_cancel(self._cancel)
         self._share += share / self._images
         self._told.up_to(int(self._share * self._total))
 
     def finish(self) -> None:
-        """All rows are written."""
+        """Report that all rows are written."""
         self._told.all()
 
 
 class _Writer:
-    """Result rows to samples of the file's type; padding is cut."""
+    """Conversion of result rows to samples of the file's type; crops the padding."""
 
     def __init__(self, step: TileStep, samples: SourceRows, sink: RowWriter, plan: Plan) -> None:
         self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
         self._keep(0)
 
     def write(self, first: int, images: list[Tensor]) -> None:
-        """Rows from ``first`` on, one (1, channels, rows, width) for each image."""
+        """Write rows from ``first`` on, one (1, C, H, W) for each image of the network."""
         scale, height = self._plan.scale, self._plan.height * self._plan.scale
         count = min(images[0].shape[2], height - first)
-        # Whole input rows at a time.
+        # A block is a multiple of whole input rows.
         block = -(-WRITE_ROWS // scale) * scale
         start = 0
         while start < count:
@@ -163,7 +185,7 @@ class _Writer:
         part = part[..., :width]
         if not self._step.channels.alpha:
             return self._step.to_samples(self._step.from_network(part, None))
-        # The rule for opacity looks at the input's rows above and below.
+        # The conversion of opacity needs one input row above and below.
         scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
         low = max(0, first // scale - 1)
         high = min(self._plan.height, last + 1)
@@ -174,6 +196,6 @@ class _Writer:
         return self._step.to_samples(unit[:, above : above + part.shape[2]])
 
     def _keep(self, row: int) -> None:
-        """Of the file's rows, those that opacities below this one still look at."""
+        """Free the file rows that opacity from output row ``row`` on does not need."""
         below = max(0, row - 1), self._plan.height
         self._samples.keep(self, [below] if self._step.channels.alpha else [])

@@ -1,4 +1,4 @@
-"""Cutting a program into segments: sweeps over the rows, between which maps are kept as pages."""
+"""Cutting of a program into segments: sweeps over the rows with pages in between."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 
 @dataclass
 class Segment:
-    """One sweep: ``before`` it steps on whole tensors, then ``steps`` band by band.
+    """One sweep over the rows: ``before`` on whole tensors, then ``steps`` by bands.
 
-    ``pages`` are results that it keeps for later segments; ``reads`` are pages of earlier ones.
-    A step that is cheap may be in several segments.
+    ``pages`` are results kept for later segments; ``reads`` are pages of earlier ones. A cheap step
+    may be in several segments, where it is computed again.
     """
 
     before: list[int] = field(default_factory=list)
@@ -25,10 +25,15 @@ class Segment:
 
 
 def cut_segments(program: StreamProgram, cuts: Iterable[int] = (), again: int = 0) -> list[Segment]:
-    """Segments in order, cut where something is needed as a whole, and before each of ``cuts``.
+    """Cut a program into segments, in order.
 
-    Operators of an `macs_per_element` up to ``again`` are run again in later segments like cheap
-    ones, where that keeps less.
+    Cuts are where a result is needed as a whole, and before each of ``cuts``.
+
+    Args:
+        program: Program to cut.
+        cuts: Node indices of steps that begin a segment.
+        again: Operators of at most this `macs_per_element` are recomputed in later segments like
+            cheap ones, where that keeps fewer bytes.
     """
     places = _places(program, set(cuts))
     segments = [Segment() for _ in range(max(places.values(), default=0) + 1)]
@@ -42,15 +47,15 @@ def cut_segments(program: StreamProgram, cuts: Iterable[int] = (), again: int = 
 
 
 def _places(program: StreamProgram, cuts: set[int]) -> dict[int, int]:
-    """The segment of each step, as early as the order of the graph allows.
+    """Return the segment of each step, as early as the order of the graph allows.
 
-    Steps on whole tensors stand before the segment in which their inputs are there; they do not
-    end a segment, since others may yet be made in it that do not need them.
+    Whole-tensor steps come before the segment in which their inputs are ready. They do not end a
+    segment, since later steps that do not need them may still belong to it.
     """
     places: dict[int, int] = {}
 
     def there(index: int) -> int:
-        """The first segment that finds a result there as a whole."""
+        """Return the first segment in which a result is complete."""
         place = places.get(index)
         if place is None:
             return 0
@@ -68,17 +73,17 @@ def _places(program: StreamProgram, cuts: set[int]) -> dict[int, int]:
 
 
 class _Pages:
-    """Pages for what later segments need; cheap steps are run again where that keeps less."""
+    """Choice of pages that later segments read; recomputes cheap steps to keep less."""
 
     def __init__(self, program: StreamProgram, places: dict[int, int], again: int) -> None:
         self._program, self._places, self._again = program, places, again
         self._pages: set[int] = set()
-        # What is cheapest for a result in the segment that is filled in, as long as no page comes
-        # to be: dense blocks lead to the same results on millions of ways.
+        # Cheapest sources of a result in the current segment, valid until a page is added: in dense
+        # blocks millions of paths lead to the same results.
         self._known: dict[int, set[int]] = {}
 
     def choose(self, segments: list[Segment]) -> None:
-        """Fill in what each segment keeps, reads, and runs again."""
+        """Fill in the pages, reads and recomputed steps of each segment."""
         order = {index: at for at, index in enumerate(self._program.steps)}
         for place in range(len(segments) - 1, -1, -1):
             part = segments[place]
@@ -100,7 +105,7 @@ class _Pages:
             self._known.clear()
 
     def _needed(self, part: Segment, place: int) -> set[int]:
-        """Steps to run again in this segment; notes what is kept instead."""
+        """Return the steps to recompute in this segment; record the pages that it reads."""
         program, again = self._program, set[int]()
         waiting = list(part.steps)
         while waiting:
@@ -124,8 +129,10 @@ class _Pages:
         return again
 
     def _cheapest(self, index: int, place: int) -> set[int]:
-        """What to keep so that a result can be had in a later segment: itself, or what it is
-        cheaply made of, whichever is less to keep beside what is kept anyway."""
+        """Return the results to keep for a later use of this one: itself or its sources.
+
+        The sources of cheap steps are chosen if they add no more bytes to what is kept anyway.
+        """
         if index not in self._known:
             self._known[index] = self._found_cheapest(index, place)
         return self._known[index]
@@ -149,7 +156,7 @@ class _Pages:
 
 
 def readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
-    """By page the places of the segments that read it, in order."""
+    """Return by page the positions of the segments that read it, in order."""
     found: dict[int, list[int]] = {}
     for place, part in enumerate(segments):
         for index in part.reads:
@@ -158,7 +165,7 @@ def readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
 
 
 def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
-    """By the place of a segment the pages that no later one reads."""
+    """Return by segment position the pages that no later segment reads."""
     found: dict[int, set[int]] = {}
     for index, places in readers(segments).items():
         found.setdefault(places[-1], set()).add(index)

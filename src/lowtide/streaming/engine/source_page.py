@@ -1,4 +1,4 @@
-"""The rows of a file as what a network gets, held as long as something needs them."""
+"""Page of network input read from an image file on demand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READ_ROWS = 16
 
 
 class SourceRows:
-    """A source read once from the top down, padded to (``height``, ``width``) by reflection.
+    """Row buffer over an image file, read once from the top, reflection-padded.
 
-    Rows are read when they are first asked for, and forgotten when every page and the result are
-    done with them.
+    Rows are padded to (``height``, ``width``). They are read at first use and freed when no page
+    and no writer needs them.
     """
 
     def __init__(self, source: RowSource, height: int, width: int) -> None:
@@ -28,7 +28,7 @@ class SourceRows:
         self._height = height
         self._columns = [reflect_index(x, info.width) for x in range(width)]
         self._padded = width > info.width
-        # What padding shows of the end stays to the end.
+        # The last rows, which the bottom padding reflects, stay until the end.
         self._tail = min(
             (reflect_index(y, info.height) for y in range(info.height, height)), default=height
         )
@@ -37,7 +37,7 @@ class SourceRows:
         self._kept: dict[object, Spans] = {}
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Samples (last - first, width, bands)."""
+        """Return the samples of padded rows ``first`` to ``last`` as (last - first, W, C)."""
         while self._read < min(last, self._info.height):
             self._take()
         whole = [self._one(start, stop) for start, stop in self._real(first, last)]
@@ -45,7 +45,7 @@ class SourceRows:
         return found[:, self._columns] if self._padded else found
 
     def keep(self, reader: object, spans: Spans) -> None:
-        """``reader`` wants only these rows from now on."""
+        """Declare that ``reader`` reads only these rows from now on, and free the others."""
         self._kept[reader] = spans
         wanted = [
             *(span for spans in self._kept.values() for span in spans),
@@ -59,11 +59,11 @@ class SourceRows:
 
     @property
     def held_bytes(self) -> int:
-        """What the rows held occupy."""
+        """Bytes of the rows in memory."""
         return sum(rows.nbytes for _, rows in self._pieces)
 
     def _real(self, first: int, last: int) -> Spans:
-        """The file's rows that the padded image shows, in runs."""
+        """Return the runs of file rows that padded rows ``first`` to ``last`` show."""
         real = self._info.height
         runs = [(first, min(last, real))] if first < real else []
         for y in range(max(first, real), last):
@@ -88,7 +88,7 @@ class SourceRows:
 
 
 class SourcePage:
-    """One of the images that a network gets of a file (its color, or its opacity), as a page."""
+    """Read-only page of one network input of a file: its color or its opacity."""
 
     def __init__(self, samples: SourceRows, step: TileStep, image: int, height: int) -> None:
         self._samples, self._step, self._image = samples, step, image
@@ -96,7 +96,7 @@ class SourcePage:
         self.keep([(0, height)])
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows (1, channels, rows, width) in 0..1."""
+        """Return rows of the image on the network's device: (1, C, H, W), in 0..1."""
         parts = [self._samples.rows(*span) for span in spans]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         network = self._step.network
@@ -105,16 +105,16 @@ class SourcePage:
         return one.to(network.device).contiguous(memory_format=network.memory_format)
 
     def expect(self, spans: Spans) -> None:
-        """A file is read when its rows are wanted."""
+        """Do nothing: a file is read when its rows are needed, without prefetch."""
 
     def keep(self, spans: Spans) -> None:
-        """Only these rows will be read from now on."""
+        """Declare that only these rows are read from now on."""
         self._samples.keep(self, spans)
 
     def close(self) -> None:
-        """No row will be read."""
+        """Release all rows of this page."""
         self.keep([])
 
     def write(self, first: int, rows: Tensor) -> None:
-        """A file's rows are not written to."""
+        """Raise `AssertionError`: a source is read-only."""
         raise AssertionError("a source is only read")

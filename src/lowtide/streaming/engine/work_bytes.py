@@ -1,4 +1,4 @@
-"""Bytes that steps and bands make: what a run's share of the work is taken to be."""
+"""Bytes that steps and bands compute: the measure of work for progress."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lowtide.streaming.spans import Span, count
 
 
 def bytes_of_step(program: StreamProgram, index: int) -> int:
-    """Bytes that a step computes or reduces in all bands."""
+    """Return the bytes that a step computes or reduces in all bands."""
     step = program.steps[index]
     of = step.inputs if isinstance(step, Reduction) else [index]
     return sum(map(program.bytes_of, of))
 
 
 def bytes_of_band(program: StreamProgram, band: Band) -> int:
-    """Bytes that a band computes or reduces, those aside that a former one did."""
+    """Return the bytes that a band computes or reduces, without recomputed halo rows."""
     steps, row_bytes = program.steps, program.row_bytes
     made = sum(
         (count(spans) - band.again.get(index, 0)) * row_bytes(index)
@@ -38,7 +38,14 @@ def bytes_of_band(program: StreamProgram, band: Band) -> int:
 def step_peak_bytes(
     program: StreamProgram, index: int, span: Span, pieces: Iterable[Tensor]
 ) -> int:
-    """Bytes of a step's result for a span, and roughly what it needs meanwhile."""
+    """Estimate the peak bytes of a step for one span: its result and its workspace.
+
+    Args:
+        program: Program of the step.
+        index: Node index of the step.
+        span: Rows of the result.
+        pieces: Input rows of the step.
+    """
     step = program.steps[index]
     assert isinstance(step, RowOp)
     result = (span[1] - span[0]) * program.row_bytes(index)

@@ -1,1 +1,1 @@
-"""Models as graphs of operators, and modules inside them that run as they are."""
+"""Graph capture of a model for streaming, with opaque modules where it fails."""

@@ -1,4 +1,4 @@
-"""Autocast as it is at one moment, to compare it and to have it again."""
+"""Snapshot of the autocast state, to compare and to restore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class AutocastState:
-    """Whether operators on this ``kind`` of device are given other types, and which."""
+    """Autocast state for one device type, ``kind``: enabled or not, and its dtype."""
 
     kind: str
     enabled: bool
@@ -18,19 +18,19 @@ class AutocastState:
 
     @classmethod
     def now(cls, kind: str) -> AutocastState:
-        """That of this thread."""
+        """Return the autocast state of the current thread."""
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
             return cls(kind, False, None)
         return cls(kind, True, torch.get_autocast_dtype(kind))
 
     def again(self) -> AbstractContextManager[object]:
-        """A context with the same."""
+        """Return a context manager that restores this state."""
         if not self.enabled:
             return no_autocast(self.kind)
         return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled)
 
 
 def no_autocast(kind: str) -> AbstractContextManager[object]:
-    """A context in which operators compute in the types that they are given."""
+    """Return a context manager in which autocast is off."""
     known = torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if known else nullcontext()

@@ -1,4 +1,4 @@
-"""Why a module cannot be captured, in plain words."""
+"""Plain error messages for modules that cannot be captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-# PyTorch's, of which some are in libraries that only captures load.
+# Names of PyTorch's exceptions: some are in libraries that only a capture loads.
 _BY_VALUES = frozenset(
     {
         "DataDependentOutputException",
@@ -22,7 +22,7 @@ _WHOLE = "run it whole"
 
 
 def capture_error_reason(error: Exception) -> tuple[str, str]:
-    """What is wrong, in half a sentence, and what would work."""
+    """Return (reason, hint) for an error of `torch.export`."""
     if type(error).__name__ in _BY_VALUES or "data-dependent" in str(error):
         return "what it does, or a shape in it, depends on the values of the image", _WHOLE
     if isinstance(error, TypeError) and "argument" in str(error):
@@ -34,7 +34,10 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without what follows: graphs have hundreds of lines."""
+    """Return the first line of an error message, at most 300 characters.
+
+    The rest is often a graph of hundreds of lines.
+    """
     lines = [line.strip() for line in str(error).splitlines()]
     said = next((line for line in lines if line), "")
     if type(error) is KeyError or not said:
@@ -43,7 +46,7 @@ def first_line(error: Exception) -> str:
 
 
 def module_path_of(node: fx.Node) -> str:
-    """The part of the model that an operator is of, or nothing for the model itself."""
+    """Return the path of the module that an fx node belongs to; empty for the model."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next((entry[0] for entry in reversed(stack.values())), "")
     return re.sub(r"^(L\['self'\])?\.?module\.?", "", path)
@@ -51,7 +54,10 @@ def module_path_of(node: fx.Node) -> str:
 
 @contextlib.contextmanager
 def silence_graph_printing() -> Iterator[None]:
-    """Inside, PyTorch's printing of a graph that it gives up on goes nowhere."""
+    """Keep PyTorch from printing a graph that fails to export.
+
+    What is printed goes to stderr only if the capture succeeds.
+    """
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         yield

@@ -1,4 +1,4 @@
-"""From a module to its graph of operators, for inputs of one size."""
+"""Graph capture with `torch.export`: from a module to its operators for one shape."""
 
 from __future__ import annotations
 
@@ -35,12 +35,18 @@ _FILLED = {
 
 
 def capture(module: nn.Module, image: Tensor) -> Graph:
-    """The operators that ``module`` applies to ``image``; only its shape and type count.
+    """Capture the operators that ``module`` applies to an image of this shape.
 
-    Shapes are those of this image: another size is another graph. A module inside it that computes
-    with values in Python becomes one operator, a `Block`, if a row of its result depends on rows
-    nearby alone. Raises `ModelError` where it does not, and for modules that draw random numbers
-    or train.
+    Only shape, dtype and device of ``image`` count; another shape is another graph. A submodule
+    whose Python code depends on tensor values becomes one operator, an `OpaqueModule`, if its rows
+    depend on rows nearby only.
+
+    Args:
+        module: Model in eval mode that takes an image and returns one tensor, maybe in a container.
+        image: Example input, (B, C, H, W).
+
+    Raises:
+        ModelError: The module is in training mode, draws random numbers, or cannot be captured.
     """
     if module.training:
         raise ModelError(
@@ -80,7 +86,10 @@ def _captured(module: _OneTensor, image: Tensor, blocks: OpaqueModules) -> Graph
 
 
 class _OneTensor(nn.Module):
-    """``module`` with the tensor of its result alone; ``pack`` puts one where the module has it."""
+    """Wrapper that returns only the tensor of a module's result.
+
+    ``pack`` puts a tensor back into the module's output container.
+    """
 
     pack: Repack
     written: set[Place]
@@ -90,18 +99,18 @@ class _OneTensor(nn.Module):
         self.module = module
 
     def forward(self, image: Tensor) -> Tensor:
-        """The tensor for an image."""
+        """Return the module's result tensor for an image."""
         with _as_it_was(self.module) as written:
             tensor, pack = unpack_output(self.module(image))
-        # PyTorch would look into what is set here.
+        # around `nn.Module.__setattr__`, which the trace would follow
         self.__dict__.update(pack=pack, written=written)
-        # What is just the image is no operator.
+        # an output that is the input itself would be no operator of the graph
         return tensor.clone() if tensor is image else tensor
 
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
-    """Inside, a module may set attributes of its own; afterwards they are as before, and told.
+    """Restore all attributes of a module and its parts on exit; yield those it set.
 
     What is set in a trace has no values.
     """
@@ -134,14 +143,14 @@ def _exported(module: nn.Module, image: Tensor) -> Any:
             exported = torch.export.export(module, (image,), strict=False)
             return exported.run_decompositions({})
     finally:
-        # Models that set their own weights while they run were given fake ones by the trace.
+        # The trace leaves fake weights in models that set their own weights while they run.
         for name, tensor in _tensors(module):
             if tensor.data is not kept[name]:
                 tensor.data = kept[name]
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """By every name they have: layers may share them."""
+    """Return parameters and buffers under every name, since layers may share them."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -171,7 +180,7 @@ def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule])
         if node.target is operator.getitem:
             place = _item(node, nodes, places)
         elif not isinstance(node.meta.get("val"), Tensor):
-            continue  # several results: each that is used is an item of its own
+            continue  # several results: each that is used becomes its own node
         elif node.op == "placeholder":
             place = _add(nodes, node, "input" if node.name in signature.user_inputs else "tensor")
             if node.name in signature.user_inputs:
@@ -188,7 +197,7 @@ def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule])
 
 
 def _refuse_changes(exported: Any) -> None:
-    """Raise `ModelError` for a model that changes its own buffers by what it is given."""
+    """Raise `ModelError` for a model that updates its buffers from its input."""
     signature, moved = exported.graph_signature, set[fx.Node]()
     for node in exported.graph.nodes:
         given = node.op == "placeholder" and node.name in signature.user_inputs
@@ -220,8 +229,11 @@ def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
 
 
 def _copies_alike(node: fx.Node) -> bool:
-    """Whether a result is a copy of another one that lies as that does, and so can be that: nothing
-    in a graph is changed in place. PyTorch 2.11 takes dropout at rest for one."""
+    """Whether a node clones a tensor with its strides, and so can be dropped.
+
+    Nothing in the graph is changed in place. PyTorch 2.11 exports dropout in eval mode as such a
+    clone.
+    """
     (given, *rest) = node.args or (None,)
     if str(node.target) != "aten.clone.default" or rest or node.kwargs:
         return False
@@ -231,8 +243,10 @@ def _copies_alike(node: fx.Node) -> bool:
 
 
 def _unchanged(nodes: list[Node], place: int) -> int:
-    """What a node takes, if it gives back just that: models divide by scales, of which most are
-    one, and fetch and write whole maps for it."""
+    """Return the input of a multiplication or division by 1 in place of its result.
+
+    Models divide by scales that are mostly 1; dropping these saves a pass over whole maps.
+    """
     node = nodes[place]
     if op_name(node.target) not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
         return place
@@ -247,8 +261,10 @@ def _unchanged(nodes: list[Node], place: int) -> int:
 
 
 def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
-    """An earlier node that does the same to the same, if there is one: models make their masks
-    anew in every block."""
+    """Return an earlier node with the same operator and arguments, if there is one.
+
+    Common subexpressions are frequent: models build their masks again in every block.
+    """
     node = nodes[place]
     if node.kind != "call":
         return place
@@ -263,13 +279,13 @@ def _call(
 ) -> int:
     target = node.target
     _refuse_random(node)
-    # fx's immutable lists and dictionaries take no other items.
+    # plain containers, since fx's lists and dictionaries are immutable
     args, kwargs = _plain(node.args, places), _plain(node.kwargs, places)
     if str(target) == "aten.type_as.default":
-        # Of the other tensor just the type counts.
+        # Only the dtype of the other tensor counts.
         target, args, kwargs = torch.ops.aten.to.dtype, (args[0], node.meta["val"].dtype), {}
     if made := _FILLED.get(str(target)):
-        # Of it not even that.
+        # Here not even the dtype of the first argument counts.
         target, args = made, tuple(args[1:])
         kwargs = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
     if target is torch.ops.lowtide.block.default:
@@ -287,7 +303,7 @@ def _refuse_random(node: fx.Node) -> None:
 
 
 def _at_rest(node: fx.Node) -> bool:
-    """Whether an operator that could drop numbers out drops none."""
+    """Whether a dropout or attention operator drops nothing here."""
     name = str(node.target)
     if "dropout" in name:
         return not (node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True))
@@ -297,7 +313,7 @@ def _at_rest(node: fx.Node) -> bool:
 
 
 def _plain(tree: Any, places: dict[fx.Node, int]) -> Any:
-    """Arguments with a `NodeRef` for each result."""
+    """Return arguments with a `NodeRef` for each node, in plain containers."""
     if isinstance(tree, fx.Node):
         return NodeRef(places[tree])
     if isinstance(tree, dict):
@@ -309,9 +325,9 @@ def _plain(tree: Any, places: dict[fx.Node, int]) -> Any:
 
 
 def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
-    """One result of an operator that has several, as an operator of its own.
+    """Return the node of one result of an operator that has several.
 
-    Pieces of a split become slices; others are computed for each result that is used.
+    Pieces of a split become slices; other operators run once for each result that is used.
     """
     several, which = node.args
     assert isinstance(several, fx.Node) and isinstance(which, int)
@@ -339,7 +355,10 @@ def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
 
 
 def _only_output(names: Any, places: dict[fx.Node, int]) -> int:
-    """The result; what the model writes to its own buffers is no result."""
+    """Return the node of the single result.
+
+    Buffers that the model writes are no results.
+    """
     found = [place for node, place in places.items() if node.name in names]
     if len(names) != 1 or len(found) != 1:
         raise ModelError(f"a model with {len(names)} results cannot be streamed; one is needed")

@@ -1,4 +1,4 @@
-"""A model as a list of operators, each with the results it takes."""
+"""Captured graph of a model: operators as nodes with references to their inputs."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NodeRef:
-    """The result of a node, where an argument stands."""
+    """Reference to the result of a node, as an argument of another."""
 
     node: int
 
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """Shape and type of a result."""
+    """Shape and dtype of a result."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
     @cached_property
     def bytes(self) -> int:
-        """What it occupies."""
+        """Size in bytes."""
         return self.count * self.dtype.itemsize
 
 
 @dataclass
 class Node:
-    """One operator of the graph, or an input of the model, or a tensor of its own.
+    """Operator of a graph, input of the model, or tensor of the model.
 
-    ``args`` and ``kwargs`` hold a `NodeRef` for each result they take; ``part`` is the part of the
-    model that it is of.
+    Attributes:
+        index: Its position in `Graph.nodes`.
+        name: Name from `torch.export`.
+        kind: "input", "tensor" or "call".
+        like: Shape and dtype of its result.
+        target: Operator of a call.
+        args: Arguments, with a `NodeRef` for each result.
+        kwargs: Keyword arguments, likewise.
+        part: Path of the module that the operator belongs to.
     """
 
     index: int
     name: str
-    kind: str  # "input", "tensor" or "call"
+    kind: str
     like: TensorMeta
     target: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
@@ -60,12 +67,12 @@ class Node:
 
     @property
     def title(self) -> str:
-        """For people: the operator and the part of the model that it is of."""
+        """Name for error messages: the operator and the module that it belongs to."""
         operator = getattr(self.target, "__name__", str(self.target)).removesuffix(".default")
         return f"{operator} ({self.name})" + (f" of {self.part}" if self.part else "")
 
     def call(self, values: Callable[[int], Any]) -> Any:
-        """The result, of arguments that ``values`` gives for each node."""
+        """Run the operator, with ``values`` returning the result of each referenced node."""
         assert self.target is not None
         args, kwargs = substitute_refs((self.args, self.kwargs), values)
         return self.target(*args, **kwargs)
@@ -73,11 +80,15 @@ class Node:
 
 @dataclass
 class Graph:
-    """``nodes`` in an order in which each comes after what it takes.
+    """Nodes of a model in topological order, with its tensors.
 
-    ``tensors`` are those of the model, by node: parameters and buffers, not copies of them.
-    ``pack`` makes the model's result of a tensor; ``written`` are attributes that the model sets
-    itself while it runs, by the module they are of.
+    Attributes:
+        nodes: Nodes, each after its inputs.
+        inputs: Nodes of the inputs.
+        output: Node of the result.
+        tensors: Parameters and buffers of the model by node, not copies.
+        pack: Puts a result tensor into the model's output container.
+        written: Attributes that the model sets while it runs, as (id of the module, name).
     """
 
     nodes: list[Node]
@@ -89,17 +100,17 @@ class Graph:
 
     @cached_property
     def on_cpu(self) -> bool:
-        """Whether the model was on the CPU when its graph was taken."""
+        """Whether the model was on the CPU when it was captured."""
         return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
 
     @cached_property
     def card(self) -> torch.device | None:
-        """The card that the model was on then."""
+        """GPU that the model was on when it was captured, or None."""
         devices = (tensor.device for tensor in self.tensors.values())
         return next((device for device in devices if device.type == "cuda"), None)
 
     def users(self) -> dict[int, list[Node]]:
-        """By result the operators that take it."""
+        """Return by result the nodes that take it."""
         found: dict[int, list[Node]] = {}
         for node in self.nodes:
             for one in node.refs:
@@ -108,7 +119,7 @@ class Graph:
 
 
 def iter_refs(tree: Any) -> Iterator[NodeRef]:
-    """Every `NodeRef` in nested tuples, lists and dictionaries."""
+    """Yield every `NodeRef` in nested tuples, lists and dictionaries."""
     if isinstance(tree, NodeRef):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -119,7 +130,10 @@ def iter_refs(tree: Any) -> Iterator[NodeRef]:
 
 
 def bind_refs(args: tuple[Any, ...]) -> Callable[[Mapping[int, Any]], tuple[Any, ...]]:
-    """`substitute_refs` for the same arguments again and again."""
+    """Return a fast `substitute_refs` for arguments that are used again and again.
+
+    The function takes values by node index and returns the arguments.
+    """
     if any(True for arg in args if not isinstance(arg, NodeRef) for _ in iter_refs(arg)):
         return lambda values: substitute_refs(args, values.__getitem__)
     places = [(place, arg.node) for place, arg in enumerate(args) if isinstance(arg, NodeRef)]
@@ -134,11 +148,11 @@ def bind_refs(args: tuple[Any, ...]) -> Callable[[Mapping[int, Any]], tuple[Any,
 
 
 def substitute_refs(tree: Any, values: Callable[[int], Any]) -> Any:
-    """The same with a value for each `NodeRef`."""
+    """Return nested arguments with a value in place of each `NodeRef`."""
     if isinstance(tree, NodeRef):
         return values(tree.node)
     if isinstance(tree, (tuple, list)):
-        # Most are numbers, and this runs for every operator of every band.
+        # Most items are numbers, and this runs for every operator of every band.
         return type(tree)(
             [substitute_refs(item, values) if isinstance(item, _DEEP) else item for item in tree]
         )

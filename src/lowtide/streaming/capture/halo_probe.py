@@ -1,4 +1,4 @@
-"""How far a module without a graph looks, found by trying it on small images."""
+"""Measurement of a module's halo (receptive field in rows) on small images."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.spans import Span
 from lowtide.streaming.tolerance import tolerance
 
-# Sides that are tried until a block's reach is seen to end, plus the real ones' rest.
+# Sides of trial images, tried until the receptive field ends within one; the remainder of the real
+# sides is added.
 _SIDES, _REST = (64, 128, 256), 64
 _GRAINS = (1, 2, 4, 8, 16, 32, 64)
-# What is put in place of a row to see where it matters: large numbers move thresholds too.
+# Values that replace a row to see what depends on it; large ones cross thresholds too.
 _ODD = (float("nan"), 3e4, -3e4, 0.5)
 
 
 def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
-    """Find a block's reach on small images with as many channels as ``like`` and the same rest.
+    """Measure the halo, scale and grain of a module that cannot be captured.
 
-    Single rows are replaced, by numbers that are none and by large ones, to see which rows of the
-    result they change; then bands are compared with the whole. Raises `ModelError` for a module
-    whose rows depend on all others, which draws random numbers, or whose result has another
-    shape than its input's size says.
+    Single rows of small random images are replaced by NaN and large values, to see which rows of
+    the result change. Then bands are compared with the whole result.
+
+    Args:
+        name: Path of the module, for messages.
+        module: Module that takes one image.
+        like: Input in the model, (B, C, H, W): trial images have its channels, dtype, device, and
+            the remainder of its sides by 64.
+
+    Raises:
+        ModelError: Rows of the result depend on rows far away, or the module draws random numbers,
+            cannot run on small images, or has no fixed scale.
     """
     trial = _Trial(name, module, like)
     times, apart = trial.scale()
@@ -52,7 +61,7 @@ def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
 
 
 class _Trial:
-    """Runs of one module on small images."""
+    """Trial runs of one module on small images."""
 
     def __init__(self, name: str, module: nn.Module, like: Tensor) -> None:
         self._name, self._module, self._like = name, module, like
@@ -82,7 +91,7 @@ class _Trial:
         return result
 
     def scale(self) -> tuple[int, int]:
-        """Rows of the result for each of the input, and the other way round: one of them is 1."""
+        """Return (result rows per input row, input rows per result row); one of them is 1."""
         times, apart = set[int](), set[int]()
         for height in _SIDES[:2]:
             image = self._image(height)
@@ -106,7 +115,7 @@ class _Trial:
         return found, divided
 
     def halo(self, times: int, apart: int) -> int:
-        """How far from a row of the result the rows lie that it depends on."""
+        """Return the most rows between a result row and an input row that it depends on."""
         for height in _SIDES:
             image = self._image(height)
             size, before = image.shape[2], self._run(image)
@@ -125,7 +134,7 @@ class _Trial:
         raise ModelError(f"rows of {self._name} depend on rows far away, or on all of them")
 
     def holds(self, block: OpaqueModule) -> bool:
-        """Whether bands equal the whole: at both ends, in between, of any height."""
+        """Whether bands equal the whole at both ends and inside, for several heights."""
         image = self._image(_SIDES[1])
         whole = self._run(image)
         types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
@@ -143,14 +152,16 @@ class _Trial:
 
 
 def _tried(size: int) -> Iterator[int]:
-    """Rows that are replaced: the ends, and those of a stretch in the middle, where windows may
-    begin anywhere."""
+    """Yield the rows to replace: both ends, and a stretch in the middle.
+
+    Windows may begin anywhere in the stretch.
+    """
     yield from (0, 1, size - 2, size - 1)
     yield from range(size // 2 - 8, size // 2 + 8)
 
 
 def _spans(size: int) -> Iterator[Span]:
-    """Bands that have little in common."""
+    """Yield bands of different positions and heights."""
     yield from ((0, size), (0, size // 3), (size - size // 3, size), (size // 2, size // 2 + 1))
     for first, height in zip(range(3, size // 2, 7), itertools.cycle((5, 8, 13, 16)), strict=False):
         yield first, first + height

@@ -1,4 +1,4 @@
-"""A module that is run as it is, in place of a graph of its own."""
+"""Operator that runs a module as it is, in place of a captured graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class OpaqueModule:
-    """A module of one image that is run as it is, on bands with ``halo`` rows around them.
+    """Operator that runs a module as it is, on bands with ``halo`` rows around them.
 
-    A row of its result depends on rows of its input no further away than ``halo``; bands begin at
-    multiples of ``grain`` rows of the input. Its result has ``times`` as many rows as its input,
-    or one for ``apart`` of them. ``work_bytes`` is what it takes for each number of its input,
-    its result included. It is run with ``autocast`` as that was when it was tried.
+    Attributes:
+        name: Path of the module.
+        module: Module that takes one image and returns one.
+        channels: Channels of its result.
+        times: Result rows per input row.
+        apart: Input rows per result row; ``times`` or this is 1.
+        halo: Most rows between a result row and an input row that it depends on.
+        grain: Bands begin at multiples of this many input rows.
+        work_bytes: Peak bytes per element of its input, result included.
+        autocast: Autocast state of the trial run, restored in each run.
     """
 
     name: str
@@ -36,34 +42,37 @@ class OpaqueModule:
 
     @property
     def __name__(self) -> str:
-        """For people, and the name by which rules know it."""
+        """Operator name for messages and for rules."""
         return "block"
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The module's result for these rows."""
+        """Run the module on these rows (B, C, H, W)."""
         if isinstance(rows, FakeTensor):
-            # What its Python does with values cannot be followed; what it takes is known.
+            # In a dry run its Python code has no values to work on, but its workspace is known.
             work = rows.new_empty(int(self.work_bytes * rows.numel()), dtype=torch.uint8)
             result = rows.new_empty(self.shape(rows.shape))
             del work
             return result
-        # No other thread may trace it meanwhile.
+        # keep other threads from tracing it meanwhile
         with TRACING, self.autocast.again():
             return self.module(rows)
 
     def shape(self, given: Sequence[int]) -> list[int]:
-        """Of the result, for an input of this shape."""
+        """Return the result's shape for an input of shape ``given``."""
         batch, _, *sides = given
         return [batch, self.channels, *(side * self.times // self.apart for side in sides)]
 
     def seen(self, span: Span, size: int, width: int = 0) -> Span:
-        """Rows of an input ``size`` high, of any width, that rows of the result are made of."""
+        """Return the input rows that result rows ``span`` depend on.
+
+        ``size`` is the height of the input; its width does not matter.
+        """
         first, last = (row * self.apart // self.times for row in (span[0], span[1] - 1))
         low = (first - self.halo) // self.grain * self.grain
         high = -(-(last + self.apart + self.halo) // self.grain) * self.grain
         return max(0, low), min(size, high)
 
     def band(self, rows: Tensor, span: Span, size: int) -> Tensor:
-        """Rows of the result, of the rows that are `seen`."""
+        """Return result rows ``span``, from the input rows of `seen`."""
         low = self.seen(span, size)[0] * self.times // self.apart
         return self(rows).narrow(2, span[0] - low, span[1] - span[0])

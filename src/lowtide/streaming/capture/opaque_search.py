@@ -1,4 +1,4 @@
-"""Modules inside a model of which no graph can be had, and the blocks that stand for them."""
+"""Search for submodules that cannot be captured, and the operators in their place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lowtide.streaming.module_fingerprint import EVERY_MODULES
 
 AnyOpaqueModule = OpaqueModule | RegionModule
 
-# The place of a block in a graph while it is made; only its shape is ever asked for.
+# Placeholder operator of an opaque module during capture; only its shape is used.
 _library = torch.library.Library("lowtide", "DEF")
 _library.define("block(Tensor image, int which, int[] shape) -> Tensor")
 
@@ -30,15 +30,20 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
 
 
 class OpaqueModules:
-    """The blocks of one module for so many images at once, by the modules inside it that they stand
-    for."""
+    """Opaque submodules of a model for a batch of ``images``, by module.
+
+    Args:
+        module: Model to capture.
+        images: Batch size of the captured input.
+        autocast: Autocast state under which the modules run.
+    """
 
     def __init__(self, module: nn.Module, images: int, autocast: AutocastState) -> None:
         self._images = images
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
-        # A trace may call a stand-in of PyTorch's, which has the same attributes.
+        # A trace may call PyTorch's proxy of a module, which shares its attributes.
         self._real = {id(vars(inner)): inner for inner in self._names}
-        # Modules that tell their rows need no graph. A model has many of a kind.
+        # Modules that declare their rows need no graph. Equal modules share their measurements.
         work: dict[str, dict[tuple[int, int, int], int]] = {}
         self._found: dict[nn.Module, AnyOpaqueModule] = {
             inner: RegionModule(name, inner, autocast, work.setdefault(_kind(inner), {}))
@@ -49,12 +54,12 @@ class OpaqueModules:
 
     @property
     def found(self) -> list[AnyOpaqueModule]:
-        """In the order in which they were found."""
+        """Opaque modules in the order in which they were found."""
         return list(self._found.values())
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Inside, calls of blocks are single operators, and calls of modules are watched."""
+        """Replace opaque modules by placeholder operators, and record module calls."""
         self._entered, self._thread = [], threading.get_ident()
         hooks = [inner.register_forward_pre_hook(self._enter) for inner in self._names]
         hooks += [inner.register_forward_hook(self._leave) for inner in self._names]
@@ -84,17 +89,22 @@ class OpaqueModules:
             self._entered.pop()
 
     def entered(self, otherwise: str) -> str:
-        """The innermost module that the last capture did not get out of, by its place."""
+        """Return path and class of the innermost module in which the last capture failed.
+
+        Returns ``otherwise`` if that is the model itself.
+        """
         for module, _ in reversed(self._entered):
             if (name := self._names.get(module)) and name != "the model":
                 return f"{name} ({type(module).__name__})"
         return otherwise
 
     def add(self) -> bool:
-        """Make a block of the innermost module that the last capture did not get out of.
+        """Make the innermost module in which the last capture failed opaque.
 
-        False where there is none, or none whose rows can be told apart. Raises `ModelError` saying
-        why not, if one could be asked.
+        Outer modules are tried if it cannot be. Returns False if no module could be tried.
+
+        Raises:
+            ModelError: Some could be tried, but none has a small receptive field.
         """
         refusal: ModelError | None = None
         for module, image in reversed(self._entered):
@@ -111,7 +121,7 @@ class OpaqueModules:
 
 
 def _kind(module: nn.Module) -> str:
-    """What modules that take the same memory have in common: all but the values of weights."""
+    """Return a key of modules with equal workspace: everything but weight values."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     facts: list[object] = [(name, one.shape, one.dtype, one.device) for name, one in tensors]
     for inner in module.modules():

@@ -1,4 +1,4 @@
-"""Results that come in a container: a tuple, a list, a dictionary or a dataclass."""
+"""Outputs in a container: a tuple, a list, a dictionary or a dataclass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Repack = Callable[[Tensor], Any]
 
 
 def unpack_output(result: Any) -> tuple[Tensor, Repack]:
-    """The only tensor of a result, and what puts another one in its place.
+    """Return the only tensor of an output, and a function that replaces it.
 
-    Raises `ModelError` where there are several, or none.
+    The function takes another tensor and returns a copy of the container with that.
+
+    Raises:
+        ModelError: The output has several tensors, or none.
     """
     found = list(_tensors(result, ()))
     if len(found) != 1:
@@ -54,7 +57,7 @@ def _tensors(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _put(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """A copy of ``tree`` with another value at ``place``."""
+    """Return a copy of ``tree`` with another value at ``place``."""
     if not place:
         return value
     key, rest = place[0], place[1:]

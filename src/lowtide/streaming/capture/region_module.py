@@ -1,4 +1,4 @@
-"""A module that tells its rows itself, in place of a graph of its own."""
+"""Operator for a module that declares its own receptive field of rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.spans import Span
 
-# Rows of a band at which it is measured what a module takes beside them, and what is made together
-# of them at least: a window within the image sees more than one at its border.
+# Rows of the band whose workspace is measured, and its least number of grains: a window inside the
+# image needs more rows than one at its border.
 _TRIED_ROWS, _TRIED_GRAINS = 32, 2
 
 
 @dataclass
 class RegionModule:
-    """A `RowRegionModule` module, run on bands with the rows around them that it names.
+    """Operator that runs a `RowRegionModule` on bands with the halo that it declares.
 
-    What it takes beside its rows and their result is measured, once for each shape of image;
-    ``work`` is shared by modules of a kind.
+    Its workspace is measured on the CPU once for each image shape; ``work``, bytes by (C, H, W), is
+    shared by equal modules.
     """
 
     name: str
@@ -35,41 +35,41 @@ class RegionModule:
 
     @property
     def __name__(self) -> str:
-        """For people, and the name by which rules know it."""
+        """Operator name for messages and for rules."""
         return "block"
 
     def __call__(self, image: Tensor) -> Tensor:
-        """The result as a whole."""
+        """Return the whole result for an image (B, C, H, W)."""
         return self.band(image, (0, image.shape[2]), image.shape[2])
 
     def shape(self, given: Sequence[int]) -> list[int]:
-        """Of the result, for an input of this shape."""
+        """Return the result's shape for an input of shape ``given``."""
         return list(given)
 
     def grain(self, height: int, width: int) -> int:
-        """Rows that are made together."""
+        """Return the number of rows that are computed together."""
         return min(self.module.row_grain(height, width), height)
 
     def seen(self, span: Span, height: int, width: int) -> Span:
-        """Rows of the input that rows of the result are made of."""
+        """Return the input rows that result rows ``span`` depend on."""
         return self.module.rows_needed(*span, height, width)
 
     def band(self, rows: Tensor, span: Span, height: int) -> Tensor:
-        """Rows of the result, of the rows that are `seen`."""
+        """Return result rows ``span``, from the input rows of `seen`."""
         if isinstance(rows, FakeTensor):
-            # Its weights are real: what it takes is known from elsewhere.
+            # In a dry run its weights are real, so its workspace comes from `work_bytes`.
             result = rows.new_empty((*rows.shape[:2], span[1] - span[0], rows.shape[3]))
             work = rows.new_empty(
                 self.work_bytes(rows.shape[1], height, rows.shape[3]), dtype=torch.uint8
             )
             del work
             return result
-        # No other thread may trace it meanwhile.
+        # keep other threads from tracing it meanwhile
         with TRACING, self.autocast.again():
             return self.module.forward_rows(rows, *span, height)
 
     def work_bytes(self, channels: int, height: int, width: int) -> int:
-        """What the module takes beside some rows of such an image and their result."""
+        """Return the workspace bytes for a band of such an image; 0 on a GPU."""
         weight, shape = next(self.module.parameters()), (channels, height, width)
         if weight.device.type != "cpu":
             return 0

@@ -1,4 +1,4 @@
-"""Rules that tell how each operator treats rows: one file for each kind of operator."""
+"""Rules by operator name: how each operator computes a band of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that look at neighbors: convolutions, those transposed, and windows laid out."""
+"""Rules of convolution, transposed convolution and unfold."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from lowtide.streaming.rules.rule import Rule, RuleContext, argument
 from lowtide.streaming.rules.sum_layout import is_made_contiguous
 from lowtide.streaming.spans import Span
 
-# oneDNN orders a convolution's input or its result, and its weights, by blocks of 16 channels, in
-# copies of its own.
+# oneDNN copies a convolution's input or result, and its weights, to blocks of 16 channels: share of
+# input and result that these copies take.
 REORDERED, _BLOCK = 0.6, 16
 
 
 def pair(value: Any, default: int) -> tuple[int, int]:
+    """Return a size, one value or two, as (height, width); ``default`` if absent."""
     if value is None or value == []:
         return default, default
     if isinstance(value, int):
@@ -33,7 +34,7 @@ def pair(value: Any, default: int) -> tuple[int, int]:
 
 
 def side_inputs(node: Node, tracked: RuleContext) -> tuple[int, ...] | None:
-    """What an operator takes beside its image; None if that has rows too."""
+    """Return the arguments of an image operator but its image; None if one has rows."""
     wholes = tuple(one for one in node.refs if one != node.args[0].node)
     return None if any(one in tracked.rows for one in wholes) else wholes
 
@@ -50,9 +51,21 @@ def kernel_op(
     scratch: float = 0.0,
     scratch_bytes: int = 0,
 ) -> RowOp | None:
-    """A band with the rows that its kernel sees, filled up where the image really ends.
+    """Lower an operator with a kernel: a band with its halo, padded at the borders.
 
-    ``run`` computes it of those, with as much padding of rows as it is told: none for a band.
+    Args:
+        node: Node to lower; its first argument is the image.
+        tracked: Graph and row axes.
+        kernel: Receptive field along the rows.
+        fill: Value of the padding.
+        run: Computes (input rows, wholes, padding of rows); the padding is 0 for a band.
+        dim: Dim of the rows.
+        cheap: As in `RowOp`.
+        scratch: As in `RowOp`.
+        scratch_bytes: As in `RowOp`.
+
+    Returns:
+        The operator, or None if rows are not along ``dim`` or other arguments have rows.
     """
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim != dim:
@@ -90,7 +103,15 @@ def kernel_op(
 
 
 def pad_constant(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tensor:
-    """The rows between others full of one number: `F.pad` writes the rows twice."""
+    """Pad rows along ``dim`` with a constant, in one write; `F.pad` writes them twice.
+
+    Args:
+        rows: Rows to pad.
+        dim: Dim of the rows.
+        above: Rows to add before.
+        below: Rows to add after.
+        fill: Value of the padding.
+    """
     shape = list(rows.shape)
     pieces = [rows]
     for count, place in ((above, 0), (below, 2)):
@@ -101,16 +122,19 @@ def pad_constant(rows: Tensor, dim: int, above: int, below: int, fill: float) ->
 
 
 def pad_at_borders(rows: Tensor, seen: Span, size: int, sides: int) -> Tensor:
-    """Rows ``seen`` of an image that has ``size``: zeros beyond its ends and at both sides."""
+    """Zero-pad a band at the image's ends, and by ``sides`` columns left and right.
+
+    ``seen`` are its rows, unclipped, in an image of ``size`` rows.
+    """
     frame = [sides, sides, max(0, -seen[0]), max(0, seen[1] - size)]
     return F.pad(rows, frame) if any(frame) else rows
 
 
 def convolution(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Convolution over images with zeros beyond them.
+    """Lower conv2d with zero padding.
 
-    A band that touches an end of the image, and one that does not, are the same operator: its
-    own padding of rows is spared where it would only be cut off.
+    Bands at the image's ends and inside run the same operator. Padding of rows that would only be
+    cropped is left out.
     """
     weight, bias = node.args[1], argument(node, 2, "bias")
     if len(node.like.shape) != 4:
@@ -158,7 +182,7 @@ def convolution(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def unfold(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Windows laid out one after another (im2col): those of one row of windows are a grain."""
+    """Lower unfold (im2col) of (B, C, H, W); one row of windows is a grain."""
     rows = tracked.of(node.args[0])
     image = tracked.like(node.args[0]).shape
     if rows is None or rows.dim != 2 or len(image) != 4:
@@ -184,7 +208,7 @@ def unfold(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Transposed convolution: each row of the result of the few rows that reach it."""
+    """Lower conv_transpose2d: a band from the few input rows that contribute to it."""
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim != 2 or len(node.like.shape) != 4:
         return None
@@ -212,7 +236,7 @@ def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
         return ([sources(span)],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        # All that these rows reach; row 0 of it is the place of the first one's first row.
+        # all rows that the input rows contribute to; row 0 belongs to the first input row
         full = torch.conv_transpose2d(
             pieces[0],
             whole[0],
@@ -225,7 +249,7 @@ def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
         )
         start = span[0] + pad[0] - sources(span)[0] * stride[0]
         short_of = start + span[1] - span[0] - full.shape[2]
-        if short_of > 0:  # rows that no row reaches, of output_padding
+        if short_of > 0:  # rows of output_padding, which no input row contributes to
             bias = whole[1].view(1, -1, 1, 1) if biased else full.new_zeros(())
             shape = *full.shape[:2], short_of, full.shape[3]
             full = torch.cat([full, bias.expand(shape)], 2)

@@ -1,7 +1,7 @@
-"""Two linear layers with GELU between them, and a sum behind them, run as one operator.
+"""Fusion of an MLP: linear, GELU, linear and an optional residual sum.
 
-What lies between has two to four times the channels, and would be written and read again for a
-whole band; here it is made for some tokens at a time.
+The hidden tensor has two to four times the channels. Here it is computed for some tokens at a
+time, and never stored for a whole band.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class _MlpLayers:
-    """Two layers over the last dimension of ``given``; nothing else takes what lies between."""
+    """Two linear layers over the last dim of ``given``, with GELU in between.
+
+    Nothing else takes the hidden tensors.
+    """
 
     given: NodeRef
     first: tuple[int, ...]
@@ -37,8 +40,10 @@ class _MlpLayers:
 
 
 def fuse_mlp(node: Node, tracked: RuleContext) -> RowOp | None:
-    """The second of two layers, or a sum of it and of something of its shape; None if a node is
-    neither."""
+    """Lower the last node of an MLP, its second linear or its residual sum.
+
+    Returns None if the node is neither, or if weights are not fp32 on the CPU.
+    """
     if node.kwargs or len(node.args) < 2:
         return None
     if op_name(node.target) == "linear":
@@ -67,12 +72,15 @@ def _layers(last: Node, tracked: RuleContext) -> _MlpLayers | None:
 
 
 def weights_of(layer: Node) -> tuple[int, ...]:
-    """The nodes of its weight, and of its bias if it has one."""
+    """Return the nodes of a linear layer's weight and bias, if any."""
     return tuple(ref.node for ref in layer.args[1:] if ref is not None)
 
 
 def is_on_cpu(layer: Node, tracked: RuleContext) -> bool:
-    """Whether its weights are the model's and of fp32, for which there is a faster way."""
+    """Whether a layer's weights are the model's own, fp32 and on the CPU.
+
+    There is a faster kernel for these.
+    """
     own = [tracked.graph.tensors.get(one) for one in weights_of(layer)]
     return not layer.kwargs and all(
         one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
@@ -118,7 +126,7 @@ def _operator(
 
 
 def _over(place: int | None, first: int) -> Run:
-    """The operator, whose result is put into the memory of an input if it is all of that."""
+    """Return the run of an MLP that writes into an input's memory if that is possible."""
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
         layers = linear_layer(whole[:first]), linear_layer(whole[first:])

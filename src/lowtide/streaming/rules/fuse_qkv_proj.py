@@ -1,8 +1,9 @@
-"""Attention of windows with the linear layers before and after it, run as one operator.
+"""Fusion of window attention with its QKV projection and its output projection.
 
-Queries, keys and values have three times the numbers of their windows. Here they are there for some
-windows at a time, and their heads come as wide out of the first layer as kernels on a CPU want
-them, which spares copies: channels of zeros add nothing to scores, and meet zeros in the second.
+Queries, keys and values have three times the elements of their windows. Here they are computed
+for some windows at a time. The QKV layer returns heads zero-padded to the width that CPU kernels
+need, which saves copies: zero channels add nothing to scores, and meet zero weights in the
+output projection.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from lowtide.streaming.rules.row_op import RowOp, Run, identity_region
 from lowtide.streaming.rules.rule import RuleContext, is_all_of_its_memory, op_name, sole_producer
 from lowtide.streaming.spans import Span
 
-# Of queries, keys and values that are there at once.
+# Bytes of queries, keys and values that exist at once.
 _PART_BYTES = 16 << 20
 _VIEWS = ("view", "_unsafe_view", "reshape")
 
 
 @dataclass(frozen=True)
 class _ProjectionLayers:
-    """Nodes of what windows go through, and of the weights and biases of both layers."""
+    """Nodes of the windows, and of weights and biases of both projections."""
 
     windows: NodeRef
     into: tuple[int, ...]
@@ -50,8 +51,10 @@ class _ProjectionLayers:
 
 
 def fuse_qkv_proj(node: Node, tracked: RuleContext) -> RowOp | None:
-    """The layer after an attention of windows whose queries, keys and values come from one layer
-    alone; None where that is not what it is."""
+    """Lower the output projection of a window attention with everything before it.
+
+    Returns None if the node is none, or if queries, keys and values come from several layers.
+    """
     found = _layers(node, tracked) if op_name(node.target) == "linear" else None
     if found is None or tracked.like(found.windows) != node.like:
         return None
@@ -62,12 +65,12 @@ def fuse_qkv_proj(node: Node, tracked: RuleContext) -> RowOp | None:
         return None
     windows = found.windows.node
     size = sum(tracked.graph.nodes[one].like.bytes for one in weights)
-    # Queries, keys and values of one of its rows.
+    # bytes of queries, keys and values of one window
     split = 3 * node.like.bytes // rows.size
 
     def scratch(count: int) -> int:
         part = min(count * split, _PART_BYTES)
-        return part + part // 3 * 2  # what is attended to, and what comes of it
+        return part + part // 3 * 2  # plus the results of attention and projection
 
     return RowOp(
         rows,
@@ -83,7 +86,7 @@ def fuse_qkv_proj(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def _layers(last: Node, tracked: RuleContext) -> _ProjectionLayers | None:
-    """Follow the second layer back to the first."""
+    """Match an output projection back to the QKV projection, or return None."""
     node = sole_producer(last.args[0], tracked, *_VIEWS)
     copied = None if node is None else sole_producer(node.args[0], tracked, "clone")
     turned = None if copied is None else sole_producer(copied.args[0], tracked, "transpose")
@@ -109,7 +112,7 @@ def _layers(last: Node, tracked: RuleContext) -> _ProjectionLayers | None:
 
 
 def _source(attention: WindowAttentionMatch, product: Node, tracked: RuleContext) -> Node | None:
-    """The layer that queries, keys and values are thirds of."""
+    """Return the QKV layer that queries, keys and values are thirds of, or None."""
     windows, heads, places, width = product.like.shape
     nodes = tracked.graph.nodes
     thirds = [nodes[one] for one in attention.inputs]
@@ -129,7 +132,7 @@ def _source(attention: WindowAttentionMatch, product: Node, tracked: RuleContext
 
 
 def _run(layers: _ProjectionLayers, *, over: bool) -> Run:
-    """The operator, in the memory of its windows if it has ``over`` and they are all of that."""
+    """Return the run, which writes into the windows' memory if ``over`` and possible."""
     heads, first = layers.heads, len(layers.into)
     weights = first + len(layers.out_of)
 
@@ -141,7 +144,7 @@ def _run(layers: _ProjectionLayers, *, over: bool) -> Run:
         added = layers.attention.added(whole[weights:])
         found = windows if over and is_all_of_its_memory(windows) else torch.empty_like(windows)
         some = _at_once(len(windows), windows[:1].nbytes * len(before[0]) // windows.shape[2])
-        # Without bytes one part is as good as all: none of them takes more.
+        # a dry run needs only one part: no other takes more memory
         count = some if isinstance(windows, FakeTensor) else len(windows)
         for at in range(0, count, some):
             part = slice(at, at + some)
@@ -159,8 +162,10 @@ def _attended(
     at: int,
     layers: _ProjectionLayers,
 ) -> Tensor:
-    """(windows, places, 3, heads, channels) to (windows, places, heads · channels), the first of
-    the windows being number ``at``."""
+    """Run attention of (N, L, 3, heads, D), which returns (N, L, heads · D).
+
+    The first window is window ``at`` of the band.
+    """
     bias, patterns = added
     query, key, value = split.permute(2, 0, 3, 1, 4)
     here = patterns_in_range(patterns, at, at + len(split))
@@ -169,6 +174,6 @@ def _attended(
 
 
 def _at_once(count: int, window: int) -> int:
-    """Windows of a part, of which each has so many bytes: parts are nearly alike."""
+    """Return the windows of a part of at most `_PART_BYTES`, with parts nearly equal."""
     most = max(1, _PART_BYTES // window)
     return -(-count // -(-count // most))

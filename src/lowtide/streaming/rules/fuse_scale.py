@@ -1,9 +1,9 @@
-"""Sums over rows of what was scaled by something of all rows: the scale waits for the sum.
+"""Fusion of a scale into a matmul over the rows: scale the sum, not the operands.
 
-Attention between channels divides queries and keys by their norms over the image and then sums
-their products over the image. Taken word by word both must be kept until the norms are known. But
-the norms are the same for all rows, so the products can be summed in the sweep that makes queries
-and keys, and divided in the end: the same numbers to rounding, and two maps less to keep.
+Attention between channels divides queries and keys by their norms over the image, and then sums
+their products over the image. Run literally, both must be kept until the norms are known. But the
+norms are the same for all rows, so the products are summed in the sweep that makes queries and
+keys, and divided at the end: the same values to rounding, and two maps less to keep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ View = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ScaledOperand:
-    """``source`` times or divided by ``scale``, which is the same for all rows, transposed."""
+    """Operand of a matmul: ``source`` times or divided by ``scale``, maybe transposed.
+
+    ``scale`` is the same for all rows.
+    """
 
     source: int
     scale: int | None
@@ -32,7 +35,7 @@ class ScaledOperand:
     transposed: bool
 
     def plain(self, tensor: Tensor) -> Tensor:
-        """A band of the source, or its scale, as the product takes it."""
+        """Transpose a band of the source, or its scale, if the matmul takes it so."""
         return tensor.mT if self.transposed else tensor
 
 
@@ -47,7 +50,7 @@ def summed_matmul(
     left: View = _as_it_is,
     right: View = _as_it_is,
 ) -> Reduction:
-    """The products of bands added up in double precision."""
+    """Return a reduction that sums the products of bands in double precision."""
 
     def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
         found = torch.matmul(left(pieces[0]), right(pieces[1])).double()
@@ -62,9 +65,10 @@ def summed_matmul(
 def fuse_scale(
     node: Node, tracked: RuleContext, rows: RowAxis
 ) -> tuple[Reduction, Callable[[int], Node]] | None:
-    """A product summed over rows, if one side is scaled; None otherwise.
+    """Lower a matmul summed over rows with a scaled operand.
 
-    Half precision is left as it is: what is not scaled yet may be too large for it.
+    Returns None if neither operand is scaled. Half precision is left alone: unscaled values may
+    overflow it.
     """
     sides = [_side(arg, tracked) for arg in node.args[:2]]
     scales = [one for one in sides if one.scale is not None]
@@ -111,7 +115,7 @@ def _side(arg: Any, tracked: RuleContext) -> ScaledOperand:
 
 
 def _is_swap(node: Node) -> bool:
-    """Whether a node swaps the last two dimensions."""
+    """Whether a node swaps the last two dims."""
     rank = len(node.like.shape)
     if op_name(node.target) != "transpose":
         return False

@@ -1,9 +1,8 @@
-"""Overlapping windows that a model lays out as columns and puts into another order, cut out of the
-image at once.
+"""Fusion of unfold (im2col) and a permuted copy into one copy from a strided view.
 
-Columns (im2col) hold each pixel as often as there are windows over it, one channel after another,
-and are copied once more, number by number, to have the channels of a pixel side by side. A view of
-the image has the same windows, and the copy is made of that.
+Columns of im2col hold each pixel once per overlapping window, channel after channel, and models
+copy them again, element by element, to make the channels of a pixel adjacent. `Tensor.unfold`
+gives the same windows as a view of the image, so that one copy is enough.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ _VIEWS = "view", "reshape", "_unsafe_view"
 
 @dataclass(frozen=True)
 class _Chain:
-    """From a copy back to the columns: a view that splits their channels, an order of dimensions,
-    and maybe one more view."""
+    """Nodes from a copy back to the columns.
+
+    A view splits their channels, a permutation follows, and perhaps one more view.
+    """
 
     columns: Node
     split: Node
@@ -34,7 +35,7 @@ class _Chain:
 
 
 def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A copy of columns in another order; None if a node is none, or has no rows of windows."""
+    """Lower a permuted copy of im2col columns; None if the node is no such copy."""
     chain = _chain(node, tracked) if op_name(node.target) == "clone" else None
     rows = None if chain is None else tracked.of(node.args[0])
     laid = None if chain is None else unfold(chain.columns, tracked)
@@ -43,11 +44,11 @@ def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
     size, dilation, pad, stride = (pair(chain.columns.args[place], 1) for place in range(1, 5))
     height = tracked.of(chain.columns.args[0])
     split = chain.split.like.shape
-    # Windows of one image, one row of them after another, are the last dimension of both.
+    # The last dim of both is the windows of one image, row by row.
     if height is None or split[-3:] != (*size, laid.rows.size) or dilation != (1, 1):
         return None
     across = laid.rows.grain
-    # A place of the result is one window: of more or fewer, spans would be others.
+    # one window per row of the result, as spans count windows
     if split[0] != 1 or (rows.size, rows.grain) != (laid.rows.size, across):
         return None
     order = _parted(chain.order)
@@ -58,7 +59,7 @@ def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
         last = (span[1] // across - 1) * stride[0] - pad[0] + size[0]
         piece = pad_at_borders(pieces[0], (first, last), height.size, pad[1])
         cut = piece.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1])
-        # (image, channels, rows of windows, windows, down, across) to the split and its order
+        # (B, C, rows of windows, windows per row, kernel H, kernel W) to the split and its order
         seen = cut.permute(0, 1, 4, 5, 2, 3).unflatten(1, split[1:-3]).permute(order)
         return seen.reshape(*shape[:dim], span[1] - span[0], *shape[dim + 1 :]).contiguous()
 
@@ -66,7 +67,7 @@ def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def _parted(order: Sequence[int]) -> list[int]:
-    """The order of as many dimensions, the last of which are two now."""
+    """Return a permutation whose last dim is split into two."""
     last = len(order) - 1
     found: list[int] = []
     for dim in order:

@@ -1,10 +1,10 @@
-"""A nearest enlargement by two and the 3×3 convolution after it, as one operator.
+"""Fusion of nearest 2× upsampling and the 3×3 convolution after it.
 
-Each pixel of the enlarged image is there four times, so that of the nine products that a result
-sums, those of equal pixels can be one, with the sum of their weights: 2×2 kernels over the small
-image, one for each of the four places that a pixel is put to, take four ninths of the products,
-and the enlarged image is never made. That both are the same was shown by Aitken et al.,
-Checkerboard artifact free sub-pixel convolution (2017); rounding differs.
+Each pixel of the upsampled image occurs four times, so of the nine products of a result the ones
+of equal pixels merge, with the sum of their weights. The fused operator runs 2×2 kernels on the
+small image, one for each of the four output positions: four ninths of the products, and the
+upsampled image is never made. Equality was shown by Aitken et al., Checkerboard artifact free
+sub-pixel convolution (2017); rounding differs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
 from lowtide.streaming.rules.sum_layout import is_made_contiguous
 from lowtide.streaming.spans import Span
 
-# Sums of weights in lower precision would be rounded once more than the weights.
+# In lower precision the sums of weights would be rounded a second time.
 _TYPES = {torch.float32, torch.float64}
 
 
 def fuse_upsample_convs(graph: Graph) -> Graph:
-    """The graph with one operator for each such pair; itself where there is none."""
+    """Return the graph with each such pair fused; the graph itself if there is none."""
     users = graph.users()
     pairs = {
         node.index: before
@@ -72,7 +72,7 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
 
 
 def _enlarged_by(graph: Graph, node: Node) -> Node | None:
-    """The enlargement that a convolution can be one operator with."""
+    """Return the upsampling node that a convolution can be fused with, or None."""
     if node.kind != "call" or op_name(node.target) != "conv2d":
         return None
     image, weight = node.args[0], node.args[1]
@@ -106,33 +106,44 @@ def _folding(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:
 
 
 def fold_upsample_weight(weight: Tensor) -> Tensor:
-    """(4 · result's channels, channels, 2, 2) of (result's channels, channels, 3, 3): the kernels
-    for the upper left, upper right, lower left and lower right of the four places."""
+    """Fold a 3×3 weight (O, C, 3, 3) to four 2×2 kernels, (4 · O, C, 2, 2).
+
+    They are for the upper left, upper right, lower left and lower right output pixel; O is the
+    number of output channels.
+    """
     across = _halved(weight, 3)  # (right, out, in, 3, 2)
     return _halved(across, 3).flatten(0, 2)  # of (down, right, out, in, 2, 2)
 
 
 def _halved(weight: Tensor, dim: int) -> Tensor:
-    """Three weights along ``dim`` as two; a new dimension in front tells for which place."""
+    """Fold three weights along ``dim`` to two, for each of two output positions.
+
+    The positions are a new leading dim.
+    """
     before, at, after = weight.unbind(dim)
     first, second = (before, at + after), (before + at, after)
     return torch.stack([torch.stack(first, dim), torch.stack(second, dim)])
 
 
 def upsample_conv2d(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(batch, out, 2 · height, 2 · width) of (batch, in, height, width) and a
-    `fold_upsample_weight`."""
+    """Upsample by 2 (nearest) and convolve (B, C, H, W) to (B, O, 2 · H, 2 · W).
+
+    Args:
+        image: Input, (B, C, H, W).
+        weight: Folded weight from `fold_upsample_weight`, (4 · O, C, 2, 2).
+        bias: Bias, (O,).
+    """
     return _between(pad_constant(image, 2, 1, 1, 0.0), weight, bias)
 
 
 def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The result for all rows of ``image`` but the first and the last."""
+    """Compute the result for all rows of ``image`` but the first and the last."""
     height, width = image.shape[2:]
     channels = len(weight) // 4
     twice = None if bias is None else bias.repeat(2)
     found: Tensor | None = None
     for down, kernels in enumerate(weight.split(2 * channels)):
-        # Left and right at once: what is right of a pixel is left of the next.
+        # both columns at once: the right neighbor of a pixel is the left one of the next
         both = F.conv2d(image.narrow(2, down, height - 1), kernels, twice, padding=(0, 1))
         if found is None:
             found = _room(both, (len(image), channels, 2 * (height - 2), 2 * width))
@@ -144,14 +155,14 @@ def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _room(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory for a result in the order in which ``like`` lies."""
+    """Allocate a result in the memory format of ``like``."""
     laid = like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last)
     form = torch.contiguous_format if laid else torch.channels_last
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
 
 
 def upsample_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Two rows of the result of three of the small image's."""
+    """Lower the fused operator: two result rows from three rows of the small image."""
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim != 2:
         return None

@@ -1,9 +1,8 @@
-"""Attention of windows written out as products, sums and a softmax, run as one operator.
+"""Fusion of window attention: matmul, bias, mask, softmax and matmul.
 
-Models add a bias to the scores and, where windows are shifted over the border, a mask that is as
-large as the scores. Most windows are masked by nothing and the others in two or three ways, so
-the mask is given as the few patterns that there are and where they stand, and scores are never
-kept.
+Models add a bias to the scores and, for shifted windows, a mask as large as the scores. Most
+windows have no mask, and the others only two or three different ones. So the mask is passed as
+its distinct patterns with their windows, and scores are never stored.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lowtide.streaming.spans import Span
 
 @dataclass
 class _Scores:
-    """Where the scores of a softmax come from: ``addends`` are the same for all windows."""
+    """Sources of attention scores; ``addends`` are biases, equal for all windows."""
 
     query: NodeRef
     key: NodeRef
@@ -34,9 +33,15 @@ class _Scores:
 
 @dataclass(frozen=True)
 class WindowAttentionMatch:
-    """Queries, keys and values, whose rows are the windows, and what is added to their scores:
-    ``wholes`` are the same for all windows, the last of them a mask if there is one, with the
-    dimension of its windows."""
+    """Nodes of a window attention; the rows of its inputs are the windows.
+
+    Attributes:
+        rows: Row axis of query, key and value.
+        inputs: Query, key and value.
+        wholes: Biases equal for all windows, then the mask if there is one.
+        patterned: The mask, with its dim of windows.
+        scale: Factor of the scores.
+    """
 
     rows: RowAxis
     inputs: tuple[int, ...]
@@ -45,7 +50,7 @@ class WindowAttentionMatch:
     scale: float
 
     def added(self, whole: Sequence[Any]) -> tuple[Tensor | None, Sequence[MaskPattern]]:
-        """Of the wholes the sum of biases, and the patterns of the mask."""
+        """Return the sum of the biases, or None, and the patterns of the mask."""
         patterns: Sequence[MaskPattern] = whole[-1] if self.patterned else ()
         bias = None
         for one in whole[:-1] if self.patterned else whole:
@@ -54,7 +59,7 @@ class WindowAttentionMatch:
 
 
 def fuse_window_attention(node: Node, tracked: RuleContext) -> RowOp | None:
-    """`match_window_attention` as an operator."""
+    """Lower the last matmul of a window attention; None if it is none."""
     found = match_window_attention(node, tracked)
     if found is None:
         return None
@@ -70,8 +75,10 @@ def fuse_window_attention(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def match_window_attention(node: Node, tracked: RuleContext) -> WindowAttentionMatch | None:
-    """The product of a softmax and values of (windows, heads, places, channels), as a whole
-    attention; None if that is not what it is, or if rows are not the windows."""
+    """Match the product of a softmax and values as a window attention.
+
+    Returns None if it is none, or if rows are not the windows. Values are (N, heads, L, D).
+    """
     weights, value = node.args[:2]
     if not isinstance(value, NodeRef) or len(node.like.shape) != 4:
         return None
@@ -94,7 +101,7 @@ def match_window_attention(node: Node, tracked: RuleContext) -> WindowAttentionM
 
 
 def _scores(tracked: RuleContext, weights: Any) -> _Scores | None:
-    """Follow a softmax back to the product that it is of."""
+    """Return the sources of the scores of a softmax, or None."""
     softmax = sole_producer(weights, tracked)
     if softmax is None or op_name(softmax.target) not in ("softmax", "_softmax"):
         return None
@@ -106,7 +113,7 @@ def _scores(tracked: RuleContext, weights: Any) -> _Scores | None:
     node = sole_producer(softmax.args[0], tracked)
     while node is not None and op_name(node.target) in ("add", "view"):
         first, *rest = node.args
-        # Windows may be a dimension of images and one of windows: of one image, or it has no rows.
+        # A view may split windows to (B, N), with B of 1; otherwise it has no row axis.
         if node.like.shape[-4:] != shape or node.like.count != softmax.like.count or node.kwargs:
             return None
         if op_name(node.target) == "add":
@@ -128,7 +135,7 @@ def _scores(tracked: RuleContext, weights: Any) -> _Scores | None:
 
 
 def _product(tracked: RuleContext, node: Node) -> _Scores | None:
-    """The scaled product of queries and keys."""
+    """Return the sources of a scaled product of queries and keys, or None."""
     scale = 1.0
     if op_name(node.target) in ("mul", "div") and _number(node) is not None:
         scale = _number(node) or 0.0
@@ -151,14 +158,14 @@ def _product(tracked: RuleContext, node: Node) -> _Scores | None:
 
 
 def _number(node: Node) -> float | None:
-    """By which number a node multiplies its first argument."""
+    """Return the factor by which a node multiplies its first argument, or None."""
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], (int, float)):
         return None
     return node.args[1] if op_name(node.target) == "mul" else 1 / node.args[1]
 
 
 def _is_turned(node: Node) -> bool:
-    """Whether it swaps the last two of four dimensions."""
+    """Whether a node swaps the last two of four dims."""
     if op_name(node.target) == "transpose":
         return sorted(dim % 4 for dim in node.args[1:3]) == [2, 3]
     return op_name(node.target) == "permute" and [dim % 4 for dim in node.args[1]] == [0, 1, 3, 2]

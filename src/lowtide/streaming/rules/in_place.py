@@ -1,5 +1,4 @@
-"""Forms of pointwise operators that put their result into the memory of an input, or where they
-are told."""
+"""In-place and ``out=`` forms of pointwise operators."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from lowtide.streaming.rules.rule import is_all_of_its_memory, op_name
 from lowtide.streaming.rules.sum_layout import is_symmetric, match_strides
 from lowtide.streaming.spans import Span
 
-# Operators with a kernel that writes where it is told; those of others make a copy more, and
-# oneDNN's GELU takes every place for one that lies in order.
+# Operators whose ``out=`` kernels write to any strides. Those of others make a further copy, and
+# oneDNN's GELU treats every output as contiguous.
 WRITE_ANYWHERE = {
     "add",
     "sub",
@@ -38,11 +37,18 @@ WRITE_ANYWHERE = {
 def in_place_forms(
     node: Node, inputs: Sequence[int], run: Run, graph: Graph, *, plain: bool = False
 ) -> dict[int, Run]:
-    """By input a form of ``run`` that puts the result into that input's memory.
+    """Return forms of ``run`` that write the result into an input's memory, by input.
 
-    It does what ``run`` does where the memory is not wholly that input's, or where the result
-    would lie in another order than that of ``run``: that of the first operand, or if ``plain``
-    that of its dimensions.
+    A form falls back to ``run`` where the input does not occupy all of its storage, or where the
+    result would have other strides than that of ``run``: those of the first operand, or contiguous
+    ones if ``plain``.
+
+    Args:
+        node: Pointwise node.
+        inputs: Nodes of its inputs with rows.
+        run: Out-of-place form.
+        graph: Graph of the node.
+        plain: Whether the result is contiguous.
     """
     target = _changing(node)
     if target is None or not node.args or any(True for _ in iter_refs(node.kwargs)):
@@ -60,7 +66,7 @@ def in_place_forms(
 
 
 def out_form(node: Node, inputs: Sequence[int]) -> Into | None:
-    """A form that puts the result into a tensor of its shape, whatever its strides."""
+    """Return an ``out=`` form for a tensor of any strides; None if there is none."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or any(True for _ in iter_refs(node.kwargs)):
         return None
@@ -81,7 +87,10 @@ def out_form(node: Node, inputs: Sequence[int]) -> Into | None:
 
 
 def _changing(node: Node) -> Any:
-    """The operator that changes its first argument, or None."""
+    """Return the in-place variant of the node's operator, as ``add_`` of ``add``.
+
+    None if there is none with the same arguments.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None

@@ -1,4 +1,4 @@
-"""Operators that take rows from elsewhere: pieces, joins, rolls, mirrors, padding."""
+"""Rules of operators that move rows: slice, cat, roll, flip, pad."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows ``first`` to ``last`` of a result come from ``source`` (the place of an input, or -1
-    for ``fill``), from row ``start`` on, downward or (``step`` -1) upward."""
+    """Result rows ``first`` to ``last``, copied from an input or filled.
+
+    ``source`` is the position of the input, or -1 for the fill value. Rows come from row ``start``
+    on, downward, or upward with ``step`` -1.
+    """
 
     first: int
     last: int
@@ -29,7 +32,7 @@ class RowRange:
     step: int = 1
 
     def within(self, span: Span) -> RowRange | None:
-        """The part that lies in a span of the result."""
+        """Return the part within a span of the result, or None."""
         first, last = max(self.first, span[0]), min(self.last, span[1])
         if first >= last:
             return None
@@ -38,7 +41,7 @@ class RowRange:
 
     @property
     def taken(self) -> Span:
-        """The rows of the source."""
+        """Rows of the source."""
         count = self.last - self.first
         if self.step > 0:
             return self.start, self.start + count
@@ -52,8 +55,17 @@ def gather_ranges(
     fill: float = 0.0,
     across: Any = None,
 ) -> RowOp:
-    """Rows put together from stretches; ``across`` does to the result what concerns the other
-    dimensions. Any row can be had alone, whatever the grain of the inputs."""
+    """Return an operator that concatenates row ranges.
+
+    Any row can be computed alone, whatever the grain of the inputs.
+
+    Args:
+        rows: Row axis of the result.
+        inputs: Nodes of the sources.
+        stretches: Row ranges in order, which cover the result.
+        fill: Value of rows without a source.
+        across: Applied to the result for the other dims.
+    """
 
     def parts(span: Span) -> list[RowRange]:
         return [part for one in stretches if (part := one.within(span)) is not None]
@@ -84,7 +96,7 @@ def gather_ranges(
 
 
 def roll(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Rows moved round; the wrap takes them from the other end."""
+    """Lower a roll; wrapped rows come from the other end."""
     rows = tracked.of(node.args[0])
     dims = argument(node, 2, "dims", [])
     if rows is None or not dims:
@@ -110,7 +122,7 @@ def roll(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def flip(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Upside down."""
+    """Lower a flip."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -126,7 +138,7 @@ def flip(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def slice_dim(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A piece: of other dimensions, or of the rows."""
+    """Lower a slice along the rows (step 1 only) or another dim."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -144,7 +156,7 @@ def slice_dim(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def concatenate(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Tensors side by side, or one below the other."""
+    """Lower a cat along the rows or another dim."""
     refs = node.args[0]
     each = [tracked.of(ref) for ref in refs]
     dim = argument(node, 1, "dim", 0) % len(node.like.shape)
@@ -172,7 +184,7 @@ def concatenate(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def stack(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Tensors side by side along a new dimension."""
+    """Lower a stack."""
     each = [tracked.of(ref) for ref in node.args[0]]
     if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
         return None
@@ -182,7 +194,7 @@ def stack(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def pad(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A frame of a number, of the mirrored or the repeated image, or of its other end."""
+    """Lower a constant, reflect, replicate or circular pad."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -214,7 +226,7 @@ def pad(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def _constant(size: int, above: int, below: int) -> list[RowRange]:
-    # Cropped where negative.
+    # negative padding crops
     skip, end = max(0, -above), size + min(0, below)
     first = max(0, above)
     return [

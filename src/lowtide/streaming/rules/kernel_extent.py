@@ -1,4 +1,4 @@
-"""What operators that look at neighbors see."""
+"""Receptive field of a kernel along one dim."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a row of a result sees along one dimension: ``reach`` rows from ``row · stride -
-    pad`` on."""
+    """Receptive field along one dim: ``reach`` rows from ``row · stride - pad`` on."""
 
     reach: int
     stride: int
     pad: int
 
     def seen(self, span: Span) -> Span:
-        """Rows of the input, beyond the image too."""
+        """Return the input rows of a span of the result, unclipped at the image's ends."""
         first, last = span
         return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.reach

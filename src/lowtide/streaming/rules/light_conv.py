@@ -1,8 +1,8 @@
-"""Convolutions so light that copying their rows first would take as long as they do.
+"""Light convolutions without a padding copy, for a GPU.
 
-A band at one end of the image has zeros on one side alone, which no kernel adds. To frame it is a
-copy, that a card reads and writes as long as what a light convolution is for. Here it is convolved
-with zeros on both sides, and rows of the result that look at the others are left out.
+A band at one end of the image has zeros on one side only, which no kernel can add. Padding copies
+the band, and a GPU takes as long for it as for a light convolution. Here both sides are padded by
+the convolution itself, and result rows that depend on the wrong zeros are cropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import RuleContext, op_name
 from lowtide.streaming.spans import Span
 
-# What takes a part of a tensor as it does a whole one: others would copy it.
+# Operators that read a non-contiguous slice without a copy.
 TAKE_PARTS = {"prelu", "pixel_shuffle"}
 
 
@@ -29,8 +29,15 @@ def light_convolution(
     kernel: Kernel,
     run: Callable[[Tensor, Sequence[Tensor], int], Tensor],
 ) -> RowOp:
-    """``step`` without frames on a card, where it is light; ``run`` convolves rows with so many
-    zeros above and below."""
+    """Return ``step`` without padding copies on a GPU where it is light.
+
+    Args:
+        step: Convolution as lowered.
+        node: Its node.
+        tracked: Graph and row axes.
+        kernel: Receptive field along the rows.
+        run: Computes (input rows, wholes, padding of rows above and below).
+    """
     readers, overlap = tracked.readers.get(node.index, []), kernel.reach - 1
     if (
         tracked.graph.on_cpu
@@ -48,7 +55,7 @@ def light_convolution(
         if (first < 0) == (last > size):
             return step.run(span, pieces, whole)
         made = run(pieces[0], whole, overlap)
-        # Where the result's row 0 would be among these.
+        # offset of the span within the padded result
         at = span[0] + overlap - kernel.pad - max(0, first)
         return made.narrow(2, at, span[1] - span[0])
 

@@ -1,4 +1,4 @@
-"""Products of matrices and attention: rows as a batch, as rows of a result, or summed over."""
+"""Rules of matrix products and attention: rows as batch, output rows, or summed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lowtide.streaming.spans import Span
 
 
 def linear(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A product with a matrix over the last dimension."""
+    """Lower a linear layer over the last dim."""
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim == len(node.like.shape) - 1:
         return None
@@ -46,10 +46,10 @@ def linear(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def matmul(node: Node, tracked: RuleContext) -> RuleResult:
-    """matmul, bmm and mm.
+    """Lower matmul, bmm and mm.
 
-    Where rows are summed over, the products of bands are added up. Where they are rows of the
-    left and columns of the right (scores of attention over the image), the right is taken whole.
+    Where rows are the summed dim, products of bands are added. Where they are rows of the left and
+    columns of the right (global attention scores), the right is taken whole.
     """
     left, right = node.args[:2]
     a, b = tracked.of(left), tracked.of(right)
@@ -57,7 +57,7 @@ def matmul(node: Node, tracked: RuleContext) -> RuleResult:
     rank = len(node.like.shape)
     if min(map(len, shapes)) < 2:
         return None
-    # Places counted from the end, which are the same in both and in the result.
+    # Dims counted from the end, which broadcasting aligns.
     at_a, at_b = (
         None if rows is None else rows.dim - len(shape)
         for rows, shape in zip((a, b), shapes, strict=True)
@@ -81,7 +81,7 @@ def matmul(node: Node, tracked: RuleContext) -> RuleResult:
 
 
 def _left(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ...]) -> RowOp:
-    """Bands of the left with all of the right, whether that has rows or not."""
+    """Return bands of the left operand times the whole right one."""
     target = node.target
     assert target is not None
     aligned = rows.dim - len(node.like.shape) + len(shape)
@@ -95,7 +95,10 @@ def _left(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ..
 
 
 def addmm(node: Node, tracked: RuleContext) -> RowOp | None:
-    """addmm and baddbmm: a product, and something added that has no rows, or just its own."""
+    """Lower addmm and baddbmm with rows in the left matrix only.
+
+    The added tensor and a batched right matrix are sliced to the band where aligned.
+    """
     rows = tracked.of(node.args[1])
     rank = len(node.like.shape)
     if rows is None or rows.dim == rank - 1 or tracked.of(node.args[2]) or tracked.of(node.args[0]):
@@ -109,7 +112,7 @@ def addmm(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def scaled_dot_product(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Attention of windows, whose rows are a batch; or of bands of queries to the whole image."""
+    """Lower attention of windows (rows are the batch), or of query bands to all keys."""
     query, key, value = (tracked.of(arg) for arg in node.args[:3])
     mask = argument(node, 3, "attn_mask")
     rank = len(node.like.shape)
@@ -139,8 +142,11 @@ def scaled_dot_product(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def _by_onednn(node: Node, tracked: RuleContext, step: RowOp) -> RowOp | None:
-    """``step`` by the backend of that name, if it is the one for this attention: the same for all
-    bands, which would round differently otherwise."""
+    """Return ``step`` on the oneDNN backend if that is the choice for this attention.
+
+    It is chosen for the whole and used for all bands, since another backend would round
+    differently.
+    """
     query, key, value = (tracked.like(arg) for arg in node.args[:3])
     if len(query.shape) != 4 or not tracked.graph.on_cpu:
         return None

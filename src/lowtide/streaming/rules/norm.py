@@ -1,4 +1,4 @@
-"""Norms whose statistics are of all rows: gathered while the rows are made, then applied."""
+"""Rules of group and instance norm: statistics by bands, then one affine pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp, identity_region
 from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult, argument, op_name
 from lowtide.streaming.spans import Span
 
-# Numbers that are centered at once: they stay in a processor's cache.
+# Elements that are centered at once: they stay in the CPU's cache.
 _AT_ONCE = 1 << 18
-# And of 16 bits, that a card widens at once: enough to keep it busy, and little beside bands.
+# 16-bit elements that a GPU casts to fp32 at once: enough to keep it busy, little next to a band.
 _WIDENED = 1 << 24
-# Numbers whose sum fp32 holds well, about.
+# Elements that fp32 sums accurately, about.
 _PART = 1 << 8
-# The square of a mean, as a multiple of the variance, from which on numbers are centered: their
-# squares would lose this much of what they tell.
+# Ratio of squared mean to variance above which elements are centered first: squares of uncentered
+# elements would lose this much precision.
 _FAR = 3
 
 
@@ -30,7 +30,8 @@ class Moments:
     """Count, mean and sum of squared deviations of each group, in double precision.
 
     Merged by Chan, Golub and LeVeque's formula (Updating Formulae and a Pairwise Algorithm for
-    Computing Sample Variances, 1979): means of variances would lose what lies between bands.
+    Computing Sample Variances, 1979): a mean of band variances would miss the variance between
+    bands.
     """
 
     count: int
@@ -39,7 +40,10 @@ class Moments:
 
     @classmethod
     def of(cls, groups: Tensor) -> Moments:
-        """Of (groups, numbers): exact to about 1e-7, or 1e-16 of doubles."""
+        """Return the moments of ``groups``, (groups, elements).
+
+        Exact to about 1e-7, or to 1e-16 for doubles.
+        """
         count = groups.shape[1]
         exact = torch.promote_types(groups.dtype, torch.float32)
         if groups.device.type == "cpu" and groups.dtype == exact and type(groups) is Tensor:
@@ -48,7 +52,7 @@ class Moments:
             squares -= count * mean.square()
             far = (count * mean.square() > _FAR * squares).nonzero().flatten().tolist()
         else:
-            # Some tensors have no numbers to be looked at.
+            # Fake tensors of a dry run have no values to inspect.
             mean = _in_parts(groups).sum(-1, dtype=exact).double().sum(-1) / count
             squares, far = torch.empty_like(mean), list(range(len(groups)))
         step = max(1, _AT_ONCE // count)
@@ -56,15 +60,17 @@ class Moments:
             part = _those(far[first : first + step])
             taken = mean[part].to(exact)
             left, found = _sums(groups[part].to(exact) - taken[:, None])
-            # What was taken off is the mean but for rounding.
+            # The subtracted value is the mean up to rounding.
             mean[part] = taken.double() + left / count
             squares[part] = found - left.square() / count
         return cls(count, mean, squares.clamp_(min=0))
 
     @classmethod
     def on_card(cls, groups: Tensor) -> Moments:
-        """The same in one kernel that updates mean and squares with each number (Welford's
-        method), for a device that takes as long to begin many as to run them."""
+        """Return the moments of ``groups`` from one kernel (Welford's method), for a GPU.
+
+        Launching several kernels would take a GPU as long as running them.
+        """
         count, step = groups.shape[1], len(groups)
         exact = torch.promote_types(groups.dtype, torch.float32)
         if groups.dtype != exact:
@@ -74,7 +80,7 @@ class Moments:
         return cls(count, mean.double(), variance.double() * count)
 
     def merged(self, other: Moments) -> Moments:
-        """Of both together."""
+        """Return the moments of both sets of elements together."""
         count = self.count + other.count
         apart, between = other.mean - self.mean, self.count * other.count / count
         mean = self.mean.add(apart, alpha=other.count / count)
@@ -82,14 +88,14 @@ class Moments:
         return Moments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
-        """Mean of squared deviations, the count lessened by ``correction``."""
+        """Return the variance: squared deviations over the count less ``correction``."""
         return self.squares / max(self.count - correction, 0)
 
 
 def _sums(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each group its sum and that of its squares."""
+    """Return of each group its sum and its sum of squares."""
     parts = _in_parts(groups)
-    if parts.shape[-1] > 4 * _PART:  # numbers in no other parts of equal size
+    if parts.shape[-1] > 4 * _PART:  # the count has no divisor that gives smaller parts
         even = groups.shape[1] // _PART * _PART
         some, rest = _sums(groups[:, :even].contiguous()), _sums(groups[:, even:].contiguous())
         return some[0] + rest[0], some[1] + rest[1]
@@ -98,12 +104,12 @@ def _sums(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _those(places: list[int]) -> slice | list[int]:
-    """A slice where they follow one another: no copy is made of what it takes."""
+    """Return a slice where places are consecutive, since indexing by it makes no copy."""
     return slice(places[0], places[-1] + 1) if places[-1] - places[0] < len(places) else places
 
 
 def _in_parts(groups: Tensor) -> Tensor:
-    """Each group in equal parts, of as few numbers as may be but not fewer than `_PART`."""
+    """Split each group into equal parts, as small as possible but at least `_PART`."""
     count = groups.shape[1]
     parts = next((n for n in range(max(1, count // _PART), 0, -1) if count % n == 0), 1)
     return groups.unflatten(1, (parts, -1))
@@ -112,8 +118,11 @@ def _in_parts(groups: Tensor) -> Tensor:
 def accumulate_moments(
     group: Callable[[Tensor], Tensor], tracked: RuleContext
 ) -> Callable[[Moments | None, Sequence[Tensor]], Moments]:
-    """What a reduction adds for a band, whose ``group`` is (groups, numbers)."""
-    # Not asked of bands, since what a card will take is told by some that are on none.
+    """Return the ``add`` of a `Reduction` that merges the `Moments` of bands.
+
+    ``group`` maps a band to (groups, elements).
+    """
+    # The graph's device, not the band's: in a dry run for a GPU the bands are not on it.
     moments = Moments.of if tracked.graph.on_cpu else Moments.on_card
 
     def add(state: Moments | None, pieces: Sequence[Tensor]) -> Moments:
@@ -124,7 +133,7 @@ def accumulate_moments(
 
 
 def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
-    """Group norm and instance norm."""
+    """Lower group norm and instance norm to a reduction and an affine operator."""
     image = node.args[0]
     rows = tracked.of(image)
     shape = node.like.shape
@@ -144,7 +153,7 @@ def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
 
     def applied(statistics: int) -> RowOp:
         wholes = statistics, *(arg.node for arg in (weight, bias) if arg is not None)
-        # The same for all bands of a run.
+        # computed once for all bands of a run
         known = WeakTensorKeyDictionary()
 
         def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
@@ -171,8 +180,10 @@ def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
 
 @dataclass(frozen=True)
 class Affine:
-    """What a norm does to each number of a channel once its statistics are known: a product and a
-    sum, as a batch norm of mean 0 (``none``) and variance 1 (``one``)."""
+    """Normalization by known statistics: ``scale`` and ``shift`` for each channel.
+
+    It runs as a batch norm with mean 0 (``none``) and variance 1 (``one``).
+    """
 
     scale: Tensor
     shift: Tensor
@@ -189,7 +200,16 @@ class Affine:
         eps: float,
         exact: torch.dtype,
     ) -> Affine:
-        """Of the statistics of each channel, in double precision."""
+        """Return the scale and shift for statistics of each channel in double precision.
+
+        Args:
+            mean: Mean of each channel, (C,).
+            variance: Variance of each channel, (C,).
+            weight: Weight of the norm, (C,), or None.
+            bias: Bias of the norm, (C,), or None.
+            eps: Added to the variance.
+            exact: Dtype of the scale and shift.
+        """
         scale = (variance + eps).rsqrt()
         scale = scale if weight is None else scale * weight
         shift = -mean * scale if bias is None else bias - mean * scale
@@ -197,11 +217,11 @@ class Affine:
         return cls(scale.to(exact), shift.to(exact), none, one)
 
     def run(self, band: Tensor) -> Tensor:
-        """(1, channels, ...), in one pass over memory."""
-        # In the order in memory that PyTorch's norm leaves: convolutions of the other one round
-        # differently, up to eight times as much.
+        """Normalize a band (1, C, ...) in one pass over memory."""
+        # Contiguous, as PyTorch's norm returns it: channels-last convolutions round differently,
+        # up to eight times as much.
         band = band.contiguous()
-        # Not by `F.batch_norm`, which refuses an epsilon of 0 in some versions of PyTorch.
+        # not `F.batch_norm`, which rejects an epsilon of 0 in some versions of PyTorch
         fast = torch.backends.cudnn.enabled
         return torch.batch_norm(
             band, self.scale, self.shift, self.none, self.one, False, 0.0, 0.0, fast

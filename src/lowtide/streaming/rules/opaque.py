@@ -1,4 +1,4 @@
-"""Blocks: modules that are run as they are, on bands with the rows around them that they see."""
+"""Rule of opaque modules, run as they are on bands with their halo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.streaming.spans import Span
 
 
 def whole_module(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A module whose reach is known, or that tells its rows."""
+    """Lower an `OpaqueModule` or a `RegionModule` to a band with its halo."""
     rows, block, given = tracked.of(node.args[0]), node.target, tracked.like(node.args[0])
     if rows is None or rows.dim != 2:
         return None

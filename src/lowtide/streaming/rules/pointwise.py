@@ -1,4 +1,4 @@
-"""Operators whose result at a place depends on their inputs at that place."""
+"""Rules of pointwise operators, and of row-wise softmax and norms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lowtide.streaming.rules.rule import (
 from lowtide.streaming.rules.sum_layout import contiguous_form
 from lowtide.streaming.spans import Span
 
-# Not tagged as pointwise by PyTorch, or so only for some of their arguments.
+# Pointwise operators that PyTorch does not tag so, or only for some overloads.
 ALSO = {
     "alias",
     "clone",
@@ -53,12 +53,12 @@ _VIEWS = {"alias", "detach", "contiguous"}
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether `pointwise` is this operator's rule."""
+    """Whether a node is pointwise, so that `pointwise` is its rule."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node.target) in ALSO
 
 
 def pointwise(node: Node, tracked: RuleContext) -> RowOp | None:
-    """With broadcasting: dimensions are aligned at the end."""
+    """Lower a pointwise operator with broadcasting."""
     rank = len(node.like.shape)
     found: RowAxis | None = None
     slices: dict[int, int] = {}
@@ -99,12 +99,15 @@ def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> 
 
 
 def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-    """A copy is made for its order alone: nothing changes what a segment still reads."""
+    """Copy only to make the piece contiguous.
+
+    A copy for safety is not needed, since nothing writes to what a segment still reads.
+    """
     return to_contiguous(pieces[0])
 
 
 def per_channel(node: Node, tracked: RuleContext) -> RowOp | None:
-    """PReLU, and batch norm with the statistics it was trained to: by channel."""
+    """Lower PReLU, and batch norm in eval mode."""
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim < 2 or any(tracked.of(arg) for arg in node.args[1:]):
         return None
@@ -114,7 +117,7 @@ def per_channel(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def along_other_dims(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Softmax and the like: over dimensions that are not the rows'."""
+    """Lower softmax and cumsum along dims other than the rows'."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -124,7 +127,7 @@ def along_other_dims(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def norm_last_dims(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Norms over the last dimensions."""
+    """Lower layer norm and RMS norm over the last dims."""
     rows = tracked.of(node.args[0])
     if rows is None or rows.dim >= len(node.like.shape) - len(node.args[1]):
         return None
@@ -132,7 +135,7 @@ def norm_last_dims(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def slice_scatter(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A tensor with some of its channels or columns replaced."""
+    """Lower a slice_scatter along a dim other than the rows'."""
     dim = argument(node, 2, "dim", 0) % len(node.like.shape)
     base, other = (tracked.of(arg) for arg in node.args[:2])
     if base is None or other is None or (base.dim, base.size) != (other.dim, other.size):

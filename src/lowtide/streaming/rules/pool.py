@@ -1,4 +1,4 @@
-"""The greatest and the mean of windows."""
+"""Rules of max pooling and average pooling."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
 
-# One map between rows and columns; PyTorch's own notes where the greatest was.
+# Workspace of max pooling: one map between its two passes, or PyTorch's indices of the maxima.
 _BETWEEN = 1.0
 _NAMES = {"max_pool2d", "avg_pool2d"}
 
 
 def pool2d(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Windows over images, of which none reaches beyond the padding."""
+    """Lower a 2D pooling to a band with its halo; no ``ceil_mode``, no dilation."""
     if len(node.like.shape) != 4 or op_name(node.target) not in _NAMES:
         return None
     size = pair(argument(node, 1, "kernel_size"), 1)
@@ -50,10 +50,15 @@ def pool2d(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def max_pool2d(image: Tensor, size: tuple[int, int], pad: tuple[int, int]) -> Tensor:
-    """`torch.nn.functional.max_pool2d` with a stride of 1: down the columns, then along the rows.
+    """Max pooling with stride 1 in two passes: along H, then along W.
 
-    The greatest of a window is that of its columns' greatest: the same numbers. On a processor
-    PyTorch's kernel goes through each window place by place, and is ten times slower.
+    Same values as `torch.nn.functional.max_pool2d`, whose CPU kernel visits each element of each
+    window and is ten times slower.
+
+    Args:
+        image: Input, (B, C, H, W).
+        size: Kernel height and width.
+        pad: Padding of rows and of columns.
     """
     down = _greatest_along(image, 2, size[0], pad[0])
     return _greatest_along(down, 3, size[1], pad[1])
@@ -64,7 +69,7 @@ def _greatest_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
         frame = [0, 0] * (image.dim() - 1 - dim) + [pad, pad]
         image = F.pad(image, frame, value=-math.inf)
     length, seen = image.shape[dim], 1
-    while seen < size:  # windows of twice the length, of two that meet or overlap
+    while seen < size:  # double the window: the maximum of two that adjoin or overlap
         step = min(seen, size - seen)
         length -= step
         image = torch.maximum(image.narrow(dim, 0, length), image.narrow(dim, step, length))

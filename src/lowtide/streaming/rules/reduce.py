@@ -1,4 +1,4 @@
-"""Means, sums and extremes: over other dimensions band by band, over rows all bands together."""
+"""Rules of reductions: row-wise over other dims, accumulated over the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lowtide.streaming.rules.rule import (
     op_name,
 )
 
-# Of a band and dimensions, kept as 1; then how bands come together.
+# Reduction of a band over dims with keepdim, and the merge of two bands.
 _KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Tensor]]] = {
     "sum": (
         lambda band, dims: band.sum(
@@ -42,7 +42,7 @@ _MEANS = {"mean", "adaptive_avg_pool2d"}
 
 
 def reduction(node: Node, tracked: RuleContext) -> RuleResult:
-    """mean, sum, amax, amin, var, std and the norm of vectors."""
+    """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -69,7 +69,7 @@ def reduction(node: Node, tracked: RuleContext) -> RuleResult:
 def _over_rows(
     node: Node, rows: RowAxis, kind: str, dims: list[int], shape: tuple[int, ...]
 ) -> Reduction:
-    """One of ``_KINDS``, and what makes a mean or a norm of it."""
+    """Return a reduction of ``_KINDS`` over rows, finished to a mean or a norm."""
     of, together = _KINDS[kind]
     mean = op_name(node.target) in _MEANS
     numbers = _numbers([shape[dim] for dim in dims])
@@ -89,9 +89,9 @@ def _over_rows(
 
 
 def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
-    """Variance and deviation over other dimensions than the rows', in two passes.
+    """Return a two-pass var or std over dims without the rows.
 
-    PyTorch updates a mean and a sum with every number, in a quarter of the speed at which it sums.
+    PyTorch's own updates mean and squares with every element, at a quarter of the speed of a sum.
     """
     correction, root = _correction(node), op_name(node.target) == "std"
 
@@ -107,7 +107,7 @@ def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
 
 
 def _spread(node: Node, tracked: RuleContext, rows: RowAxis, dims: list[int]) -> Reduction:
-    """Variance and deviation."""
+    """Return var or std over the rows as a `Reduction`."""
     correction, shape = _correction(node), tracked.like(node.args[0]).shape
     rest = [dim for dim in range(len(shape)) if dim not in dims]
 
@@ -128,7 +128,7 @@ def _numbers(sides: Sequence[int]) -> int:
 
 
 def _correction(node: Node) -> float:
-    """What the count is lessened by: an argument of one overload, a flag of the other."""
+    """Return the correction of the count: ``correction`` or ``unbiased``, by overload."""
     given: Any = node.kwargs.get("correction")
     if given is not None:
         return float(given)
@@ -137,7 +137,7 @@ def _correction(node: Node) -> float:
 
 
 def adaptive_pool(node: Node, tracked: RuleContext) -> RuleResult:
-    """The mean or the greatest of all pixels (adaptive pooling to 1×1)."""
+    """Lower adaptive average or max pooling to 1×1 to a reduction."""
     rows = tracked.of(node.args[0])
     if rows is None or list(node.like.shape[-2:]) != [1, 1]:
         return None

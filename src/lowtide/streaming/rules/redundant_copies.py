@@ -1,8 +1,8 @@
-"""Copies that are made for their order alone, and are then only looked at to be copied once more.
+"""Removal of contiguous copies that are only viewed and then copied again.
 
-Models put queries, keys and values from tokens into channels, those into windows and those into
-heads, and each time ask for a tensor in the order of its dimensions. Where a view of the first
-order does as well, the copy between is spared: the last one is the same, number by number.
+Models permute queries, keys and values from tokens to channels, then to windows, then to heads,
+and make each contiguous. Where the views between two copies are possible without the first copy,
+it is left out: the last copy has the same values.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _VIEWS = {
 
 
 def redundant_copies(graph: Graph) -> set[int]:
-    """Copies that may be left out: each path from them leads, through views that a tensor in the
-    former order has too, to another copy that stays."""
+    """Return the copies that may be left out.
+
+    Every path from such a copy leads, through views that are possible without it, to another copy
+    that stays.
+    """
     users = graph.users()
     found, stays = set[int](), set[int]()
     for node in graph.nodes:
@@ -48,7 +51,10 @@ def _is_ordering(node: Node) -> bool:
 
 
 def _ends(graph: Graph, copy: Node, users: dict[int, list[Node]]) -> set[int]:
-    """The copies that its paths end in; none if one of them ends otherwise."""
+    """Return the copies in which all paths from ``copy`` end.
+
+    Empty if a path ends otherwise.
+    """
     ends = set[int]()
     waiting = [(copy, _uncopied(graph, copy))]
     while waiting:
@@ -66,7 +72,10 @@ def _ends(graph: Graph, copy: Node, users: dict[int, list[Node]]) -> set[int]:
 
 
 def _uncopied(graph: Graph, copy: Node) -> Tensor | None:
-    """What is copied, as it lies in memory if what it is a view of lies in order."""
+    """Return a meta tensor with the strides of the copied view; None if unknown.
+
+    What the view is of is taken to be contiguous.
+    """
     path = list(_path(graph, copy))
     seen: Tensor | None = torch.empty(path[-1].like.shape, device="meta")
     for node in reversed(path[:-1]):
@@ -75,7 +84,7 @@ def _uncopied(graph: Graph, copy: Node) -> Tensor | None:
 
 
 def _path(graph: Graph, copy: Node) -> Iterator[Node]:
-    """From what is copied back to what it is a view of."""
+    """Yield the nodes from the input of a copy back to what it is a view of."""
     node = graph.nodes[copy.args[0].node]
     yield node
     while op_name(node.target) in _VIEWS:
@@ -84,9 +93,9 @@ def _path(graph: Graph, copy: Node) -> Iterator[Node]:
 
 
 def _looked(node: Node, seen: Tensor) -> Tensor | None:
-    """The view of a tensor, or None where there is none without a copy."""
+    """Return the node's view of a tensor, or None if it needs a copy."""
     assert node.target is not None
     try:
         return node.target(seen, *node.args[1:], **node.kwargs)
-    except RuntimeError:  # a view across memory that does not lie so
+    except RuntimeError:  # a view that these strides do not allow
         return None

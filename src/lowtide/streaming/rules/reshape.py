@@ -1,4 +1,4 @@
-"""Operators that name, order, split and merge dimensions, and move no row."""
+"""Rules of views: permute, reshape, squeeze, expand; they move no row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from lowtide.streaming.spans import Span
 
 
 def permute(order: Callable[[Node, int], list[int]]) -> Rule:
-    """Dimensions in another order; ``order`` gives for each its former place."""
+    """Return the rule of a permutation.
+
+    ``order`` returns for a node and its rank the former dim of each dim.
+    """
 
     def rule(node: Node, tracked: RuleContext) -> RowOp | None:
         rows = tracked.of(node.args[0])
@@ -53,7 +56,7 @@ def _moved(node: Node, rank: int) -> list[int]:
 
 
 def unsqueeze(node: Node, tracked: RuleContext) -> RowOp | None:
-    """A new dimension of 1."""
+    """Lower an unsqueeze."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -63,7 +66,7 @@ def unsqueeze(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def drop_dim(node: Node, tracked: RuleContext) -> RowOp | None:
-    """One dimension less: of 1, or of which one place is taken."""
+    """Lower a squeeze, or a select along a dim other than the rows'."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -81,7 +84,7 @@ def drop_dim(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def expand(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Dimensions of 1 repeated, and new ones in front."""
+    """Lower an expand of dims of size 1, with new leading dims."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -97,10 +100,10 @@ def expand(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def reshape(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Dimensions split and merged: rows must be the outermost of those that they share.
+    """Lower a reshape; rows must be the outermost dim of those merged or split.
 
-    A place of the result holds as many numbers as ``out``, one of the input ``inside``: spans of
-    both begin where they meet.
+    One row of the result has ``out`` elements, one row of the input ``inside``: spans are aligned
+    to multiples of both.
     """
     rows = tracked.of(node.args[0])
     if rows is None:
@@ -129,7 +132,7 @@ def reshape(node: Node, tracked: RuleContext) -> RowOp | None:
     def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return (args[0], _resized(node, found, span)), {}
 
-    # A band may lie in another order than the whole, in which a view is not always one.
+    # reshape, not view: a band may have other strides than the whole, so a view may be impossible
     plain = replace(node, target=torch.ops.aten.reshape.default)
     return banded_op(plain, tracked, found, needed=needed, change=change, cheap=True, view=True)
 
@@ -141,7 +144,7 @@ def _resized(node: Node, rows: RowAxis, span: Span) -> list[int]:
 
 
 def _reshape(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Whatever takes no shape becomes a reshape."""
+    """Lower flatten, unflatten and others as a reshape to the result's shape."""
     plain = Node(
         node.index,
         node.name,

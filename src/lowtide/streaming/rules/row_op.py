@@ -1,4 +1,4 @@
-"""How a tensor carries the rows of an image, and what an operator does to bands of them."""
+"""Operators on bands of image rows: row axis, row operator and reduction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lowtide.streaming.spans import Span, Spans
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Dimension ``dim`` of a tensor runs down the image, ``size`` long.
+    """Dim ``dim`` of a tensor that runs down the image, ``size`` long.
 
-    A band of it begins and ends at multiples of ``grain``: where windows of several rows and
-    columns lie one after another, those of one row of windows are a grain.
+    Bands begin and end at multiples of ``grain``: for a tensor of windows, one row of windows is a
+    grain.
     """
 
     dim: int
@@ -24,11 +24,12 @@ class RowAxis:
     grain: int = 1
 
 
-# Rows of each of the tensors with rows that a band depends on, in the order they are taken in.
+# Rows that a band needs of each input with rows, in the order of the inputs.
 Needs = tuple[Spans, ...]
-# Rows of a span, of those of the inputs and of what has none: tensors, or lists of patterns.
+# (span, input rows, arguments without rows) -> result rows. Arguments are tensors or lists of
+# `MaskPattern`.
 Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
-# The same, and the tensor that the rows are put into.
+# The same with the tensor that the rows are written into.
 Into = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
 
 
@@ -38,19 +39,27 @@ def _nothing(_: int) -> int:
 
 @dataclass(frozen=True)
 class RowOp:
-    """One operator on a band.
+    """Operator on a band of rows.
 
-    ``inputs`` are nodes with rows, ``wholes`` nodes without. ``needed`` tells the inputs' rows for
-    a span of the result's; ``run`` makes the span's rows of those and the whole tensors. Of the
-    wholes in ``sliced`` only the span is given, along the dimension named there, of those in
-    ``patterned`` the patterns of the span (of fixed results only). ``scratch`` is what the operator
-    takes while it runs, as a share of its inputs and result, ``scratch_of`` for so many rows, and
-    ``scratch_bytes`` whatever the band; ``framed`` says that bands at the image's ends are copied
-    with a frame. ``cheap`` operators take less time than their results take to be kept; a ``view``
-    has the memory of its first input. ``over`` has by input a form of ``run`` that may put the
-    result into that input's memory, ``into`` is a form that puts it into memory that it is given.
-    Of a light one a card makes a few rows twice sooner than it puts held ones beside new ones:
-    ``overlap`` is how many rows its result's neighboring ones see together, 0 of all others.
+    Attributes:
+        rows: Row axis of the result.
+        inputs: Nodes with rows.
+        wholes: Nodes without rows.
+        needed: Returns the rows of each input that a span of the result needs.
+        run: Computes a span from these rows and the wholes.
+        cheap: Recomputing the result takes less time than keeping it.
+        view: The result shares the memory of the first input.
+        sliced: Wholes that are sliced to the span, with the dim of each.
+        patterned: Constants among the wholes that are passed as `MaskPattern`s of the span, with
+            the dim of each.
+        scratch: Workspace as a share of the bytes of its inputs and result.
+        scratch_of: Workspace bytes for a number of rows.
+        scratch_bytes: Workspace bytes of any band.
+        framed: Bands at the image's ends are copied to pad them.
+        over: By input, a form of ``run`` that may write the result into that input's memory.
+        into: Form of ``run`` that writes into a given tensor.
+        overlap: Rows that neighboring result rows both need, of operators so light that a GPU
+            recomputes them faster than it concatenates held rows with new ones; 0 for all others.
     """
 
     rows: RowAxis
@@ -71,18 +80,26 @@ class RowOp:
     overlap: int = 0
 
     def beside(self, rows: int, given: int, result: int) -> int:
-        """Bytes that it takes while it makes so many rows, roughly, of so many given and for such
-        a result."""
+        """Estimate the workspace bytes of a band.
+
+        Args:
+            rows: Rows of the result.
+            given: Bytes of the input rows.
+            result: Bytes of the result rows.
+        """
         share = int(self.scratch * (given + result))
         return share + self.scratch_of(rows) + self.scratch_bytes
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What all rows are reduced to, gathered band by band.
+    """Reduction over all rows, accumulated band by band.
 
-    ``add`` returns the state (None at first) with the rows of a span; ``finish`` makes the
-    result of it, a tensor without rows. ``inputs`` have equally many rows.
+    Attributes:
+        rows: Row axis of the inputs.
+        inputs: Nodes with equally many rows.
+        add: Returns the state, None at first, updated with the rows of a span.
+        finish: Returns the result for a state, a tensor without rows.
     """
 
     rows: RowAxis
@@ -92,7 +109,10 @@ class Reduction:
 
 
 def identity_region(count: int) -> Callable[[Span], Needs]:
-    """Needs of an operator whose rows depend on the same rows of each of its inputs."""
+    """Return the receptive field of a row-wise operator with ``count`` inputs.
+
+    It needs the same rows of each input.
+    """
 
     def needed(span: Span) -> Needs:
         return ([span],) * count

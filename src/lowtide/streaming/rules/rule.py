@@ -1,4 +1,4 @@
-"""What a rule is given, and what it may answer."""
+"""Types and helpers of rules, which lower a graph node to a band operator."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ from lowtide.streaming.capture.graph import (
 from lowtide.streaming.rules.row_op import Needs, Reduction, RowAxis, RowOp, identity_region
 from lowtide.streaming.spans import Span
 
-# None: no rule fits, and the operator is run on whole tensors.
-# With a reduction: what makes the result of it, by its number.
+# None: no rule fits, and the operator runs on whole tensors.
+# A tuple: a reduction, and a function from its node index to the operator that uses its result.
 RuleResult = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | Node]] | None
 
 
 @dataclass
 class RuleContext:
-    """The graph and which of its results carry rows, as far as it has been walked through.
+    """Graph and row axes of the results lowered so far.
 
-    ``fixed`` are results that no input changes, ``plain`` those that lie in the order of their
-    dimensions, even if not in a whole run, ``idle`` copies that may be left out.
+    Attributes:
+        graph: Graph being lowered.
+        rows: Row axis of each result that has one.
+        fixed: Results that do not depend on the input.
+        plain: Sums whose result is made contiguous, even if not so in a run of the whole model.
+        idle: Copies that may be left out.
     """
 
     graph: Graph
@@ -45,22 +49,22 @@ class RuleContext:
 
     @cached_property
     def users(self) -> Counter[int]:
-        """How many operators take a result, the model's own result once more."""
+        """Number of nodes that take each result, the model's output counted once more."""
         found = Counter(one for node in self.graph.nodes for one in node.refs)
         found[self.graph.output] += 1
         return found
 
     @cached_property
     def readers(self) -> dict[int, list[Node]]:
-        """By result the operators that take it."""
+        """By result the nodes that take it."""
         return self.graph.users()
 
     def like(self, ref: Any) -> TensorMeta:
-        """Shape and type of an argument that is a result."""
+        """Return shape and dtype of an argument that is a `NodeRef`."""
         return self.graph.nodes[ref.node].like
 
     def of(self, arg: Any) -> RowAxis | None:
-        """The rows of an argument, or None if it has none."""
+        """Return the row axis of an argument, or None if it has none."""
         return self.rows.get(arg.node) if isinstance(arg, NodeRef) else None
 
 
@@ -68,15 +72,17 @@ Rule = Callable[[Node, RuleContext], RuleResult]
 
 
 def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
-    """An argument by its place or its name."""
+    """Return an argument of a node by position or name."""
     if len(node.args) > place:
         return node.args[place]
     return node.kwargs.get(name, default)
 
 
 def sole_producer(arg: Any, tracked: RuleContext, *names: str) -> Node | None:
-    """The operator of an argument, if nothing else takes its result and, where names are given, it
-    has one of these."""
+    """Return the node that makes an argument, if nothing else takes its result.
+
+    Returns None otherwise, or if ``names`` are given and its operator is none of them.
+    """
     if not isinstance(arg, NodeRef) or tracked.users[arg.node] != 1:
         return None
     node = tracked.graph.nodes[arg.node]
@@ -85,20 +91,28 @@ def sole_producer(arg: Any, tracked: RuleContext, *names: str) -> Node | None:
 
 
 def is_all_of_its_memory(tensor: Tensor) -> bool:
-    """Whether nothing else lies in the memory that it is a view of."""
+    """Whether a tensor occupies all of its storage."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def dims_of(dim: Any, count: int) -> list[int]:
-    """One dimension, several, or all of them, counted from the front."""
+    """Return a dim, several, or all for None, as non-negative dims."""
     if dim is None or dim == []:
         return list(range(count))
     return [one % count for one in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
 def aligned_dim(rows: RowAxis, rank: int, shape: Sequence[int]) -> int | None:
-    """The dimension of a tensor without rows that runs along those of a result with ``rank``
-    dimensions; None where it has none, or is repeated along them."""
+    """Return the dim of a tensor that broadcasting aligns with the rows of a result.
+
+    Args:
+        rows: Row axis of the result.
+        rank: Number of dims of the result.
+        shape: Shape of the tensor, which has no row axis.
+
+    Returns:
+        The dim, or None if the tensor has none or is broadcast along it.
+    """
     dim = rows.dim - rank + len(shape)
     return dim if dim >= 0 and shape[dim] == rows.size > 1 else None
 
@@ -114,10 +128,17 @@ def banded_op(
     view: bool = False,
     slices: dict[int, int] | None = None,
 ) -> RowOp:
-    """The node's own operator with bands where it has tensors with rows.
+    """Return the node's own operator, run on bands of its inputs with rows.
 
-    ``change`` may put other arguments for a span. ``slices`` names nodes without rows of which
-    only the span is given, along a dimension.
+    Args:
+        node: Node to lower.
+        tracked: Graph and row axes.
+        rows: Row axis of the result.
+        needed: Input rows for a span of the result; by default the same rows.
+        change: Returns other args and kwargs for a span.
+        cheap: As in `RowOp`.
+        view: As in `RowOp`.
+        slices: Nodes without rows that are sliced to the span, with the dim of each.
     """
     inputs = tuple(one for one in node.refs if one in tracked.rows)
     wholes = tuple(one for one in node.refs if one not in tracked.rows)
@@ -141,12 +162,12 @@ def banded_op(
 
 
 def replace_arg(args: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
-    """``args`` with another one at ``place``."""
+    """Return ``args`` with ``value`` at ``place``."""
     return (*args[:place], value, *args[place + 1 :])
 
 
 def op_name(target: Any) -> str:
-    """``aten.conv2d.default`` as ``conv2d``."""
+    """Return the name of an operator, such as ``conv2d`` for ``aten.conv2d.default``."""
     if isinstance(target, torch._ops.OpOverload):
         return target.overloadpacket.__name__
     return getattr(target, "__name__", str(target))

@@ -1,11 +1,11 @@
-"""In which order sums of pixels and tokens lie in memory.
+"""Memory format of residual sums: contiguous for norms, NCHW for convolutions.
 
-Where a network goes from an image to tokens, it adds what lies channel after channel to what lies
-token after token. PyTorch's sum lies as the first of both, so everything up to the next
-convolution mixes the two orders, and every norm puts its input in order for itself. Here a sum
-that a norm reads lies token after token, and a convolution after it gets its input channel after
-channel, as in a whole run: the other order rounds up to eight times as much. Where a whole run has
-that order, as of HAT's convolutions beside its attention, it stays, and nothing is copied.
+Where a network goes from an image to tokens, it adds a channels-first to a channels-last tensor.
+PyTorch's sum has the strides of the first operand, so everything up to the next convolution mixes
+both formats, and every norm copies its input. Here a sum that a norm reads is contiguous as
+tokens, and a convolution after it gets a contiguous (NCHW) input, as in a run of the whole model:
+channels-last convolutions round up to eight times as much. Where a whole run is channels-last, as
+HAT's convolutions next to its attention, it stays so, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lowtide.streaming.rules.row_op import Run
 from lowtide.streaming.rules.rule import RuleContext, op_name
 from lowtide.streaming.spans import Span
 
-# Through which a result is looked at: the same memory, or a copy in the same order.
+# Operators that return a view, or a copy in the same order.
 _VIEWS = {
     "view",
     "reshape",
@@ -38,14 +38,14 @@ _VIEWS = {
 }
 _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten", "contiguous"}
 _EITHER = {"add", "mul"}
-# From (images, height, width, channels).
+# Permutation from (B, H, W, C) to (B, C, H, W).
 _TO_IMAGE = [0, 3, 1, 2]
-# Whose result lies as their image does.
+# Operators whose result has the memory format of their input.
 _KEEPING = {"conv2d", "gelu", "relu", "leaky_relu", "silu"}
 
 
 def is_symmetric(node: Node) -> bool:
-    """Whether the two operands may be swapped."""
+    """Whether a node is an add or mul of two tensors, whose operands may be swapped."""
     plain = len(node.args) == 2 and not node.kwargs
     return (
         op_name(node.target) in _EITHER
@@ -55,7 +55,7 @@ def is_symmetric(node: Node) -> bool:
 
 
 def contiguous_sums(graph: Graph) -> set[int]:
-    """Sums that a norm over their last dimension reads: they are tokens."""
+    """Return the sums and products that a layer norm reads: these are tokens."""
     users = graph.users()
     return {
         node.index
@@ -77,15 +77,15 @@ def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:
 
 
 def is_made_contiguous(image: NodeRef, tracked: RuleContext) -> bool:
-    """Whether a convolution gets this image channel after channel, however it lies."""
+    """Whether a convolution gets this image made contiguous, whatever its strides."""
     return bool(tracked.plain) and not _has_channels_together(image, tracked.graph)
 
 
 def _has_channels_together(image: NodeRef, graph: Graph) -> bool:
-    """Whether kernels of a whole run take an image for one of channels last: it is of tokens that a
-    norm made, or of a convolution of such an image.
+    """Whether a run of the whole model treats an image as channels-last.
 
-    Of sums of tokens it is not known, whose batch of one has any stride: PyTorch goes by that too.
+    That is so for tokens from a norm, or a convolution of such an image. For sums of tokens it is
+    not known: a batch of one has any stride, and PyTorch decides by that too.
     """
     turned = _source(image, graph, _KEEPING)
     if op_name(turned.target) != "permute" or list(turned.args[1]) != _TO_IMAGE:
@@ -94,7 +94,10 @@ def _has_channels_together(image: NodeRef, graph: Graph) -> bool:
 
 
 def _source(ref: NodeRef, graph: Graph, through: set[str]) -> Node:
-    """What a result was made of by these operators, each of its first argument."""
+    """Return the node that a result comes from through these operators.
+
+    Only their first arguments are followed.
+    """
     node = graph.nodes[ref.node]
     while op_name(node.target) in through:
         node = graph.nodes[node.args[0].node]
@@ -102,7 +105,7 @@ def _source(ref: NodeRef, graph: Graph, through: set[str]) -> Node:
 
 
 def contiguous_form(node: Node, inputs: Sequence[int]) -> Run:
-    """A symmetric operator, its result in the order of its dimensions."""
+    """Return the run of a symmetric operator with a contiguous result."""
     target, wholes = node.target, [one for one in node.refs if one not in inputs]
     bind = bind_refs(node.args)
     assert target is not None
@@ -110,7 +113,7 @@ def contiguous_form(node: Node, inputs: Sequence[int]) -> Run:
     def laid(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         values: dict[int, Any] = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
         one, other = bind(values)
-        # It lies as its first operand does.
+        # The result has the strides of its first operand.
         if other.is_contiguous():
             one, other = other, one
         return to_contiguous(target(one, match_strides(one, other)))
@@ -119,7 +122,10 @@ def contiguous_form(node: Node, inputs: Sequence[int]) -> Run:
 
 
 def match_strides(tensor: Tensor, other: Tensor) -> Tensor:
-    """``other``, which is to be added to ``tensor``, in the order in which that lies: PyTorch adds
-    up what lies otherwise number by number, three times as long as by a copy of it."""
+    """Return ``other`` with the strides of ``tensor``, to which it is added.
+
+    PyTorch adds tensors of different strides element by element, which takes three times as long as
+    with a copy.
+    """
     alike = other.shape == tensor.shape and tensor.is_contiguous()
     return to_contiguous(other) if alike else other

@@ -1,4 +1,4 @@
-"""Operators that make more rows or fewer: enlargement, repetition, shuffles of pixels."""
+"""Rules of upsampling: nearest, bilinear, bicubic, pixel shuffle and unshuffle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowtide.streaming.spans import Span
 
 
 def repeat_rows(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Each row several times: nearest upsampling, and repeated places."""
+    """Lower nearest upsampling by a whole factor, or repeat_interleave."""
     rows = tracked.of(node.args[0])
     if rows is None:
         return None
@@ -41,18 +41,18 @@ def repeat_rows(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def _fewer(times: int) -> Callable[[Span], Needs]:
-    """The rows that a span comes from, each of which makes so many."""
+    """Return the receptive field of an upsampling by ``times``."""
     return lambda span: ([(span[0] // times, span[1] // times)],)
 
 
 def _height(node: Node, tracked: RuleContext) -> RowAxis | None:
-    """The rows of an operator's image, if they are its height."""
+    """Return the row axis of an image operator's input if it is dim -2."""
     rows = tracked.of(node.args[0])
     return rows if rows is not None and rows.dim == len(node.like.shape) - 2 else None
 
 
 def pixel_shuffle(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Channels to pixels (pixel shuffle)."""
+    """Lower a pixel shuffle."""
     rows, factor = _height(node, tracked), node.args[1]
     if rows is None:
         return None
@@ -61,7 +61,7 @@ def pixel_shuffle(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def pixel_unshuffle(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Pixels to channels (pixel unshuffle)."""
+    """Lower a pixel unshuffle."""
     rows, factor = _height(node, tracked), node.args[1]
     if rows is None:
         return None
@@ -75,10 +75,10 @@ def pixel_unshuffle(node: Node, tracked: RuleContext) -> RowOp | None:
 
 
 def interpolate(node: Node, tracked: RuleContext) -> RowOp | None:
-    """Bilinear and bicubic enlargement by a whole factor, by pixels' centers.
+    """Lower bilinear or bicubic upsampling by a whole factor, ``align_corners=False``.
 
-    Rows beyond a band's own are computed too and cut off, so that only the image's real ends
-    are ends.
+    A halo is computed around the band and cropped, so that only the image's real borders are
+    treated as borders.
     """
     rows = tracked.of(node.args[0])
     name = op_name(node.target)

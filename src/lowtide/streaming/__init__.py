@@ -1,1 +1,1 @@
-"""Running a model over rows: tiles and their geometry, and the runner that obeys a Plan."""
+"""Streamed execution: bands, tiles, pages, planner and runner."""

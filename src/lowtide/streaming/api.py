@@ -1,4 +1,4 @@
-"""A module that gives the result of another one, band by band."""
+"""The public API of streaming: `stream` and the wrapper module `Streamed`."""
 
 from __future__ import annotations
 
@@ -28,42 +28,45 @@ from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.pages.placement import PagePlacement, Placement
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 
-# Sizes of image whose programs are kept.
+# Image sizes whose programs are kept.
 _KEPT = 4
 
 
 class Streamed(nn.Module):
-    """``module`` with the same call, run by bands of rows within a budget.
+    """Wrapper of a module that runs it in bands of rows within a memory budget.
 
-    Takes (batch, channels, height, width) and returns what ``module`` returns for it, equal to
-    rounding (accuracy class: exact); one tensor in a tuple, list, dictionary or dataclass comes
-    back in such a one. Images of a batch are run one after another, once it is shown that they go
-    through the module apart from each other; a module that mixes them is refused. Memory, beside
-    weights, input and result: the bands, the pages between them, and what single operators take
-    for themselves (`explain` tells it).
+    Takes ``(B, C, H, W)`` and returns what ``module`` returns for it, equal to rounding (accuracy
+    class: exact). If ``module`` returns one tensor in a tuple, list, dictionary or dataclass, so
+    does this. The images of a batch run one after another, once the module is proven to treat them
+    independently; a module that mixes them is refused. Beyond weights, input and result, memory
+    holds the bands, the pages between segments and the workspaces of single operators; `explain`
+    lists it.
 
-    The first image of a size takes seconds longer: the graph is captured, and compared with the
-    module itself on a small image; that comparison is remembered on disk. What was captured is
-    made anew when the module has changed: its parameters, buffers, parts, hooks, modes and types,
-    and attributes that are numbers, texts, or made of such. Values of weights are read as they are
-    at each call. What cannot be seen is what ``forward`` reads elsewhere: global variables,
-    closures, files, other objects' insides; after a change of those, make another `Streamed`.
-    Hooks of its parts may change what passes through, but are not called with each image.
+    The first image of a size takes seconds longer: the graph is captured and compared with the
+    module itself on a small image. The outcome of that comparison is cached on disk. The program is
+    captured again when the module has changed: its parameters, buffers, submodules, hooks, modes
+    and dtypes, and attributes that are numbers, strings or containers of these. Weight values are
+    read at each call. Not noticed is what ``forward`` reads elsewhere: global variables, closures,
+    files, attributes of other objects. After such a change, create another `Streamed`. Hooks of
+    submodules may change the values that pass through, but are not called for each image.
 
-    If ``recorded``, an NVIDIA card is told of the run's kernels once, with the second image of a
-    size, and starts them by itself from then on: the same numbers sooner, where a light model's
-    kernels are over before Python issues the next. What the run takes, and a copy of the image, is
-    then held until an image of another size comes or the module goes; pages stay on the card.
+    ``recorded`` captures the run as a CUDA graph at the second image of a size and replays it from
+    then on. The values are the same; a light model, whose kernels end before Python launches the
+    next, gets faster. The memory of the run and a copy of the image stay allocated until an image
+    of another size comes or the module is freed; pages stay on the GPU.
 
-    There are no gradients: where some are wanted, a call raises `UsageError`. May be called by
-    several threads, one of which runs at a time. A copy, pickled or not, prepares itself anew.
+    There is no backward pass: a call that needs gradients raises `UsageError`. Several threads may
+    call it; calls run one at a time. A copy, by pickle or `copy`, prepares its own programs.
 
-    Raises `ModelError` for a module that cannot be streamed exactly, and `BudgetError`, which
-    names the least that would do. Source of the method: bands as in fused-layer networks
-    (MCUNetV2, arXiv 2110.15352), with norms and windows exact.
+    Method: bands as in fused-layer networks (MCUNetV2, arXiv 2110.15352), with exact norms and
+    attention windows.
+
+    Raises:
+        ModelError: The module cannot be streamed exactly.
+        BudgetError: The budget is too small; the message names the smallest that is enough.
     """
 
-    # What a call may change, which is no change of a module that this is a part of.
+    # Attributes that a call may change: no change of a module that contains this one.
     _passing = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
 
     def __init__(
@@ -96,7 +99,7 @@ class Streamed(nn.Module):
         self._lock = threading.RLock()
 
     def forward(self, image: Tensor) -> Any:
-        """The result for each image of the batch, as ``module`` returns it."""
+        """Return the result for images ``(B, C, H, W)``, as ``module`` returns it."""
         if torch.compiler.is_compiling():
             eager: Any = torch.compiler.disable(self._run)
             return eager(image)
@@ -113,8 +116,10 @@ class Streamed(nn.Module):
         return pack(results[0] if len(results) == 1 else torch.cat(results))
 
     def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(first row, (1, channels, rows, width)) of the result of one image, from the top down:
-        for results that are never held as a whole."""
+        """Yield the result of one image in bands of rows, from the top down.
+
+        Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
+        """
         _check(image)
         self._refuse_gradients(image)
         if len(image) > 1:
@@ -122,15 +127,18 @@ class Streamed(nn.Module):
         yield from _rows(self.prepare(image), image.detach())
 
     def explain(self, image: Tensor) -> str:
-        """How an image of this size would be run."""
+        """Describe how an image of this size runs and what memory it takes."""
         _check(image)
         more = "" if self._replays is None else "; recorded with the second image"
         return self.prepare(image).title + more
 
     def prepare(self, image: Tensor) -> PreparedStream:
-        """The program for images like this one; made once for each size, type, and setting that
-        changes what the module computes, and anew when the module has changed."""
-        # What convolutions take for themselves depends on TF32 too.
+        """Return the program for images like this one, from the cache or newly captured.
+
+        Captured once for each size, dtype and setting that changes what the module computes, and
+        again when the module has changed.
+        """
+        # The workspaces of convolutions depend on TF32 too.
         key = (
             *image.shape[1:],
             image.dtype,
@@ -154,7 +162,7 @@ class Streamed(nn.Module):
             return self._known[key]
 
     def _packing(self, known: PreparedStream, images: Tensor) -> Any:
-        """What makes the module's result of a tensor, for so many images."""
+        """Return what turns a tensor into the module's output container, for this batch."""
         if len(images) == 1:
             return known.program.graph.pack
         if len(images) not in known.batches:
@@ -183,7 +191,7 @@ class Streamed(nn.Module):
         return self._replays(run, image, known.sweep.constants())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has weights of its own: programs are of this one's.
+        # A copy has its own weights; the programs hold those of this module.
         own = {"_known", "_replays", "_lock"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
@@ -203,7 +211,7 @@ def _by_bands(known: PreparedStream, image: Tensor) -> Tensor:
         return collect_rows(program, _rows(known, image))
     aside = hold_arena(known.sweep.piece, device, program.bytes_of(program.output))
     result = allocate_result(program, device)
-    del aside  # or the run could not be cut out of it
+    del aside  # free it before the run is captured: what is captured must not include it
     return collect_rows(program, _rows(known, image), result)
 
 
@@ -219,18 +227,21 @@ def stream(
     scratch: Path | None = None,
     recorded: bool = False,
 ) -> Streamed:
-    """``module`` with the same call, in the memory of ``budget``: see `Streamed`.
+    """Wrap ``module`` to run in bands of rows within ``budget``: see `Streamed`.
 
         small = lowtide.stream(model.eval(), budget="1GiB")
         with torch.no_grad():
-            result = small(image)        # equal to model(image) but for rounding
+            result = small(image)        # equal to model(image) except for rounding
 
-    ``pages`` says where maps are kept that no band can do without: in ``"memory"`` of the image's
-    device, for a card in that of its ``"host"``, on ``"disk"`` (in a file of the folder ``scratch``
-    that has no name and vanishes with the module; between calls up to 1 GiB of it stays for the
-    next), or wherever the budget lets them: with ``"auto"`` in memory as many as fit, and the
-    others in the next of these places. ``recorded`` makes a CUDA graph of the run, for many images
-    of one size on a card.
+    Args:
+        module: The module to run, which takes ``(B, C, H, W)``.
+        budget: Memory limit; ``"auto"`` derives it from what is free.
+        pages: Where feature maps between segments are kept: in ``"memory"`` of the image's device,
+            for a GPU in that of its ``"host"``, or on ``"disk"``. ``"auto"`` keeps as many in
+            memory as fit and spills the others to the next of these places.
+        scratch: Folder of the unnamed file of pages on disk, which is removed with the module;
+            between calls up to 1 GiB of it is kept for the next call.
+        recorded: Replay the run as a CUDA graph, for many images of one size on a GPU.
     """
     return Streamed(module, budget=budget, pages=pages, scratch=scratch, recorded=recorded)
 

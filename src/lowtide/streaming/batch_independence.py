@@ -1,10 +1,10 @@
-"""Proof that the images of a batch go through a model apart from each other.
+"""Proof that a model treats the images of a batch independently.
 
-Images are streamed one after another. A model that takes the least number of a batch, its mean, or
-turns it round gives something else for a batch than for its images, and has to be found out. Its
-operators for the batch are run one by one on a small one. For each of them it is followed which
-numbers some of the images can change: where arithmetic carries what is no number (NaN) on, by that,
-and elsewhere by trying other values. Numbers that nothing of the others can change are apart.
+Images are streamed one after another. A model that takes the minimum or the mean over a batch, or
+flips it along dim 0, returns something else for a batch than for its images, and must be detected.
+The operators captured for the batch run one by one on small inputs. For each result the proof
+tracks which elements some of the images can change: by propagating NaN where arithmetic carries
+NaN, elsewhere by trying other values. Elements that no other image can change are independent.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lowtide.streaming.certificate import module_key, share_apart, small_image, 
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
-# Sides that are tried until the operators are those at the real size.
+# Image sides to try until the operators are those at the real size.
 _SIDES = (16, 64, 128)
-# Values that are tried of other operators, among those that are there and among all the least and
-# all the most.
+# Values to try for other operators: among the values that are there, and with all others at the
+# minimum or at the maximum.
 _TRIED = (
     (None, ("none", "least", "most", "any")),
     ("least", ("most", "any")),
     ("most", ("least", "any")),
 )
 _HINT = "give it one image at a time, or run the module itself"
-# Operators that carry NaN on to whatever depends on it, of floating point numbers.
+# Operators on floating-point values that propagate NaN to all that depends on it.
 _CARRYING = frozenset(
     {
         "adaptive_avg_pool2d",
@@ -121,11 +121,14 @@ _CARRYING = frozenset(
 
 
 def require_independent_images(module: nn.Module, images: Tensor, folder: Path | None) -> Repack:
-    """What makes the module's result of a tensor, for this batch; raises `ModelError` unless
-    ``module`` gives for it what it gives for its images.
+    """Raise `ModelError` unless ``module`` treats a batch's images independently.
 
-    Its operators are captured at this size and at a small one, where they are followed, and where
-    its results for a batch and for single images are compared. Remembered in ``folder``.
+    Captures the operators at this size and at a small one. At the small size, dependences are
+    tracked and the results for a batch and for single images are compared. The outcome is cached in
+    ``folder``.
+
+    Returns:
+        What turns a tensor into the module's output container, for this batch.
     """
     batch, sides = len(images), images.shape[2:]
     path = (
@@ -145,7 +148,7 @@ def require_independent_images(module: nn.Module, images: Tensor, folder: Path |
         try:
             graph = capture(module, small)
         except ModelError:
-            continue  # too small for it, as a reflection that is wider than the image
+            continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
             with tf32(False), torch.inference_mode():
                 _DependenceTracer(graph, batch).require_apart(small)
@@ -165,7 +168,10 @@ def _names(graph: Graph) -> list[str]:
 
 
 def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
-    """That a batch has the results of its images, whatever was done by how many there are."""
+    """Raise `ModelError` unless a batch has the results of its images.
+
+    This finds what depends on the batch size itself.
+    """
     whole, _ = unpack_output(module(images.clone()))
     single = torch.cat([unpack_output(module(image.clone()))[0] for image in images.split(1)])
     apart = share_apart(single, whole)
@@ -178,9 +184,9 @@ def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
 
 
 class _DependenceTracer:
-    """A graph for a batch, whose results are followed back to images.
+    """A batch graph whose results are traced back to the images they depend on.
 
-    Images are told apart by the digits of their places in binary: two sets for each digit.
+    Images are identified by the binary digits of their index: two sets of images for each digit.
     """
 
     def __init__(self, graph: Graph, batch: int) -> None:
@@ -191,12 +197,12 @@ class _DependenceTracer:
             for side in (0, 1)
         ]
         self._values = dict(graph.tensors)
-        # By set and result the numbers that its images can change.
+        # For each set and result, the elements that the images of the set can change.
         self._touched: list[dict[int, Tensor]] = [{} for _ in self._sets]
         self._mixing: Node | None = None
 
     def require_apart(self, images: Tensor) -> None:
-        """Raise `ModelError` where an image of the result depends on another one of the input."""
+        """Raise `ModelError` where an image of the result depends on another input image."""
         (given,) = self._graph.inputs
         self._values[given] = images
         for one, touched in zip(self._sets, self._touched, strict=True):
@@ -244,14 +250,14 @@ class _DependenceTracer:
                     self._mixing = node
 
     def _changed(self, node: Node, value: Tensor, touched: dict[int, Tensor]) -> Tensor:
-        """Which numbers of a result do those change that are touched."""
+        """Return a mask of the elements of a result that the touched elements can change."""
         masks = {one: touched[one] for one in node.refs if one in touched}
         given = {one: self._values[one] for one in node.refs}
         carried = op_name(node.target) in _CARRYING and all(
             tensor.is_floating_point() for tensor in (value, *(given[one] for one in masks))
         )
         changed = torch.zeros_like(value, dtype=torch.bool)
-        # What an extreme number is to others shows among less extreme ones.
+        # An effect of extreme values on other elements shows among less extreme values.
         for around, draws in ((None, ("none",)),) if carried else _TRIED:
             before, among = given, value
             if around is not None:
@@ -266,7 +272,7 @@ class _DependenceTracer:
                     for one, mask in masks.items()
                 }
                 differs = _result(node, before | others) != among
-                # What is no number already is no proof, unless it was made so.
+                # A value that is NaN already proves nothing, unless NaN was put in.
                 changed |= differs if around is None else differs & (among == among)
         return changed
 
@@ -276,7 +282,7 @@ def _result(node: Node, values: Mapping[int, Tensor]) -> Tensor:
 
 
 def _last_uses(graph: Graph) -> Iterator[tuple[Node, Sequence[int]]]:
-    """Each node with the results that nothing takes after it."""
+    """Yield each node with the results whose last use it is."""
     last = {node.index: node.index for node in graph.nodes}
     for node in graph.nodes:
         last.update(dict.fromkeys(node.refs, node.index))
@@ -289,7 +295,7 @@ def _last_uses(graph: Graph) -> Iterator[tuple[Node, Sequence[int]]]:
 
 
 def _other(value: Tensor, draw: str) -> Tensor:
-    """Other numbers of the same kind: none, the least, the most, or random ones."""
+    """Return other values of the same dtype: NaN, the minimum, the maximum, or random."""
     generator = torch.Generator().manual_seed(len(draw))
     shape, kind = value.shape, value.dtype
     if kind == torch.bool:
@@ -303,7 +309,7 @@ def _other(value: Tensor, draw: str) -> Tensor:
             return random.to(value.device, kind)
         odd = {"none": float("nan"), "least": -float("inf"), "most": float("inf")}
         return torch.full_like(value, odd[draw])
-    # Indices stay within what they point to.
+    # Keep indices within the range of what they point to.
     ends = {"least": value.min(), "most": value.max()}
     if draw in ends:
         return ends[draw].expand(shape)

@@ -1,4 +1,4 @@
-"""Proof that a program does what its model does: on small images, before it is used."""
+"""Comparison of a streamed program with its model on small images."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
-# Sides are tried that leave the same rest as the real ones: what a model pads, it pads then too.
-# The second is for models that do something of their own at the size that they were trained at.
+# Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
+# second size is for models with a special case at their training size.
 _REST, _LEAST = 64, (64, 128)
-# Models that enlarge by more are compared on less: their results would have more than 256 rows,
-# and the decoder of an autoencoder, which enlarges by 8, would be run at its real size.
+# Models that upscale by more are compared on a smaller image: their results would have more than
+# 256 rows, and an autoencoder's decoder, which upscales by 8, would run at its real size.
 _ENLARGED = 4
-# Bands may err so many times as much as the model in 16-bit numbers does, where that is a lot.
+# Allowed error of bands as a multiple of the model's own 16-bit error, where that error is large.
 _TIMES = 2
 _IN_FP32 = (
     "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
     " pipeline converts what it decodes if vae.config.force_upcast is set"
 )
-# Parts that the program is cut into, and bands of each: they have little in common.
+# Segments of the program and bands of each to try: two choices with little in common.
 _TRIED = (1, 3), (6, 5)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """``error``: the largest difference from the model itself, as a share of its largest number.
+    """Measured error of a streamed program against its model.
 
-    ``operators`` is a digest of the operators in order, which the program of the real size must
-    share. Where 16-bit numbers leave more than rounding should, ``error`` is that against the model
-    in fp32, and ``own_error`` that of the model as it is.
+    Attributes:
+        error: Largest difference from the model itself, divided by its largest absolute value.
+            Where 16-bit types leave more than rounding should, the error against the model in fp32.
+        own_error: In that case, the model's own error against fp32.
+        operators: Digest of the operators in order, which the program of the real size must share.
     """
 
     error: float
@@ -57,18 +59,26 @@ class Certificate:
     own_error: float | None = None
 
     def holds(self, allowed: float) -> bool:
-        """Whether bands are as good as the model: ``allowed`` is for rounding."""
+        """Return whether the error is within ``allowed``, the tolerance for rounding."""
         return self.error <= (allowed if self.own_error is None else _TIMES * self.own_error)
 
 
 def certify(
     module: nn.Module, image: Tensor, program: StreamProgram, folder: Path | None
 ) -> Certificate:
-    """Compare bands of ``module`` with the module itself, on a small image like ``image``.
+    """Compare ``module`` run in bands with ``module`` itself, on a small image.
 
-    Remembered in ``folder`` by the weights, the sizes' rests and the versions. Raises
-    `ModelError` where the two differ by more than rounding, or where the model does other things
-    at another size.
+    The outcome is cached in ``folder``, keyed by weights, remainders of the sizes, and versions.
+
+    Args:
+        module: The module to compare with.
+        image: Gives size, dtype and device; the small image is like it.
+        program: The program for the real size.
+        folder: Cache folder, or None.
+
+    Raises:
+        ModelError: The two differ by more than rounding, or the model runs other operators at
+            another size.
     """
     wanted = operators(program)
     allowed = tolerance(node.like.dtype for node in program.graph.nodes)
@@ -110,7 +120,7 @@ def _remembered(
 
 
 def operators(program: StreamProgram) -> str:
-    """A digest of what a program does, whatever the size."""
+    """Return a digest of a program's operators, independent of the image size."""
     names = (
         f"{type(step).__name__} {op_name(program.graph.nodes[index].target)}"
         if index < len(program.graph.nodes)
@@ -126,8 +136,10 @@ def _small(side: int, least: int) -> int:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """With TF32 in products and convolutions, or without: its rounding depends on the kernel that a
-    size gets and hides what bands do wrong."""
+    """Context manager: allow or forbid TF32 in matrix products and convolutions.
+
+    TF32 rounding depends on the kernel chosen for a size, and hides errors of bands.
+    """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = tf32_is_allowed()
     try:
@@ -140,7 +152,7 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 
 def tf32_is_allowed() -> tuple[bool, bool]:
-    """In products, and in convolutions."""
+    """Return whether TF32 is allowed in (matrix products, convolutions)."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     allowed = convolutions.allow_tf32  # pyright: ignore[reportAttributeAccessIssue]
     return bool(products.allow_tf32), bool(allowed)
@@ -177,14 +189,14 @@ def _measured(
 
 
 def small_image(like: Tensor, height: int, width: int) -> Tensor:
-    """Random numbers in 0..1 of another size, for the rest as ``like``."""
+    """Return random values in 0..1 of another size, otherwise like ``like``."""
     generator = torch.Generator().manual_seed(0)
     small = torch.rand(*like.shape[:2], height, width, generator=generator)
     return small.to(like.device, like.dtype).contiguous(memory_format=order_of(like))
 
 
 def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
-    """The model's result in fp32, for which a second set of weights is held."""
+    """Return the model's result in fp32; needs a second set of weights."""
     weights = {
         name: tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
@@ -194,18 +206,18 @@ def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
 
 
 def order_of(image: Tensor) -> torch.memory_format:
-    """How an image lies in memory: on it depends which copies a model makes."""
+    """Return the memory format of an image, which decides the copies a model makes."""
     if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
         return torch.contiguous_format
     return torch.channels_last
 
 
 def share_apart(result: Tensor, whole: Tensor) -> float:
-    """The largest difference, as a share of the largest number of ``whole``."""
+    """Return the largest difference, relative to the largest value of ``whole``."""
     if result.shape != whole.shape:
         return float("inf")
     apart = (result.double() - whole.double()).abs().max().item()
-    # Written so that a difference that is not a number is none that is allowed.
+    # Written so that a NaN difference counts as infinite.
     return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
 
 
@@ -215,13 +227,13 @@ def _known(path: Path | None) -> Certificate | None:
     try:
         return Certificate(**json.loads(path.read_text()))
     except (ValueError, TypeError):
-        return None  # damaged or of another version: compared again and replaced
+        return None  # damaged or of another version: compare again and replace it
 
 
 def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str = "") -> str:
-    """Tells apart what is found out about modules, by weights, sizes and versions."""
+    """Return the cache key of facts about a module: weights, sizes, versions."""
     digest = hashlib.sha256()
-    # The operators too: what a module does need not show in its name and its weights.
+    # Operators are part of the key: class name and weights do not determine what a module computes.
     facts = (
         type(module).__qualname__,
         repr(module),
@@ -244,7 +256,7 @@ def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted
 
 
 def _settings(module: nn.Module) -> Iterator[str]:
-    """Attributes of all parts that are numbers, texts, or made of such."""
+    """Yield submodule attributes that are numbers, strings or containers of these."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if key not in EVERY_MODULES and isinstance(value, (bool, int, float, str, tuple, list)):

@@ -1,9 +1,9 @@
-"""What a module is made of, to notice when that is no longer so.
+"""Fingerprint of a module's structure and attributes, to detect changes.
 
-A program keeps what Python decided while it was captured. What that can depend on and is kept in
-the module is looked through at each call: which parameters, buffers, parts and hooks there are, and
-every attribute that is a number, a text, or made of such. The values of weights are not: programs
-read them where they lie.
+A captured program fixes what Python decided during capture. Each call compares what that can depend
+on and is kept in the module: which parameters, buffers, submodules and hooks there are, and every
+attribute that is a number, a string or a container of these. Weight values are not compared:
+programs read them in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Attributes that every module has: tables of its tensors, parts and hooks.
+# Attributes of every module: its tables of tensors, submodules and hooks.
 EVERY_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = (
     int,
@@ -31,19 +31,19 @@ _PLAIN = (
     torch.memory_format,
 )
 _PLAIN_KINDS = frozenset(_PLAIN)
-# Of attributes that are longer only their length counts, and whether they are the same object.
+# Of longer containers only the length and the identity are compared.
 _LONG = 1000
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
-# An attribute of a module: where it is, and its name.
+# An attribute of a module: id of its owner, and its name.
 Place = tuple[int, str]
 
 
 class ModuleFingerprint:
-    """Facts about a module and all its parts, without the values of its weights.
+    """Comparable facts about a module and its submodules, without weight values.
 
-    What they are about is held, so that nothing else can come to lie where it does. A class may
-    name attributes of its own that do not count as ``_passing``.
+    Holds references to the objects it describes, so that no new object can take their addresses. A
+    class may list its own attributes to ignore in ``_passing``.
     """
 
     def __init__(self, module: nn.Module, *, addresses: bool = False) -> None:
@@ -57,7 +57,7 @@ class ModuleFingerprint:
                 self._facts[id(one)] = self._of(one)
 
     def same(self, other: ModuleFingerprint, but: Set[Place] = frozenset()) -> bool:
-        """Whether the two are of the same things, leaving out some attributes."""
+        """Return whether both describe the same state, ignoring the attributes in ``but``."""
         if self._facts == other._facts:
             return True
         if not but or self._facts.keys() != other._facts.keys():
@@ -88,7 +88,7 @@ class ModuleFingerprint:
         return facts
 
     def _class(self, kind: type) -> dict[str, Any]:
-        """Its functions and numbers, which others may put in place of them."""
+        """Return the class's functions and numbers, which may be monkey-patched."""
         found: dict[str, Any] = {}
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             for name, value in vars(base).items():
@@ -99,7 +99,7 @@ class ModuleFingerprint:
         return found
 
     def _fact(self, value: Any, inside: int = 0) -> Any:
-        """What can be compared by ``==``, and soon."""
+        """Return a form of ``value`` that ``==`` compares fast."""
         kind = type(value)
         if kind in _PLAIN_KINDS or isinstance(value, _PLAIN):
             return kind, value if value == value else "nan"
@@ -108,7 +108,7 @@ class ModuleFingerprint:
         if isinstance(value, Tensor):
             return self._tensor(value)
         self._held.append(value)
-        if isinstance(value, nn.Module):  # in a list, where it is no part
+        if isinstance(value, nn.Module):  # in a list, where it is not registered as a submodule
             self._waiting.append(value)
         elif isinstance(value, np.ndarray):
             if value.nbytes <= _LONG:
@@ -120,7 +120,7 @@ class ModuleFingerprint:
             found = [self._fact(item, inside) for item in items]
             return id(kind), sorted(found, key=repr) if isinstance(value, Set) else found
         elif not (inside or isinstance(value, (type, FunctionType))) and hasattr(value, "__dict__"):
-            # A configuration, say: that it is the same one does not say that it is as it was.
+            # For example a configuration: the same object may still have changed inside.
             return id(value), self._fact(vars(value), inside + 1)
         return id(value)
 

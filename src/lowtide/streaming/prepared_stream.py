@@ -1,4 +1,4 @@
-"""A program for one size of image, laid out for a budget and proven."""
+"""A captured program for one image size, with layout and certificate."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from lowtide.streaming.planner.select import select_layout
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 
 _AWAY = {"host": " on the host", "disk": " on disk"}
-# Of the budget, for what the heap keeps and libraries make beside rows. Less on a card, where the
-# allocator's habits are told too; without these nine runs on an H200 took 1.00 to 1.01 of it.
+# Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on
+# a GPU, where the allocator is simulated; without this, nine runs on an H200 took 1.00 to 1.01 of
+# the budget.
 _SHARE, _SHARE_ON_CARD, _LEAST = 0.1, 0.05, 16 * MIB
-# The same for a recording, which has workspaces of its own: nine on an H200 held 0.96 to 1.17 times
-# what was told, with these.
+# The same for a CUDA graph, which has its own workspaces: with these, nine on an H200 held 0.96 to
+# 1.17 times the predicted bytes.
 _SHARE_RECORDED, _WORKSPACES = 0.1, 64 * MIB
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How a module is to be streamed."""
+    """Settings of a streamed module: budget, pages, scratch folder, CUDA graph."""
 
     budget: str | int | Budget
     pages: PagePlacement
@@ -52,9 +53,10 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class PreparedStream:
-    """A program for one size of image, how it is run, and its certificate.
+    """A program for one image size, its layout, and its certificate.
 
-    ``makeup`` is what the module was made of then, but for the attributes it ``written`` itself.
+    ``makeup`` is the module's fingerprint at capture; the attributes in ``written``, which the run
+    itself sets, are ignored.
     """
 
     program: StreamProgram
@@ -63,16 +65,16 @@ class PreparedStream:
     certificate: Certificate | None
     makeup: ModuleFingerprint
     written: Set[Place]
-    # By the number of images that were shown to be independent of each other.
+    # By batch size, for the sizes whose images were proven independent.
     batches: dict[int, Repack] = field(default_factory=dict)
 
     def is_of(self, makeup: ModuleFingerprint) -> bool:
-        """Whether the module is what it was."""
+        """Return whether the module is unchanged since capture."""
         return self.makeup.same(makeup, self.written)
 
     @property
     def title(self) -> str:
-        """For people: how it is run and what its rows take."""
+        """Description for the user: how the program runs and what its rows take."""
         layout = self.layout
         pages = format_bytes(layout.pages_bytes) if layout.pages_bytes else "nothing"
         away = _AWAY.get(layout.pages, "") if layout.pages_bytes else ""
@@ -86,7 +88,7 @@ class PreparedStream:
 
     @property
     def _blocks(self) -> str:
-        """Modules that are run as they are, with the rows around a band that they look at."""
+        """Describe the modules run as they are, and the halo each reads around a band."""
         found = [
             f"{node.target.name} ({node.target.halo} rows around a band)"
             for node in self.program.graph.nodes
@@ -97,8 +99,10 @@ class PreparedStream:
 
 @dataclass(frozen=True)
 class _BudgetShare:
-    """What of a budget is not for rows: ``fixed`` bytes, and a ``share`` of ``least_share`` bytes
-    at least."""
+    """The part of a budget that is reserved and not available to rows.
+
+    ``fixed`` bytes plus a ``share`` of the budget, which is ``least_share`` bytes at least.
+    """
 
     share: float
     fixed: int
@@ -106,23 +110,26 @@ class _BudgetShare:
 
     @classmethod
     def of(cls, *, on_cpu: bool, recorded: bool, copies: int) -> _BudgetShare:
-        """A recording has so many bytes of copies."""
+        """Return the reserve for a device; a CUDA graph holds ``copies`` bytes of copies."""
         if recorded:
             return cls(_SHARE_RECORDED, _WORKSPACES + copies, 0)
         return cls(_SHARE if on_cpu else _SHARE_ON_CARD, 0, _LEAST)
 
     def within(self, allowed: int) -> int:
-        """What a budget leaves to rows."""
+        """Return the bytes that a budget leaves for rows."""
         return allowed - max(self.least_share, int(allowed * self.share)) - self.fixed
 
     def least(self, rows: int) -> int:
-        """The least budget that leaves as much to them."""
+        """Return the smallest budget that leaves ``rows`` bytes for rows."""
         taken = rows + self.fixed
         return max(taken + self.least_share, math.ceil(taken / (1 - self.share)) + 1)
 
 
 def prepare_stream(module: nn.Module, image: Tensor, wishes: StreamSettings) -> PreparedStream:
-    """The program of ``module`` for images like this one. Raises as `Streamed` does."""
+    """Capture, lay out and certify ``module`` for images like this one.
+
+    Raises as `Streamed` does.
+    """
     on_cpu, device = image.device.type == "cpu", str(image.device)
     if wishes.recorded:
         require_cuda_graphs(device, HINT)
@@ -145,17 +152,18 @@ def prepare_stream(module: nn.Module, image: Tensor, wishes: StreamSettings) -> 
 def _laid_out(
     program: StreamProgram, image: Tensor, wishes: StreamSettings
 ) -> tuple[StreamLayout, int]:
-    """How it is run within the budget, and the piece of memory that this takes at once."""
+    """Return the layout within the budget, and the bytes to allocate in one piece."""
     on_cpu, device = image.device.type == "cpu", str(image.device)
     profile = None if on_cpu else profile_of(device)
     allowed = Budget.parse(wishes.budget, device="cpu" if on_cpu else device).device_bytes
-    # A recording reads and writes where it did, beside the image and the result that is given.
+    # A CUDA graph reads and writes fixed memory, in addition to the image and result of the caller.
     copies = image.nbytes + program.bytes_of(program.output)
     room = _BudgetShare.of(on_cpu=on_cpu, recorded=wishes.recorded, copies=copies)
     told: dict[Any, DryRunResult] = {}
 
     def bytes_of(draft: StreamLayout) -> int:
-        # A recording has memory of its own, which no piece of a run's can be.
+        # A CUDA graph has a private memory pool, so a block allocated up front cannot serve its
+        # run.
         in_one = not wishes.recorded
         found = told[draft.key] = dry_run(program, draft, held=True, profile=profile, in_one=in_one)
         return found.bytes

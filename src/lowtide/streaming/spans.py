@@ -1,20 +1,20 @@
-"""Sets of rows as short lists of intervals."""
+"""Sets of rows as short lists of disjoint intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Rows from the first to before the last.
+# Rows from the first (included) to the last (excluded).
 Span = tuple[int, int]
-# Disjoint, in order, and not empty; such lists are what all functions here return.
+# Disjoint, sorted and not empty; every function here returns such lists.
 Spans = list[Span]
 
 
 def union(spans: Iterable[Span]) -> Spans:
-    """All rows that are in any of them; spans that touch become one."""
+    """Return the union of the spans; adjacent ones are merged."""
     found: Spans = []
     spans = list(spans)
-    if len(spans) == 1:  # nearly always
+    if len(spans) == 1:  # the usual case
         return spans if spans[0][0] < spans[0][1] else found
     for first, last in sorted(spans):
         if first >= last:
@@ -27,7 +27,7 @@ def union(spans: Iterable[Span]) -> Spans:
 
 
 def without(spans: Spans, gone: Spans) -> Spans:
-    """Rows of ``spans`` that are not in ``gone``."""
+    """Return the rows of ``spans`` that are not in ``gone``."""
     found: Spans = []
     for first, last in spans:
         for low, high in gone:
@@ -44,17 +44,17 @@ def without(spans: Spans, gone: Spans) -> Spans:
 
 
 def common(left: Spans, right: Spans) -> Spans:
-    """Rows that are in both."""
+    """Return the intersection of two sets of rows."""
     return [(max(a, c), min(b, d)) for a, b in left for c, d in right if max(a, c) < min(b, d)]
 
 
 def outward(spans: Iterable[Span], grain: int, size: int) -> Spans:
-    """Spans widened to multiples of ``grain``, as far as there are rows."""
+    """Widen spans to multiples of ``grain``, clipped to ``size`` rows."""
     return union(
         (first // grain * grain, min(size, -(-last // grain) * grain)) for first, last in spans
     )
 
 
 def count(spans: Iterable[Span]) -> int:
-    """How many rows these are."""
+    """Return the number of rows in the spans."""
     return sum(last - first for first, last in spans)

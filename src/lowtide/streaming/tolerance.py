@@ -1,4 +1,4 @@
-"""What rounding may do to a result, as a share of its largest number."""
+"""Tolerance for rounding, relative to the largest absolute value of a result."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _BY_TYPE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, tor
 
 
 def tolerance(types: Iterable[torch.dtype]) -> float:
-    """That of the coarsest of the types in which something computes, of which one has a point."""
+    """Return the tolerance of the coarsest dtype; one must be floating point."""
     return max(_BY_TYPE[dtype] for dtype in set(types) if dtype in _BY_TYPE)

@@ -1,1 +1,1 @@
-"""Candidate plans, their cost model, the dry run, and the choice."""
+"""Planner: candidate plans, cost model, dry run and selection."""

@@ -1,4 +1,4 @@
-"""Candidates of the strategy `streamed`."""
+"""Candidate plans of the strategy `streamed`: bands of rows, optionally in panels."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_ax
 from lowtide.streaming.tiles.panels import MOVED_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
-# A captured graph, and each node of it: little of that is the graph, most is room that its capture
-# leaves between what lives, in the first run of a size. Seen in nine families of 33 to 3,878 nodes.
+# Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap
+# fragmentation that its capture causes in the first run of a size. Seen in nine model families of
+# 33 to 3,878 nodes.
 _GRAPH_BYTES, _NODE_BYTES = 600 << 10, 17 << 10
-# What a run holds beside everything that is told by name, threads' stacks and Python's own objects:
-# seen in images so small that little else is there.
+# Overhead of a run in addition to all named rows: thread stacks and Python's own objects. Seen with
+# images so small that little else is allocated.
 _BESIDE_BYTES = 1536 << 10
 _GRAPH_UPPER, _GRAPH_MARGIN = 2.0, 10 << 20
-# What the heap keeps between bands, as a share of what they take in blocks that it does keep: those
-# of two sizes take turns, and the C library's aligned ones do not fit the gaps their like left.
+# What the heap keeps between bands, as a share of their blocks below the return threshold: blocks
+# of two sizes alternate, and the C library's aligned blocks do not fit the gaps that others left.
 _KEPT, _KEPT_UPPER = 0.4, 1.0
-# Columns of a panel at most, of images of which there are several, and the share that may be run
-# twice where panels meet.
+# Largest panel width in columns, the fewest panels worth splitting into, and the largest share of
+# columns that may run twice where panels overlap.
 _PANEL, _FEW_PANELS, _TWICE = 2048, 3, 0.05
 # Bands of the bundled models and of DRCT took 1.16 to 1.22 times as long as the same pixels in one
-# piece: rows run twice, and what adapted models do to whole maps alone. Others took less than that.
+# piece: rows are recomputed, and adapted models do some work on whole feature maps only. Other
+# models took less than that.
 _PACE = 1.15
-# What a scratch file takes in or gives in a second.
+# Bytes per second that a scratch file reads or writes.
 _FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class BandCandidates:
-    """Prices layouts of one network for one picture. Methods raise `ModelError` for a network
-    that cannot be streamed.
+    """Plans and prices band layouts of one network for one image.
 
-    ``panel`` is how many columns are run at a time, by default all of them.
+    ``panel`` is how many columns run at a time, by default all of them. Methods raise `ModelError`
+    for a network that cannot be streamed.
     """
 
     costs: ModelCosts
@@ -62,14 +64,16 @@ class BandCandidates:
     panel: int | None = None
 
     def candidates(self, *, small: bool = False) -> list[Plan]:
-        """Plans by bands, a few between least memory and least time, with what they take roughly;
-        ``small`` adds those for scarce memory. Wide images may be run in panels too."""
+        """Return streamed plans between least memory and least time, roughly priced.
+
+        ``small`` adds plans for scarce memory. Wide images may run in panels too.
+        """
         panel = None if self.panel else self._narrower()
         plans = replace(self, panel=panel).candidates(small=small) if panel else []
         return self._of_one_width(small=small) + plans
 
     def _narrower(self) -> int | None:
-        """The columns of panels that are worth pricing."""
+        """Return the panel width worth pricing, or None where panels do not pay."""
         width = self.picture.padded[1]
         most = round_up(_PANEL, self.shape.align)
         if self.costs.reach is None or width < _FEW_PANELS * most or self.shape.square:
@@ -80,12 +84,12 @@ class BandCandidates:
 
     @property
     def _overlap(self) -> int:
-        """Columns that two panels share: what the model reaches, or an opacity's edges."""
+        """Columns shared by two panels: both halos, or at least the edges of an alpha."""
         return 2 * max(self.costs.reach or 0, 1)
 
     @property
     def _size(self) -> tuple[int, int]:
-        """(height, width) of what the network gets."""
+        """(height, width) of the network's input."""
         height, width = self.picture.padded
         return height, self.panel or width
 
@@ -103,12 +107,15 @@ class BandCandidates:
             )
             plans.append(self._plan(layout, [drafted]))
         plans = with_heap_modes(plans, self.picture.streamed)
-        # Where memory is scarce, what seems to fit may not, and the smallest must be left to take.
+        # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
+        # well.
         return plans if small else self._ample(plans)
 
     def _ample(self, plans: list[Plan]) -> list[Plan]:
-        """Leave out small bands where larger ones are as fast in an easy part of the budget:
-        with small ones whatever grows with the image would show."""
+        """Drop small bands where larger ones are as fast and fit the budget easily.
+
+        With small bands, anything that grows with the image would show in the peak.
+        """
         easy = [
             plan
             for plan in plans
@@ -128,7 +135,7 @@ class BandCandidates:
         ]
 
     def told(self, plan: Plan) -> Plan:
-        """``plan``, one of `candidates`, with what it takes exactly."""
+        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run."""
         if plan.tile_width != self._size[1]:
             return replace(self, panel=plan.tile_width).told(plan)
         height, width = self._size
@@ -183,12 +190,14 @@ class BandCandidates:
         )
 
     def _moving(self, running: Sequence[LedgerRow]) -> tuple[int, int]:
-        """What is taken before and after the panels, usually and at most, beyond what bands take
-        that run between: files are read and written one after the other, and whole rows go
-        through."""
+        """Return the (usual, largest) bytes needed before and after the panels run.
+
+        Only what exceeds the bytes of the bands, which run between: files are read and written one
+        after the other, and whole rows pass through.
+        """
         usual, most = max(self.picture.codecs, key=lambda codec: codec[1], default=(0, 0))
         rows = self.picture.info.row_bytes * (1 + self.shape.scale) * 2 * MOVED_ROWS
-        # Of a card nothing becomes free for files.
+        # GPU memory freed by bands is of no use for files.
         bands = [one for one in running if one.place == "device" and self.costs.device == "cpu"]
         value, upper = sum(one.value for one in bands), sum(one.upper for one in bands)
         return max(0, usual + rows - value), max(0, most + rows - upper)
@@ -199,22 +208,29 @@ class BandCandidates:
 
     @property
     def _share(self) -> float:
-        """All images of a tile, and for a device elsewhere, the graph being that of fp32 on the
-        CPU, its smaller numbers."""
+        """Factor from the captured graph to the run: images per tile, and element size.
+
+        The graph is that of fp32 on the CPU; another device may use smaller dtypes.
+        """
         item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
         return self._images * item / own
 
     @property
     def least_seconds(self) -> float:
-        """What bands hardly beat: every pixel once, at the best pace of the sizes that were run
-        and the usual `_PACE`."""
+        """Seconds that bands hardly beat: every pixel once at the best measured speed.
+
+        Includes the usual slowdown `_PACE`.
+        """
         pixels = math.prod(self.picture.padded) * self._images
         return pixels * self.costs.least_seconds_per_pixel * _PACE
 
     def _seconds(self, layout: StreamLayout) -> float:
-        """A pixel of a band takes what one takes in a run on as many pixels as the band has, within
-        the sizes that were probed, since those of a few rows stay in the caches, at the usual
-        `_PACE`."""
+        """Return the predicted seconds of a layout.
+
+        A pixel of a band takes as long as one in a run on as many pixels as the band has, within
+        the probed sizes, since bands of a few rows stay in the caches; times the usual slowdown
+        `_PACE`.
+        """
         total, (least, *_, most) = math.prod(self._size), (one.pixels for one in self.costs.points)
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
@@ -224,7 +240,7 @@ class BandCandidates:
 
     @property
     def _joined_bytes(self) -> int:
-        """What panels are given and what they make, all of which lies on disk at the end."""
+        """Bytes of the inputs and results of all panels, all on disk at the end."""
         if not self.panel:
             return 0
         info = self.picture.info
@@ -240,7 +256,7 @@ class BandCandidates:
                 one.name, one.place, one.value * self._share, one.upper * self._share, one.origin
             )
             for one in running
-            if one.name != "context"  # told of every device's runs alike
+            if one.name != "context"  # counted the same for runs on every device
         ]
         if self.costs.device == "cpu":
             reusable = [one.value for one in rows if one.name == "allocator"]
@@ -251,7 +267,7 @@ class BandCandidates:
                 rows.append(ledger_row("allocator", "device", kept, most, "prior"))
         most = graph * _GRAPH_UPPER + _GRAPH_MARGIN
         rows.append(ledger_row("graph", "host", graph, most, "prior"))
-        # An image that more than one segment reads is held as it is in the file.
+        # An image that more than one segment reads is held whole, in the file's dtype.
         (given,) = program.graph.inputs
         readers = sum(given in part.reads for part in layout.segments)
         band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS

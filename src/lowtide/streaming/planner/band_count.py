@@ -1,4 +1,4 @@
-"""What a segment takes in how many bands, and how few do."""
+"""Search for the number of bands of one segment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.planner.segment_cost import estimate_segment
 
-# Bands of a single segment fill what they may take but for this part of it.
+# Bands of a single segment fill their cap except for one part in this many.
 _FILLED = 16
-# Four times the bands have to save so much, or no more are tried.
+# Four times the bands must shrink the peak to this share, or the search ends.
 _WORTH = 0.8
 
 
 class BandCountSearch:
-    """What one segment takes in how many bands, each looked at once."""
+    """Estimated cost of one segment by number of bands, each estimated once."""
 
     def __init__(
         self, program: StreamProgram, part: Segment, name: str, store: FactStore, *, alone: bool
@@ -27,7 +27,7 @@ class BandCountSearch:
         self._most = max((rows.size // rows.grain for rows in rows_of(program, part)), default=1)
 
     def at(self, number: int) -> tuple[int, int, int]:
-        """(bytes, calls, bytes put together) in so many bands."""
+        """Return (bytes, operator calls, copied bytes) for ``number`` bands."""
         if number not in self._known:
             even = self._even(number)
             key = f"glance {self._name} {even}"
@@ -39,14 +39,21 @@ class BandCountSearch:
         return self._known[number]
 
     def _even(self, number: int) -> int:
-        """As many bands as there are whole windows for, or fewer that are as high at most."""
+        """Round ``number`` so that bands are whole windows of equal height.
+
+        Returns at least ``number`` where windows must be cut, otherwise possibly fewer bands of the
+        same height.
+        """
         if number > self._units:
             return -(-number // self._units) * self._units
         return -(-self._units // -(-self._units // number))
 
     def _fewer(self, number: int, cap: int) -> int:
-        """Between half of ``number``, which is too few, and ``number``, so that bands fill
-        ``cap``: images of any size then take nearly the same."""
+        """Return a number of bands in (``number`` / 2, ``number``] that fills ``cap``.
+
+        Half of ``number`` is known to be too few. With filled caps, images of any size take nearly
+        the same memory.
+        """
         low = number // 2
         while number - low > max(1, number // _FILLED):
             middle = (low + number) // 2
@@ -57,7 +64,10 @@ class BandCountSearch:
         return number
 
     def fewest(self, cap: int) -> int:
-        """The fewest bands that stay below ``cap``, or those that take least."""
+        """Return the smallest number of bands whose peak stays within ``cap``.
+
+        If none does, the number with the least peak.
+        """
         number, seen = 1, list[int]()
         while True:
             size, *_ = self.at(number)
@@ -68,5 +78,5 @@ class BandCountSearch:
                 least = min(self._known, key=lambda one: (self._known[one][0], one))
                 return self._even(least)
             more = min(2 * number, self._most)
-            # A whole window each, before any is cut.
+            # Try bands of one whole window before cutting any window.
             number = self._units if number < self._units < more else more

@@ -1,4 +1,4 @@
-"""What a plan takes when its network is compiled first."""
+"""Price of a plan whose network is compiled by `torch.compile` first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.planner.ledger_rows import ledger_row
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 
-# Until a run has told: light networks took a quarter of a minute and 70 MiB (benchmarks/results/
-# compiled.json), and larger ones take more.
+# Assumed until a run has measured it: light networks took a quarter of a minute and 70 MiB
+# (benchmarks/results/compiled.json), larger ones take more.
 _UNKNOWN = SpecializationGain(ratio=1.0, warmup_seconds=30.0)
 _USUAL_BYTES, _UPPER = 150 * MIB, 1.5
 
 
 def with_compile(plan: Plan, facts: SpecializationGain | None, images: int) -> Plan:
-    """``plan`` compiled, which ``images`` of one size wait for once."""
+    """Return ``plan`` with a compiled network.
+
+    ``images`` of one size share the compile time.
+    """
     known = facts or _UNKNOWN
     value = known.host_bytes or _USUAL_BYTES
     told = "measured" if known.host_bytes else "prior"

@@ -1,5 +1,4 @@
-"""What a run by bands costs beside its operators, on the CPU and on a card: for comparing layouts
-only."""
+"""Cost model of streamed layouts, on CPU and GPU: only for comparing layouts."""
 
 from __future__ import annotations
 
@@ -16,10 +15,15 @@ def _caps(*mebibytes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CostModel:
-    """``call_seconds`` go by between two operators; light operators and copies of rows read and
-    write ``copied_bytes`` in one, a disk or a card's bus moves those of ``moved_bytes``. Memory
-    has to buy time: ``seconds_per_mib`` for each MiB more. ``caps`` are what the bands of a segment
-    should stay below, ``small_caps`` those that are tried where memory is scarce.
+    """Overhead of streamed runs beyond the operators' own time, on one device.
+
+    Attributes:
+        call_seconds: Overhead between two operator calls.
+        copied_bytes: Bytes per second that light operators and copies of rows read and write.
+        moved_bytes: Bytes per second of a disk or a GPU's bus, by place of the pages.
+        seconds_per_mib: Seconds that one more MiB must save.
+        caps: Bytes that the bands of a segment should stay within.
+        small_caps: Caps to try where memory is scarce.
     """
 
     call_seconds: float
@@ -30,12 +34,12 @@ class CostModel:
     small_caps: tuple[int, ...] = _caps(1, 4, 8)
 
 
-# Bands that stay in the caches are fast.
+# Small caps included: bands that stay in the caches are fast.
 CPU = CostModel(
     7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4, _caps(16, 32, 64, 128, 256, 512)
 )
-# A card has nothing to do until it is told the next operator, and the higher bands are, the fewer
-# there are of these; its memory is hardly used by anything else.
+# A GPU idles until the next operator is launched, and higher bands need fewer launches; its memory
+# is hardly used by anything else.
 CARD = CostModel(
     1.2e-4,
     200 * GIB,
@@ -65,5 +69,5 @@ CARD = CostModel(
 
 
 def cost_model_for(program: StreamProgram) -> CostModel:
-    """That of the device that a program was captured on."""
+    """Return the cost model of the device that a program was captured on."""
     return CPU if program.graph.on_cpu else CARD

@@ -1,4 +1,4 @@
-"""Where a program may be cut into segments."""
+"""Steps at which a program may be cut into segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowtide.streaming.rules.row_op import RowOp
 
 
 class CutPoints:
-    """Where a program may be cut: before steps at which less has to be kept than around them."""
+    """Finds cuts before steps where fewer bytes are live than around them."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._bytes = live_bytes_at_cuts(program)
@@ -24,7 +24,7 @@ class CutPoints:
 
     @cached_property
     def places(self) -> list[int]:
-        """Steps before which a cut makes sense."""
+        """Steps before which a cut keeps fewer live bytes than around them."""
         steps = list(self._bytes)
         return [
             step
@@ -33,7 +33,7 @@ class CutPoints:
         ]
 
     def cuts(self, parts: int) -> tuple[int, ...]:
-        """Cuts into about ``parts`` parts of equal work, each where least is kept."""
+        """Return cuts into about ``parts`` segments of equal work, at few live bytes."""
         at = [self._work[place] for place in self.places]
         cuts = set()
         for part in range(1, parts):

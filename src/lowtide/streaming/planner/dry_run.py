@@ -1,4 +1,4 @@
-"""What a run by bands holds, told by the run itself on tensors without bytes."""
+"""Dry run of a streamed layout on fake tensors: predicts the memory it holds."""
 
 from __future__ import annotations
 
@@ -43,19 +43,25 @@ from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
 from lowtide.streaming.spans import Spans, count
 
 _UNSEEN = torch._C._DisableTorchDispatch
-# The phase of a trace that a piece of memory is for.
+# Trace phase of the bands, for which a block of memory may be reserved up front.
 _BANDS = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _ALIKE = 48
-# What of a run is its own, on the CPU and on a card, whose allocator keeps what it rounds up.
+# Ledger rows that belong to the run itself, on the CPU and on a GPU, whose allocator keeps what it
+# rounds up.
 _OWN = ("live activations", "scratch"), ("live activations", "scratch", "allocator")
 
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """``rows`` are those of a ledger, weights and inputs left out; ``bytes`` what bands, pages in
-    memory and operators take at once by them, on a card if a ``piece`` of so many bytes is taken
-    and given back before the run."""
+    """Predicted memory of one streamed run.
+
+    Attributes:
+        rows: Ledger rows, without weights and inputs.
+        bytes: Peak of bands, pages in memory and workspaces by these rows.
+        piece: On a GPU, bytes of the block that is allocated and freed before the run, which
+            ``bytes`` assumes.
+    """
 
     rows: tuple[LedgerRow, ...]
     bytes: int
@@ -70,16 +76,20 @@ def dry_run(
     profile: DeviceProfile | None = None,
     in_one: bool = True,
 ) -> DryRunResult:
-    """What one image's run takes beside weights and input: on this machine's CPU, or on a card
-    with that ``profile``.
+    """Predict the memory of one image's run in addition to weights and input.
 
-    Storages are followed exactly. The scratch of operators is measured, each once; a card that is
-    known by its ``profile`` only has that one's. On the CPU the row ``allocator`` is what lives in
-    blocks that a heap may keep after they are freed; for a card storages pass through the
-    allocator's simulation, if ``in_one`` with the piece with which they take least. ``held`` says
-    whether the image is there as a whole and the result is put together, which then counts, or
-    both are files that are read and written by rows.
-    Remembered in the cache folder.
+    Storages are followed exactly. The workspace of each operator is measured once; for a GPU known
+    only by its ``profile``, the profile's workspace counts. On the CPU the row ``allocator`` is
+    what is live in blocks that a heap may keep after they are freed. For a GPU, storages pass
+    through a simulation of the caching allocator. The result is cached in the cache folder.
+
+    Args:
+        program: The captured program.
+        layout: Its cuts, bands and pages.
+        held: Whether the image is held whole and the result is put together, which then counts;
+            otherwise both are files that are read and written by rows.
+        profile: The GPU to predict for; None for this machine's CPU.
+        in_one: On a GPU, reserve the block of memory that makes the peak smallest.
     """
     store = layout_store(program)
     where = ""
@@ -108,8 +118,10 @@ def _measured(
     profile: DeviceProfile | None,
     in_one: bool,
 ) -> tuple[tuple[LedgerRow, ...], int, bool]:
-    """The rows and the piece, and whether they hold another time too: an operator too large for
-    the memory that is free now is taken at its bound."""
+    """Return the rows, the block to reserve, and whether they may be cached.
+
+    They may not where an operator too large for the memory that is free now counts at its bound.
+    """
     trace, piece, sure = trace_run(program, layout, held=held), 0, True
     if profile is None:
         scratch = CpuWorkspace(WorkspaceStore(cache_folder()))
@@ -133,14 +145,14 @@ def _measured(
 
 
 def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:
-    """The row with what lives at the peak in blocks that are not given back when they are freed."""
+    """Return the row with the bytes live at the peak in blocks that the heap keeps."""
     sizes = trace.sizes_during(trace.peak_op(), held=False)
     small = sum(size for size in sizes if size < REUSED_BELOW)
     return row.model_copy(update={"value": small, "upper": small})
 
 
 def trace_run(program: StreamProgram, layout: StreamLayout, *, held: bool) -> Trace:
-    """The trace of one image's run: weights, bands, pages in memory, masks, and the operators."""
+    """Trace one image's run: weights, bands, pages in memory, masks and operators."""
     faker = FakeTwins()
     twin, weights = _twin(program, faker)
     tracer = Tracer(keep_calls=True, call=faker.calls)
@@ -163,7 +175,7 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, held: bool) -> Tr
     with faker.running():
         tracer.label(weights, "weights")
         source: Page = _FakeSource(like.shape, like.dtype)
-        # It stays: it is the caller's.
+        # kept alive: it is the caller's.
         image = torch.empty(like.shape if held else 0, dtype=like.dtype)
         if held:
             tracer.label([image], "inputs")
@@ -176,18 +188,20 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, held: bool) -> Tr
             made = itertools.islice(sweep.run(source), _bands_told(layout))
             if held:
                 collect_rows(twin, made, result)
-            deque(made, maxlen=0)  # none is held while the next band is computed
+            deque(made, maxlen=0)  # free each band before the next one is computed
     return tracer.trace
 
 
 def _bands_told(layout: StreamLayout) -> int | None:
-    """How many bands are followed, or None for all: where nothing is kept for a later segment,
-    the bands after the first few take what these do."""
+    """Return how many bands to trace, or None for all.
+
+    Where nothing is kept for a later segment, bands after the first few take the same memory.
+    """
     return _ALIKE if len(layout.segments) == 1 else None
 
 
 def _twin(program: StreamProgram, faker: FakeTwins) -> tuple[StreamProgram, list[Tensor]]:
-    """The program with fake weights, and these."""
+    """Return the program with fake weights, and these weights."""
     fakes = faker.tree({index: tensor.detach() for index, tensor in program.graph.tensors.items()})
     twin = copy.copy(program)
     twin.graph = copy.copy(program.graph)
@@ -196,7 +210,7 @@ def _twin(program: StreamProgram, faker: FakeTwins) -> tuple[StreamProgram, list
 
 
 class _FakeConstants(Constants):
-    """Constants without bytes; which of them are equal is known of the real ones."""
+    """Fake constants; which of them are equal is looked up in the real ones."""
 
     def __init__(self, program: StreamProgram, real: Constants) -> None:
         super().__init__(program)
@@ -211,7 +225,7 @@ class _FakeConstants(Constants):
         return self._once(self._real.told, index, dim, place, grain)
 
     def _note(self, index: int) -> None:
-        """Nothing is remembered of tensors without bytes."""
+        """Cache nothing: fake tensors have no values."""
 
     def _once(self, find: Callable[..., Any], *where: int) -> Any:
         known, about = self._program.told_equal, (find.__name__, where)
@@ -222,31 +236,31 @@ class _FakeConstants(Constants):
 
 
 class _FakeSource:
-    """Rows of a file, made when they are read."""
+    """Fake rows of a file, created when they are read."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self.device = torch.device("cpu")
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows of these spans."""
+        """Return new fake rows of these spans."""
         return torch.empty(*self._shape[:2], count(spans), self._shape[3], dtype=self._dtype)
 
     def write(self, first: int, rows: Tensor) -> None:
-        """A file's rows are not written to."""
+        """Do nothing: a source is read-only."""
 
     def expect(self, spans: Spans) -> None:
-        """Nothing is read ahead."""
+        """Do nothing: there is no prefetch."""
 
     def keep(self, spans: Spans) -> None:
-        """Nothing is held."""
+        """Do nothing: no rows are held."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no rows are held."""
 
 
 class _FakeDiskPage(DiskPage):
-    """A page on disk without a disk."""
+    """Page on disk without a file."""
 
     def _open(self, space: ScratchSpace) -> None:
         pass
@@ -258,18 +272,18 @@ class _FakeDiskPage(DiskPage):
         pass
 
     def close(self) -> None:
-        """There is no file."""
+        """Do nothing: there is no file."""
 
 
 class _FakeTransfer(SyncHostTransfer):
-    """A card's carrier without a card: only what is on the device counts."""
+    """Host transfer of a GPU without a GPU: only device memory counts."""
 
     def room(self, nbytes: int) -> HostBuffer:
-        """The host's memory is not the device's."""
+        """Return an empty buffer: host memory does not count."""
         return HostBuffer(torch.empty(0))
 
     def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """The run stays until its memory is let go."""
+        """Hold ``run`` until its memory is released."""
         return CompletedCopy(run)
 
     def back(
@@ -279,5 +293,5 @@ class _FakeTransfer(SyncHostTransfer):
         run: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """The memory on the device is there already."""
+        """Return ``run``: its device memory is allocated already."""
         return CompletedCopy(run)

@@ -1,4 +1,4 @@
-"""Drafts of layouts: where a program is cut, how high its bands are, and where its pages lie."""
+"""Drafts of layouts: cuts of a program, bands of each segment, places of pages."""
 
 from __future__ import annotations
 
@@ -22,26 +22,34 @@ from lowtide.streaming.planner.residency import (
 )
 from lowtide.streaming.rules.row_op import RowOp
 
-# Into how many parts a program may be cut beyond what it needs, and the effort up to which
-# operators are run again rather than their results kept.
+# Number of segments beyond those that the program needs, and the effort up to which operators are
+# recomputed rather than their results kept.
 _AGAIN = 128
 _CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _AGAIN), (36, _AGAIN))
-# Parts of all pages that may stay in memory where the others do not fit.
+# Shares of the bytes of all pages that may stay in memory where the others do not fit.
 SHARES = (0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """A way to run a program: where it is cut (before which steps), the work that is done again
-    rather than kept, the bands of each segment, and where pages are kept.
+    """A way to run a program: cuts, recompute effort, bands and page places.
 
-    ``bytes`` is the most that rows occupy in memory at once (of a draft roughly), ``calls`` how
-    often an operator is run, ``copied_bytes`` what is put together for operators (of low bands
-    mostly rows that two of them see) and what those that are run again read and write,
-    ``pages_bytes`` the most that pages occupy at once. Pages in ``held`` stay in memory wherever
-    others are: of these ``away_bytes`` is the most, ``file_bytes`` the most that pages take on
-    disk, which go as a whole, and ``written_bytes`` the sum. ``pace`` tells what time all that
-    takes.
+    Attributes:
+        cuts: Steps before which the program is cut into segments.
+        again: Effort up to which operators are recomputed rather than their results kept.
+        segments: The segments.
+        bands: Number of bands of each segment.
+        pages: Where pages are kept.
+        bytes: Peak of the rows in memory (estimated, for a draft).
+        calls: Number of operator calls.
+        copied_bytes: Bytes concatenated for operators (of low bands mostly rows that two bands
+            see), and bytes read and written by recomputed operators.
+        written_bytes: Sum of the pages that are not held in memory.
+        pages_bytes: Peak of all pages.
+        away_bytes: Peak of the pages that are not held in memory.
+        file_bytes: Peak of these on disk, where a page is freed as a whole.
+        pace: Cost model that turns all this into seconds.
+        held: Pages that stay in memory wherever the others are.
     """
 
     cuts: tuple[int, ...]
@@ -61,12 +69,12 @@ class StreamLayout:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others of its program."""
+        """Key that identifies the layout among those of its program."""
         return self.cuts, self.again, self.bands, self.pages, tuple(sorted(self.held))
 
     @property
     def overhead_seconds(self) -> float:
-        """Seconds beyond those of the operators, roughly."""
+        """Estimated seconds in addition to the operators' own time."""
         pace = self.pace
         speed, again = pace.moved_bytes.get(self.pages), self.copied_bytes / pace.copied_bytes
         moving = 2 * self.written_bytes / speed if speed else 0.0
@@ -74,17 +82,20 @@ class StreamLayout:
 
     @property
     def cost(self) -> float:
-        """What tells layouts apart: time, and memory at its price."""
+        """Cost to compare layouts by: overhead seconds, and memory priced in seconds."""
         return self.overhead_seconds + self.bytes / MIB * self.pace.seconds_per_mib
 
 
 def layout_store(program: StreamProgram) -> FactStore:
-    """What was found out about a program, kept on disk: it takes seconds to minutes."""
+    """Return the on-disk store of facts about a program.
+
+    They take seconds to minutes to compute.
+    """
     return FactStore(f"bands-{program.digest}-{package_digest()}", cache_folder())
 
 
 class LayoutSearch:
-    """Drafts layouts of one program; what it saw of a segment it does not look at again."""
+    """Drafts layouts of one program; each segment is estimated once."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._program, self._store = program, layout_store(program)
@@ -96,9 +107,14 @@ class LayoutSearch:
         pages: Sequence[Placement] = ("memory", "disk"),
         shares: Sequence[float] = (),
     ) -> Iterator[StreamLayout]:
-        """Ways that differ in cuts, in the height of bands (which stay below ``caps``, or those of
-        the device), and in where ``pages`` are kept: all of them, or all but what fits in such
-        ``shares`` of what all take."""
+        """Yield drafts that differ in cuts, band heights and page places.
+
+        Args:
+            caps: Bytes that bands stay within; by default the device's caps.
+            pages: Places to try for pages.
+            shares: Shares of all pages' bytes: for each, also a draft that keeps in memory what
+                fits in it and spills the other pages.
+        """
         for way in self._ways:
             seen, parts = set[tuple[int, ...]](), way.parts(shares)
             for cap in caps or self.pace.caps:
@@ -107,13 +123,13 @@ class LayoutSearch:
                     continue
                 seen.add(bands)
                 layout = way.layout(bands)
-                # Without pages all places are the same.
+                # A layout without pages is the same for all places.
                 yield from way.placed(layout, pages if layout.pages_bytes else pages[:1], parts)
             self._store.save()
 
     @cached_property
     def _ways(self) -> list[_SegmentedProgram]:
-        """Cuts that differ in what they make of the program."""
+        """Segmentations by different cuts, without duplicates."""
         cutter, found = CutPoints(self._program), dict[object, _SegmentedProgram]()
         for parts, again in _CUT:
             cuts = cutter.cuts(parts)
@@ -143,8 +159,10 @@ class LayoutSearch:
 
 @dataclass(frozen=True)
 class _ResidentPages:
-    """Pages that are ``held`` in memory, and what they occupy there; of the others the sum, and the
-    most at once, in memory elsewhere and in files."""
+    """Pages ``held`` in memory and their occupancy, and the bytes of the spilled ones.
+
+    Of the spilled pages: the sum, the peak in memory elsewhere, and the peak in files.
+    """
 
     held: frozenset[int]
     occupied: PageOccupancy
@@ -155,7 +173,7 @@ class _ResidentPages:
 
 @dataclass(frozen=True)
 class _SegmentedProgram:
-    """A program in segments, whatever their bands."""
+    """A program cut into segments, before the number of bands is chosen."""
 
     program: StreamProgram
     cuts: tuple[int, ...]
@@ -172,9 +190,9 @@ class _SegmentedProgram:
         return PageOccupancy(len(self.segments), self._lives.values())
 
     def layout(self, bands: tuple[int, ...]) -> StreamLayout:
-        """The draft with pages in memory.
+        """Return the draft with all pages in memory.
 
-        Pages count from where they are made until they were read for the last time.
+        Pages count from where they are written to their last read.
         """
         seen = [glanced.at(number) for glanced, number in zip(self.glances, bands, strict=True)]
         written = sum(life.size for life in self._lives.values())
@@ -195,8 +213,10 @@ class _SegmentedProgram:
         )
 
     def parts(self, shares: Sequence[float]) -> list[_ResidentPages]:
-        """Pages that stay in memory where others are elsewhere: none, and what fits in each of
-        these shares of what all take."""
+        """Return choices of pages that stay in memory while the others are spilled.
+
+        None at all, and those that fit in each of these shares of the bytes of all pages.
+        """
         count, most = len(self.segments), self._occupied.most
         kept = [select_resident(self._lives, count, int(share * most)) for share in (0.0, *shares)]
         found = list[_ResidentPages]()
@@ -217,8 +237,11 @@ class _SegmentedProgram:
     def placed(
         self, layout: StreamLayout, pages: Sequence[Placement], parts: Sequence[_ResidentPages]
     ) -> Iterator[StreamLayout]:
-        """``layout``, whose pages are in memory, with pages in each of these places, but for each
-        of these parts."""
+        """Yield ``layout`` with its pages in each of the places ``pages``.
+
+        The pages of ``layout`` are in memory. For each other place, yields one layout for each
+        choice of resident pages in ``parts``.
+        """
         for place in pages:
             if place == "memory":
                 yield layout
@@ -235,7 +258,7 @@ class _SegmentedProgram:
                 )
 
     def _most(self, bands: tuple[int, ...], pages: PageOccupancy) -> int:
-        """What bands and pages in memory occupy at once."""
+        """Return the peak of bands and pages in memory."""
         return max(
             pages.at(place) + glanced.at(number)[0]
             for place, (glanced, number) in enumerate(zip(self.glances, bands, strict=True))
@@ -243,7 +266,7 @@ class _SegmentedProgram:
 
     @cached_property
     def _again_bytes(self) -> int:
-        """What steps read and write in other segments than the first that has them."""
+        """Bytes that steps read and write in segments after the first that runs them."""
         seen, moved, program = set[int](), 0, self.program
         for part in self.segments:
             for index in part.steps:

@@ -1,4 +1,4 @@
-"""What a candidate takes, row by row, and the bounds that past runs call for."""
+"""Ledger rows of a candidate plan, and their bounds calibrated by past runs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"
 LIVE_ROW = "live activations and scratch"
-# Rows of the ledger that are there whatever the network gets.
+# Rows of the ledger that do not depend on the network's input.
 _STAYING = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
-# Network pixels for a comparison: more would show no more, and fewer say nothing.
+# Most and fewest network pixels of a comparison: more show no more, fewer prove nothing.
 _COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
-# Allowed for a tiled plan at least, whatever past runs say.
+# Least margin of a tiled plan, whatever past runs say.
 LEAST_MARGIN = 16 * MIB
-# Thread stacks and what libraries set up when first used: not seen beside a large run, and up to
-# so much beside a small one.
+# Thread stacks and what libraries set up at first use: not visible in a large run, and up to this
+# many bytes in a small one.
 _RUNTIME_UPPER = 40 * MIB
 _LIVE_UPPER = 1.05
-# The heap's habits in a long run, beyond those of a probe.
+# Bound of heap overhead in a long run, beyond that of a probe.
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
-# Blocks that are given back come again page by page: eight models took 1.3 to 1.7 times as long.
+# Memory returned to the system is faulted in again page by page: eight models took 1.3 to 1.7 times
+# as long.
 _GIVING_BACK_COSTS = 1.5
-# Plans are as fast as others that take so many times as long.
+# Ratio of seconds up to which two plans count as equally fast.
 AS_FAST = 1.03
 
 
 def calibrate_rows(
     rows: tuple[LedgerRow, ...], calibration: Calibration | None
 ) -> tuple[LedgerRow, ...]:
-    """``rows`` with the bound that past runs call for, in place of general ones.
+    """Return ``rows`` with the upper bound that past runs call for.
 
-    Where those were of many models, theirs holds, with a little that always stays, since small
-    runs vary more. Where they were not, others may be less gentle, and half of the general margin
-    stays at least.
+    It replaces the general bounds. Where past runs cover many model families, their bound holds,
+    with the least margin, since small runs vary more. Otherwise at least half of the general margin
+    stays, since another model may exceed it.
     """
     if calibration is None:
         return rows
@@ -57,7 +58,10 @@ def calibrate_rows(
 
 
 def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
-    """``plans``, and if this process can be run so, each in the heap that gives blocks back."""
+    """Return ``plans``, each also in the heap mode that gives freed blocks back.
+
+    Only where this process can run in that mode.
+    """
     if not bounds.can_give_back:
         return plans
     thrifty = [_giving_back(plan, bounds) for plan in plans]
@@ -65,7 +69,7 @@ def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
 
 
 def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
-    """``plan`` in a heap that holds what lives and no more, which takes longer."""
+    """Return ``plan`` in a heap that holds live blocks only, which takes longer."""
     rows = [
         row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
         for row in plan.ledger
@@ -81,13 +85,16 @@ def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
 
 
 def _run_bytes(costs: ModelCosts, pixels: int) -> float:
-    """Upper bound of a run on so many network pixels: what lives and what the allocator keeps."""
+    """Return an upper bound of a run's bytes: live ones and allocator overhead."""
     live = costs.activation_bytes(pixels)
     return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
 
 
 def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
-    """Image pixels that may be run at once, for measuring, beside what the plan keeps."""
+    """Return the image pixels that fit at once while the plan's rows stay.
+
+    For measuring errors.
+    """
     spare = budget_bytes - plan.upper_bytes
     pixels = plan.run_pixels
     used = _run_bytes(costs, pixels)
@@ -100,8 +107,10 @@ def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
 
 
 def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
-    """Image pixels that may be run at once in fp32, which takes twice as much as the plan's half
-    precision, when the plan itself is done."""
+    """Return the image pixels that fit at once in fp32, after the plan has run.
+
+    fp32 takes twice the memory of the plan's half precision.
+    """
     places = {"device", "host"} if costs.device == "cpu" else {"device"}
     kept = sum(row.upper for row in plan.ledger if row.place in places and row.name in _STAYING)
     pixels = _COMPARED_PIXELS
@@ -111,12 +120,12 @@ def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
 
 
 def ledger_row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:
-    """A ledger row, in whole bytes."""
+    """Return a ledger row in whole bytes."""
     return LedgerRow(name=name, place=place, value=int(value), upper=int(upper), origin=origin)
 
 
 def activation_row(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
-    """What the network takes when it gets ``pixels`` at once."""
+    """Yield the rows of live activations and allocator for ``pixels`` network pixels."""
     live = costs.activation_bytes(pixels)
     told = "traced" if costs.traced else "probed"
     yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
@@ -135,9 +144,16 @@ def run_ledger(
     row_bytes: tuple[int, int],
     scratch_bytes: int = 0,
 ) -> Iterator[LedgerRow]:
-    """All that a run takes: ``running`` is the network's part, ``row_bytes`` the rows of the
-    files (read, made) that are held, ``staged_bytes`` what is on its way to another device and
-    back at once, ``scratch_bytes`` disk beyond that of the formats."""
+    """Yield all ledger rows of a run.
+
+    Args:
+        costs: Measured costs of the model.
+        picture: The image and its files.
+        running: Rows of the network's part.
+        staged_bytes: Bytes in flight to another device and back at once.
+        row_bytes: Bytes of the file rows held: (read, written).
+        scratch_bytes: Disk bytes in addition to those of the file formats.
+    """
     yield ledger_row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
     runtime = 0
     for one in running:

@@ -1,4 +1,4 @@
-"""What pricing is told: of the model, of the picture, and of the user's wishes."""
+"""Inputs of the planner: facts about model and image, and the user's overrides."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 
 @dataclass(frozen=True)
 class ModelGeometry:
-    """What pricing must know of the model: scale, channels, size rule, and if tiles make sense.
+    """Geometry of a model: scale, channels, size rule, and whether it may be tiled.
 
-    ``align`` is the grid of tiles: that of the size rule, or of what the model pads to inside.
-    ``tileable`` is False for models that cut the image up themselves or need all of it.
+    ``align`` is the grid of tiles: that of the size rule, or the multiple to which the model pads
+    its input. ``tileable`` is False for models that split the image themselves or need all of it.
     """
 
     scale: int
@@ -29,20 +29,25 @@ class ModelGeometry:
     tileable: bool = True
 
     def images(self, info: ImageInfo) -> int:
-        """How many the network gets of one tile: color and alpha count apart."""
+        """Return the network inputs made of one tile: color and alpha count separately."""
         return ChannelPlan(info.bands, self.in_channels, self.out_channels).images
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """What pricing must know of the image and its files.
+    """Facts about the image and its files that pricing needs.
 
-    ``padded`` is (height, width) as the model's size rule wants it; ``codecs`` are (usual, most)
-    bytes of host memory that reading the format takes, and writing it; ``scratch_bytes`` is disk.
-    ``row_bytes`` is what the rows held for one row of tiles should stay below where lower tiles
-    allow it, and up to ``easy_bytes`` memory need not be saved. ``tiled`` and ``streamed`` are how
-    far runs of each kind were from their predictions. ``beside_bytes`` is what the host holds for
-    the model beside its weights.
+    Attributes:
+        info: Size and sample type of the image.
+        padded: (height, width) after padding to the model's size rule.
+        codecs: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
+        scratch_bytes: Disk bytes of the file formats.
+        row_bytes: Bytes that the rows held for one row of tiles should stay within, where lower
+            tiles allow it.
+        easy_bytes: Bytes up to which saving memory has no benefit.
+        tiled: Error of past predictions for tiled runs.
+        streamed: Error of past predictions for streamed runs.
+        beside_bytes: Host bytes of the model in addition to its weights.
     """
 
     info: ImageInfo
@@ -58,7 +63,7 @@ class ImageTask:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the user fixed; None leaves it to the plan."""
+    """Plan settings fixed by the user; None leaves a setting to the planner."""
 
     strategy: StrategyName = "auto"
     tile: int | None = None
@@ -68,7 +73,6 @@ class Overrides:
 
     @property
     def about_tiles(self) -> bool:
-        """Whether anything was said by which there must be tiles; that they are not to be blended
-        is nothing of the kind."""
+        """Whether any override requires tiles; disabling blending does not."""
         numbers = self.tile, self.overlap, self.batch
         return bool(self.hann_blend) or any(number is not None for number in numbers)

@@ -1,20 +1,20 @@
-"""What a plan takes when its tiles are run on several devices at once."""
+"""Price of a plan whose tiles run on several devices at once."""
 
 from __future__ import annotations
 
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.runner import plan_axes
 
-# Of a ledger: what each device, or each process' share of a processor, has for itself.
+# Ledger rows that each device, or each process's share of a CPU, has for itself.
 _ON_THE_CPU = {"live activations and scratch", "allocator", "margin"}
 _BESIDE_CARDS = {"copy buffers"}
 
 
 def on_several_devices(plan: Plan, devices: int) -> Plan:
-    """``plan`` with the tiles of a row over up to so many devices; as it is if there is one.
+    """Return ``plan`` with the tiles of a row spread over up to ``devices`` devices.
 
-    A card has its own memory; parts of a processor share what there is, and each has buffers of its
-    own.
+    Unchanged if there is one device. Each GPU has its own memory; parts of a CPU share memory, and
+    each has its own buffers.
     """
     _, columns = plan_axes(plan)
     groups = -(-len(columns.starts) // plan.batch)

@@ -1,4 +1,4 @@
-"""The programs of one network, by the size of what it gets."""
+"""Cache of one network's captured programs, by input size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import SHARES, LayoutSearch, StreamLayout
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Sizes whose programs are kept: a folder of photographs has upright and lying ones, and wide ones
-# may be run in panels.
+# Sizes whose programs are kept: a folder of photographs has portrait and landscape ones, and wide
+# images may run in panels.
 _KEPT = 4
-# Layouts that become candidates, of all that were drafted.
+# Number of drafts that become candidates.
 _FRONT = 8
-# Seconds that capturing, drafting, telling and proving took, for each module inside.
+# Seconds of capture, drafting, dry run and proof, per submodule.
 _MODULE_SECONDS = 0.06
 
 
@@ -42,7 +42,7 @@ class _Known:
 
 
 class ProgramCache:
-    """Programs of ``network`` for whatever sizes it gets: each is captured once.
+    """Captured programs of ``network``, one capture for each input size.
 
     ``on_capture`` is called before each capture, which takes seconds. Methods raise `ModelError`,
     always with the same reason, for a network that cannot be captured.
@@ -54,28 +54,30 @@ class ProgramCache:
 
     @property
     def planning_seconds(self) -> float:
-        """What planning the first image of a size takes, roughly; 0 where there is no graph."""
+        """Estimated seconds to plan the first image of a size; 0 where there is no graph."""
         module = self.network.forward
         count = sum(1 for _ in module.modules()) if isinstance(module, nn.Module) else 0
         return _MODULE_SECONDS * count
 
     def of(self, height: int, width: int) -> StreamProgram:
-        """The program for one image of this size."""
+        """Return the program for one image of this size."""
         known = self._find(height, width)
         if known.program is None:
             raise ModelError(known.refusal)
         return known.program
 
     def operators(self, height: int, width: int) -> str:
-        """A digest of that program's operators."""
+        """Return the digest of that program's operators."""
         known = self._find(height, width)
         if not known.operators:
             known.operators = operators(self.of(height, width))
         return known.operators
 
     def layouts(self, height: int, width: int, *, small: bool = False) -> list[StreamLayout]:
-        """Drafts that none beats in both memory and time, a few of them; ``small`` adds those for
-        scarce memory."""
+        """Return a few drafts on the Pareto front of memory and time.
+
+        ``small`` adds those for scarce memory.
+        """
         program, known = self.of(height, width), self._find(height, width)
         if small not in known.layouts:
             known.drafter = known.drafter or LayoutSearch(program)
@@ -86,20 +88,20 @@ class ProgramCache:
         return known.layouts[small]
 
     def drafted(self, height: int, width: int, key: tuple[object, ...]) -> StreamLayout:
-        """The one of `layouts` with this key."""
+        """Return the layout among `layouts` with this key."""
         known = self._find(height, width).layouts
         return next(one for found in known.values() for one in found if one.key == key)
 
     def told(self, height: int, width: int, layout: StreamLayout) -> DryRunResult:
-        """What a run takes exactly."""
+        """Return the dry run of a layout: the exact bytes of a run."""
         device = torch.device(self.network.device)
         profile = None if device.type == "cpu" else profile_of(str(device))
         return dry_run(self.of(height, width), layout, held=False, profile=profile)
 
     def certificate(self, height: int, width: int) -> Certificate:
-        """Proof that bands give what the network gives, measured on a small image or remembered.
+        """Return the proof that bands reproduce the network, measured or from the cache.
 
-        Raises `ModelError` where they do not.
+        It is measured on a small image. Raises `ModelError` where the results differ.
         """
         program, known = self.of(height, width), self._find(height, width)
         if known.certificate is None:
@@ -123,7 +125,7 @@ class ProgramCache:
         except ModelError as error:
             return _Known(refusal=error.message)
         finally:
-            trim_heap(collect=True)  # half of what a capture takes is not kept
+            trim_heap(collect=True)  # half of the memory of a capture is garbage by now
         rows, like = program.rows[program.output], program.graph.nodes[program.output].like
         wanted = (
             1,
@@ -141,7 +143,7 @@ class ProgramCache:
         return self.network.forward
 
     def _example(self, height: int, width: int) -> Tensor:
-        """An input without memory: only its shape, type and order count."""
+        """Return an input without memory: only shape, dtype and memory format count."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         network = self.network
@@ -158,12 +160,12 @@ class ProgramCache:
 
 @functools.cache
 def preload_capture() -> None:
-    """Load the libraries that captures need, which are many, by one of next to nothing."""
+    """Import the many libraries of a capture, by capturing a tiny module."""
     capture(nn.Conv2d(1, 1, 1).eval(), torch.zeros(1, 1, 2, 2))
 
 
 def _front(drafted: list[StreamLayout]) -> list[StreamLayout]:
-    """Drafts that no other beats in memory without losing in time, thinned to a few."""
+    """Return a few drafts that no other draft beats in both memory and time."""
     front: list[StreamLayout] = []
     for one in sorted(drafted, key=lambda one: (one.bytes, one.overhead_seconds)):
         if not front or one.overhead_seconds < front[-1].overhead_seconds:

@@ -1,4 +1,4 @@
-"""Roughly what bands take, from a look at the first few: for comparing layouts."""
+"""Rough cost of bands from the first few of a segment: for comparing layouts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, count
 
-# Bands that a glance looks at, and those that have to be planned to know what they leave.
+# Bands that the estimate counts, and further bands that must be scheduled to know what these keep.
 _SEEN, _BEYOND = 5, 2
 
 
 def estimate_segment(program: StreamProgram, part: Segment, bands: int) -> tuple[int, int, int]:
-    """(bytes of its bands, calls of operators, bytes put together for them) of one segment in so
-    many bands, without pages.
+    """Estimate the cost of one segment in ``bands`` bands, without pages.
 
-    Told from the first bands, after which they are much alike: a long segment has thousands of
-    operators, and to plan all its bands for every height that could be chosen took a minute.
+    Extrapolated from the first bands; later ones are much alike. A long segment has thousands of
+    operators, and scheduling all bands for every candidate height took a minute.
+
+    Returns:
+        (peak bytes of the bands, operator calls, bytes copied for them).
     """
     scale = _LiveBytes(program)
     plan = list(schedule_bands(program, part, bands, first=_SEEN + _BEYOND))[:_SEEN]
@@ -27,7 +29,7 @@ def estimate_segment(program: StreamProgram, part: Segment, bands: int) -> tuple
 
 
 class _LiveBytes:
-    """Follows what is held through a segment; what operators take for themselves is a guess."""
+    """Counter of live bytes through a segment; operator workspaces are a guess."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._program = program
@@ -35,9 +37,9 @@ class _LiveBytes:
         self._now = self.most = self.calls = self.copied = 0
 
     def segment(self, part: Segment, bands: list[Band]) -> None:
-        """A sweep, or the beginning of one; pages are left out."""
+        """Count the segment's bands, or the first of them; pages are left out."""
         kept = set(part.pages) - {self._program.output}
-        # What some operator wants as a whole.
+        # Feature maps that some operator needs whole.
         self._now = sum(
             self._program.bytes_of(one)
             for index in (*part.steps, *part.before)
@@ -57,11 +59,11 @@ class _LiveBytes:
                 for span in spans:
                     self._run(index, step, span, band)
                 if index in band.again and step.overlap:
-                    # About as slow as a copy is priced, where it is light enough to be done.
+                    # About as slow as a copy, where the operator is light enough to be recomputed.
                     touched = sum(map(self._program.row_bytes, (index, *step.inputs)))
                     self.copied += band.again[index] * touched
                 if index not in kept and not step.view:
-                    # What it is put over goes below, as soon as it is there.
+                    # The rows that it overwrites are freed as soon as it is computed.
                     size = count(spans) * self._program.row_bytes(index)
                     self._add(index, size, new=index not in band.over)
                 if _base(self._program, index) not in ends[1]:
@@ -74,7 +76,7 @@ class _LiveBytes:
                     self._add(one, left - self._held[one])
 
     def _ends(self, band: Band) -> tuple[dict[int, list[int]], set[int]]:
-        """By step the results whose memory nothing takes after it, and all such results."""
+        """Return, by step, the results whose memory has its last use there; and all such."""
         last: dict[int, int] = {}
         for index, user in band.uses.items():
             base = _base(self._program, index)
@@ -85,14 +87,14 @@ class _LiveBytes:
         return ends, set(last)
 
     def _run(self, index: int, step: RowOp, span: Span, band: Band) -> None:
-        """What one call takes beside what is held: its result, scratch, and rows put together."""
+        """Count one operator call: its result, workspace and copied rows."""
         own = not step.view and index not in band.over
         result = (span[1] - span[0]) * self._program.row_bytes(index) if own else 0
         given, copied = 0, 0
         for one, spans in zip(step.inputs, step.needed(span), strict=True):
             size = count(spans) * self._program.row_bytes(one)
             given += size
-            # Made just now and as it is wanted, or put together from pieces.
+            # Used as it was just computed, or concatenated from pieces.
             copied += 0 if spans == band.makes.get(one) else size
         if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
@@ -108,7 +110,7 @@ class _LiveBytes:
 
 
 def _base(program: StreamProgram, index: int) -> int:
-    """The result whose memory a view is."""
+    """Return the index of the result that owns a view's memory."""
     step = program.steps.get(index)
     while isinstance(step, RowOp) and step.view:
         index = step.inputs[0]
@@ -117,7 +119,7 @@ def _base(program: StreamProgram, index: int) -> int:
 
 
 def live_bytes_at_cuts(program: StreamProgram) -> dict[int, int]:
-    """Bytes of results with rows that are made before each step and needed by it or later."""
+    """Return, by step, the bytes of row results made before it and needed from it on."""
     last: dict[int, int] = {}
     order = {index: at for at, index in enumerate(program.steps)}
     for index, step in program.steps.items():

@@ -1,4 +1,4 @@
-"""Choosing the layout that a program is run by."""
+"""Selection of the layout that a program runs with."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.pages.placement import Placement
 from lowtide.streaming.planner.layout_search import SHARES, LayoutSearch, StreamLayout
 
-# What a layout takes may be so many times what was drafted.
+# Largest ratio of a layout's exact bytes to its draft's.
 DRAFTED_WITHIN = 1.4
-# The part of a draft that its layout hardly ever takes less of.
+# Smallest usual ratio of a layout's exact bytes to its draft's.
 _AT_LEAST = 0.87
-# Layouts of one program are off their drafts by much the same, where bands are as high, and surely
-# where several were; those with pages in different places a little less so.
+# Spread of that ratio among layouts of one program: small where band heights are equal, smallest
+# where several such layouts were measured, somewhat larger where pages are in other places.
 _APART, _APART_ELSEWHERE, _APART_OF_SEVERAL = 0.03, 0.07, 0.01
 _SEVERAL, _SAME_BYTES = 2, 0.01
-# In the last round twice as far apart is possible.
+# In the last round a spread of twice as much is assumed.
 _LAST_ROUND = 2
 
 
@@ -32,16 +32,24 @@ def select_layout(
     *,
     mixed: bool = False,
 ) -> StreamLayout:
-    """The layout that costs least within ``limit_bytes`` for rows (None: no limit), its pages in
-    one of these places; if ``mixed`` as many of them in memory as fit.
+    """Return the layout of least cost whose rows fit in ``limit_bytes``.
 
-    ``tell`` gives what a layout takes exactly; drafts are asked in the order of their cost.
-    Raises `BudgetError` naming the least that any layout takes.
+    Drafts are passed to ``tell`` in the order of their cost.
+
+    Args:
+        program: The captured program.
+        limit_bytes: Bytes for rows; None for no limit.
+        tell: Returns the exact bytes of a layout, by a dry run.
+        pages: Places for pages.
+        mixed: Keep as many pages in memory as fit and spill the others.
+
+    Raises:
+        BudgetError: No layout fits; the message names the least bytes that any layout takes.
     """
     drafter, failed = LayoutSearch(program), list[tuple[StreamLayout, int]]()
     drafts: list[StreamLayout] = []
     pace = drafter.pace
-    # In the last round those that were passed over have their turn, unless others speak clearly.
+    # The last round tries drafts skipped before, unless measured ones clearly rule them out.
     rounds = (pace.caps, _AT_LEAST), (pace.small_caps, _AT_LEAST), ((), 1 / DRAFTED_WITHIN)
     for caps, least in rounds:
         more = drafter.drafts(caps, pages, SHARES if mixed else ()) if caps else ()
@@ -60,7 +68,7 @@ def select_layout(
     smallest = _untold(failed, drafts)
     if smallest is not None:
         layout = replace(smallest, bytes=tell(smallest))
-        if layout.bytes <= (limit_bytes or 0):  # without a limit the first was taken
+        if layout.bytes <= (limit_bytes or 0):  # without a limit the first layout was returned
             return layout
         failed.append((smallest, layout.bytes))
     size = min(size for _, size in failed)
@@ -74,12 +82,11 @@ def select_layout(
 def _expected(
     draft: StreamLayout, failed: Sequence[tuple[StreamLayout, int]], doubt: float
 ) -> float:
-    """The multiple of itself that a draft can be expected to take at least, by the one among those
-    that took too much whose bands are most like its own; 0 where nothing is known. The two may be
-    ``doubt`` times as far apart as such mostly are.
+    """Return the least ratio of exact to drafted bytes to expect of a draft.
 
-    What goes beyond drafts is mostly what operators take for themselves, which is a smaller part
-    of lower bands.
+    Derived from the layout, among those that took too much, whose bands are most like the draft's;
+    0 where nothing is known. The ratios of the two may differ by ``doubt`` times the usual spread.
+    What exceeds a draft is mostly workspace of operators, which is a smaller part of lower bands.
     """
     if not failed:
         return 0.0
@@ -101,7 +108,7 @@ def _expected(
 
 
 def _same(one: StreamLayout, other: StreamLayout) -> bool:
-    """Whether two have bands as high, pages in one place, and about as many bytes."""
+    """Return whether both have equal band height, page place and about equal bytes."""
     apart = abs(one.bytes - other.bytes)
     return (
         max(one.bands) == max(other.bands)
@@ -113,8 +120,10 @@ def _same(one: StreamLayout, other: StreamLayout) -> bool:
 def _untold(
     failed: Sequence[tuple[StreamLayout, int]], drafts: Sequence[StreamLayout]
 ) -> StreamLayout | None:
-    """The smallest draft, unless a smaller one was told; not each, since low bands take seconds to
-    tell."""
+    """Return the smallest draft, unless a smaller one was already measured.
+
+    Not every small draft, since the dry run of low bands takes seconds.
+    """
     smallest = min(drafts, key=lambda one: one.bytes, default=None)
     least = min((told.bytes for told, _ in failed), default=math.inf)
     return smallest if smallest is not None and smallest.bytes < least else None

@@ -1,4 +1,4 @@
-"""Candidates of the strategies `whole` and `tiled`."""
+"""Candidate plans of the strategies `whole` and `tiled`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ from lowtide.streaming.tiles.grid import (
 
 _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _BATCHES = (1, 2, 4, 8, 16)
-# Context for models whose reach has no bound: more hardly helps them, none shows.
+# Overlap and blend width for models with an unbounded receptive field: more overlap hardly helps,
+# with none seams show.
 _DEFAULT_OVERLAP, _DEFAULT_BLEND = 32, 16
 _BLOCK_ROWS = 16
 _AMPLE_PIXELS = 240 * 240
-# What a tile costs beside the network: slicing, merging, and Python between them.
+# Overhead of a tile in seconds: slicing, merging, and Python between them.
 _TILE_SECONDS = 1e-3
 
 
 def tile_candidates(
     costs: ModelCosts, shape: ModelGeometry, picture: ImageTask, wishes: Overrides
 ) -> list[Plan]:
-    """Every plan worth pricing. Raises `UsageError` for wishes that contradict each other."""
+    """Return every whole and tiled plan worth pricing.
+
+    Raises `UsageError` for overrides that contradict each other.
+    """
     overlap, blend = _overlap(costs, wishes)
     if wishes.batch is not None and wishes.batch > 1 and not costs.batchable:
         raise UsageError(
@@ -56,12 +60,13 @@ def tile_candidates(
     if wishes.strategy == "whole" or (wishes.strategy == "auto" and not wishes.about_tiles):
         plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
     if wishes.strategy in ("auto", "tiled"):
-        # On the CPU a batch gains nothing over a larger tile, and its odd rest wastes heap.
+        # On the CPU a batch gains nothing over a larger tile, and its last partial batch fragments
+        # the heap.
         several = costs.batchable and costs.device != "cpu"
         batches = (wishes.batch,) if wishes.batch else _BATCHES if several else (1,)
         for tile in _tiles(shape, picture, wishes, overlap):
             columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
-            # A batch is of one row of tiles, so that a larger one is never full.
+            # A batch stays within one row of tiles, so a larger one would never be full.
             for batch in dict.fromkeys(min(batch, columns) for batch in batches):
                 plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
                 plans.append(plan)
@@ -76,10 +81,10 @@ def tile_candidates(
 
 
 def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
-    """Leave out tiles so high that the rows of a wide image would take a large share.
+    """Drop tiles so high that their row buffer takes a large share of the limit.
 
-    Those rows are the one use of memory that grows with the image. They are kept small by
-    lower, wider tiles, so that the rest of the budget serves every image alike.
+    For a wide image, these rows are the one use of memory that grows with the image. Lower, wider
+    tiles keep them small, so that the rest of the budget serves every image alike.
     """
     rows = {
         index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
@@ -93,9 +98,9 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
 
 
 def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
-    """Leave out small tiles where larger ones are as fast in an easy part of the budget.
+    """Drop small tiles where larger ones are as fast and fit the budget easily.
 
-    With small ones the least thing that grows with the image would show.
+    With small tiles, the least thing that grows with the image would show in the peak.
     """
     ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
     easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
@@ -104,7 +109,7 @@ def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
 
 
 def _overlap(costs: ModelCosts, wishes: Overrides) -> tuple[int, int]:
-    """(overlap, ramp width): the model's own reach on both sides of a cut, and the ramp."""
+    """Return (overlap, ramp width): the halo on both sides of a cut, and the ramp."""
     needed = None if costs.reach is None else 2 * costs.reach
     wanted = wishes.hann_blend if wishes.hann_blend is not None else needed is None
     if wishes.overlap is not None:
@@ -121,7 +126,7 @@ def _overlap(costs: ModelCosts, wishes: Overrides) -> tuple[int, int]:
 def _tiles(
     shape: ModelGeometry, picture: ImageTask, wishes: Overrides, overlap: int
 ) -> Iterator[tuple[int, int]]:
-    """(height, width) of the tiles to price, on the model's grid, smaller than the image."""
+    """Yield (height, width) of tiles to price, on the grid, smaller than the image."""
     floor = max(min_tile(overlap, shape.align), shape.minimum, 2 * shape.align)
     height, width = picture.padded
     if wishes.tile is not None:
@@ -209,8 +214,10 @@ def _plan(
 
 
 def _reference_pixels(rows: TileAxis, columns: TileAxis, align: int) -> int:
-    """Pixels of the largest tile with an eighth of its side more all round, at least one grid
-    step, as far as the image goes."""
+    """Return the pixels of the largest tile, extended as for the error measurement.
+
+    Extended by an eighth of its side on every side, at least one grid step, within the image.
+    """
     return math.prod(round_up(_widest(axis, align), align) for axis in (rows, columns))
 
 
@@ -223,7 +230,7 @@ def _widest(axis: TileAxis, align: int) -> int:
 
 
 def _inner(axis: TileAxis, overlap: int) -> float:
-    """Share of an axis that lies outside every overlap."""
+    """Return the share of an axis that lies outside every overlap."""
     return max(0.0, 1 - (len(axis.starts) - 1) * overlap / axis.length)
 
 
@@ -253,7 +260,7 @@ def _ledger(
         costs,
         picture,
         activation_row(costs, pixels),
-        # A batch in floats on its way there, and its result on its way back.
+        # A batch in float32 to the device, and its result back.
         staged_bytes=4 * pixels * (info.bands + info.bands * scale**2),
         row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
     )

@@ -1,4 +1,4 @@
-"""What a plan takes when tiles of an image are on their way to a card while others are run."""
+"""Price of a plan that prefetches tiles to a GPU while others run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from lowtide.streaming.tiles.runner import plan_axes
 
 
 def with_prefetch(plan: Plan, streams: int) -> Plan:
-    """``plan`` with up to so many batches of tiles on their way to its card and back; as it is on
-    the CPU, whose memory the host's is, and where there is one batch.
+    """Return ``plan`` with up to ``streams`` batches of tiles in flight.
 
-    Each has its own floats on the host and on the card; what the network takes in between is that
-    of one, since a card runs them one after another.
+    In flight: copied to the GPU or back. Unchanged on the CPU, which shares the host's memory, and
+    where there is one batch. Each batch has its own float32 buffers on host and GPU; the network's
+    activations count once, since a GPU runs batches one after another.
     """
     rows, columns = plan_axes(plan)
     most = min(streams, len(rows.starts) * -(-len(columns.starts) // plan.batch))
@@ -21,7 +21,7 @@ def with_prefetch(plan: Plan, streams: int) -> Plan:
     ledger = []
     for one in plan.ledger:
         if one.name == "copy buffers":
-            # Beside what is on its way there are the images as floats and as they were read.
+            # In addition to what is in flight, images are held in float32 and in the file's dtype.
             given = one.value // (1 + plan.scale**2) * 5 // 4
             beside = (most - 1) * one.value
             value, upper = most * (one.value + given), most * (one.upper + given)

@@ -1,1 +1,1 @@
-"""Feature maps kept between segments: on the device, in pinned host memory, or on disk."""
+"""Pages: feature maps kept between segments, in device or host memory or on disk."""

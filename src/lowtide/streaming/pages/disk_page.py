@@ -1,4 +1,4 @@
-"""Maps that are kept on disk between segments."""
+"""Pages that are spilled to disk between segments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from lowtide.streaming.spans import Spans
 
 
 class DiskPage:
-    """A map in blocks of a file without a name, row after row, so that any rows lie together.
+    """A feature map in blocks of an unnamed file, stored row by row.
 
-    The file is gone when the process is, however that ends. Raises `OutputError` when the disk
-    is full; what was written is given back then.
+    Row-major storage keeps the bytes of any row contiguous. The file is gone when the process ends,
+    in whatever way. Raises `OutputError` when the disk is full; the blocks written so far are freed
+    then.
     """
 
     def __init__(
@@ -28,14 +29,14 @@ class DiskPage:
         space: ScratchSpace,
     ) -> None:
         self.device, self._form = device, RowMajorLayout(shape, dtype, dim)
-        self._places: dict[int, int] = {}  # by number within the map, which block of the file
+        self._places: dict[int, int] = {}  # block index in the map to block of the file
         self._open(space)
 
     def _open(self, space: ScratchSpace) -> None:
         self._blocks = space.blocks()
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Put rows from ``first`` on in their place."""
+        """Write rows to the file, from row ``first`` on."""
         self._put(self._form.place((first, first))[0], self._form.run(rows).cpu())
 
     def _put(self, at: int, run: Tensor) -> None:
@@ -46,7 +47,7 @@ class DiskPage:
             self._blocks.put(self._places[place], start, data[part])
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows, in memory of their own."""
+        """Read rows into new memory."""
         buffer, at = torch.empty(self._form.bytes_of(spans), dtype=torch.uint8), 0
         for span in spans:
             first, last = self._form.place(span)
@@ -60,19 +61,19 @@ class DiskPage:
             self._blocks.get(self._places[place], start, data[part])
 
     def expect(self, spans: Spans) -> None:
-        """Nothing is read ahead: the system does that."""
+        """Do nothing: the operating system prefetches."""
 
     def keep(self, spans: Spans) -> None:
-        """Blocks go all at once, when the page does."""
+        """Do nothing: all blocks are freed together by `close`."""
 
     def close(self) -> None:
-        """Give the blocks back; may be called more than once."""
+        """Free the blocks; may be called more than once."""
         self._blocks.give_back(self._places.values())
         self._places = {}
 
 
 def _by_block(at: int, size: int) -> Iterator[tuple[int, int, slice]]:
-    """(block, first byte within it, part of the bytes) of ``size`` bytes from ``at`` on."""
+    """Yield (block, first byte in it, slice of the data) for bytes from ``at`` on."""
     done = 0
     while done < size:
         place, start = divmod(at + done, BLOCK)

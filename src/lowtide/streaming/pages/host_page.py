@@ -1,4 +1,4 @@
-"""Maps of a card that are kept in the memory of its host between segments."""
+"""Pages of a GPU that are spilled to pinned host memory between segments."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lowtide.streaming.pages.row_major import RowMajorLayout
 from lowtide.streaming.pages.transfer import HostTransfer, PendingFetch, PendingStore
 from lowtide.streaming.spans import Spans, common, count
 
-# The bands whose rows are on the device: the present one and the next.
+# Bands whose rows are on the device: the current one and the next.
 _AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class _Prefetched:
-    """What one band reads, and the memory that it came to."""
+    """The rows that one band reads, their device memory, and the pending copy."""
 
     spans: Spans
     memory: Tensor
@@ -27,9 +27,11 @@ class _Prefetched:
 
 
 class HostPage:
-    """A map in the host's memory. Rows go there while the card computes, and those that the next
-    band reads come back while it computes the present one, into memory that the last but one is
-    done with."""
+    """A feature map in host memory, copied asynchronously to and from the GPU.
+
+    Rows are copied out while the GPU computes. Those that the next band reads are prefetched during
+    the current one, into the device memory of the band before it.
+    """
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, dim: int, carrier: HostTransfer
@@ -43,15 +45,18 @@ class HostPage:
         self._former: _Prefetched | None = None
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Begin to put rows from ``first`` on in their place, when the last ones are there."""
+        """Start the copy of rows to the host, once the previous rows are there."""
         run = self._form.run(rows)
         if self._leaving is not None:
             self._leaving.there()
         self._leaving = self._carrier.out(run, self._room, self._form.place((first, first))[0])
 
     def expect(self, spans: Spans) -> None:
-        """Begin to fetch what a band reads; the first band's rows with those of the second, so that
-        both have as much memory, which all that follow use again."""
+        """Start the prefetch of the rows that a band reads.
+
+        The first band's rows are fetched together with those of the second, so that both get
+        buffers of equal size, which all later bands reuse.
+        """
         if not spans:
             self._let_go()
             return
@@ -63,7 +68,7 @@ class HostPage:
             self._begin()
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows: of those that were fetched ahead, or fetched now."""
+        """Return rows from the prefetched ones, or fetch them now."""
         self._begin()
         for ahead in self._ahead:
             if count(common(ahead.spans, spans)) == count(spans):
@@ -71,7 +76,7 @@ class HostPage:
         return self._form.rows(self._fetch(spans, None, 0).coming.here())
 
     def _begin(self) -> None:
-        """Fetch what is expected."""
+        """Fetch the expected rows."""
         most = max(map(self._form.bytes_of, self._expected), default=0)
         for spans in self._expected:
             self._ahead.append(self._fetch(spans, self._former, most))
@@ -79,7 +84,10 @@ class HostPage:
         self._expected = []
 
     def _fetch(self, spans: Spans, former: _Prefetched | None, most: int) -> _Prefetched:
-        """Into the memory of ``former`` if that is large enough, or some of ``most`` bytes."""
+        """Fetch rows into the memory of ``former`` if large enough, else into new memory.
+
+        New memory has at least ``most`` bytes.
+        """
         size = self._form.bytes_of(spans)
         if former is None or len(former.memory) < size:
             former = None
@@ -93,7 +101,7 @@ class HostPage:
         )
 
     def _cut(self, ahead: _Prefetched, spans: Spans) -> Tensor:
-        """The bytes of ``spans``, of those that were fetched ahead."""
+        """Return the bytes of ``spans`` out of those that were prefetched."""
         run, parts, at = ahead.coming.here(), [], 0
         for span in ahead.spans:
             start = self._form.place(span)[0] - at
@@ -104,17 +112,17 @@ class HostPage:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def keep(self, spans: Spans) -> None:
-        """The page goes as a whole."""
+        """Do nothing: the page is freed as a whole."""
 
     def _let_go(self) -> None:
-        """Of the memory on the device that rows come to."""
+        """Free the prefetch buffers on the device."""
         for ahead in self._ahead:
             ahead.coming.over()
         self._ahead.clear()
         self._expected, self._former = [], None
 
     def close(self) -> None:
-        """Give the memory to other pages."""
+        """Release the host memory to other pages."""
         self._let_go()
         if self._leaving is not None:
             self._leaving.there()
@@ -123,6 +131,6 @@ class HostPage:
 
 
 def _own(rows: Tensor, memory: Tensor) -> Tensor:
-    """Rows that stay as they are when other bytes come to ``memory``."""
+    """Return rows that stay valid when ``memory`` is overwritten."""
     shared = rows.untyped_storage()._cdata == memory.untyped_storage()._cdata
     return rows.clone() if shared else rows

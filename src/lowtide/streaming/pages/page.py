@@ -1,4 +1,4 @@
-"""Maps that are kept between segments, in pieces as they were made."""
+"""Interface of pages, and pages in device memory."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from lowtide.streaming.spans import Span, Spans, common, count
 
 
 class Page(Protocol):
-    """A map that is written and read by rows, which come to ``device``."""
+    """A feature map kept between segments, written and read by rows.
+
+    Rows are read to ``device``.
+    """
 
     device: torch.device
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Put rows from ``first`` on in their place."""
+        """Write rows, from row ``first`` on."""
         ...
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows of these spans, one after another; not to be changed."""
+        """Return the rows of these spans concatenated; not to be modified."""
         ...
 
     def expect(self, spans: Spans) -> None:
-        """A band reads these rows, after those that were told of before: they may be fetched while
-        the one before it is computed. No rows: for now no band reads any."""
+        """Announce the rows that the next band reads, for prefetch.
+
+        Follows the calls for earlier bands; the rows may be fetched while the band before is
+        computed. No rows: no band reads any for now.
+        """
         ...
 
     def keep(self, spans: Spans) -> None:
-        """Only these rows will be read from now on."""
+        """Announce that only these rows will be read from now on."""
         ...
 
     def close(self) -> None:
-        """Give back what it takes."""
+        """Free the memory or disk space of the page."""
         ...
 
 
 class MemoryPage:
-    """A map in memory.
+    """A feature map in memory.
 
-    What is written is kept without a copy, unless it is a small part of something larger; what
-    is not needed any longer goes piece by piece.
+    Written tensors are kept without a copy, unless they are a small part of a larger storage.
+    Pieces that are not needed any longer are freed one by one.
     """
 
     def __init__(self, dim: int, device: torch.device) -> None:
@@ -51,17 +57,17 @@ class MemoryPage:
 
     @classmethod
     def of(cls, rows: Tensor, dim: int) -> MemoryPage:
-        """A whole map that is there already."""
+        """Create a page that holds a whole feature map already computed."""
         page = cls(dim, rows.device)
         page.write(0, rows)
         return page
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Put rows from ``first`` on in their place."""
+        """Keep rows, from row ``first`` on; small views of large storages are copied."""
         self.put(first, compact(rows))
 
     def put(self, first: int, rows: Tensor) -> None:
-        """`write` of rows that are soon read: they stay as they are."""
+        """Keep rows without a copy, as `write` for rows that are soon read."""
         span = first, first + rows.shape[self._dim]
         in_order = not self._pieces or self._pieces[-1][0] < span
         self._pieces.append((span, rows))
@@ -69,7 +75,7 @@ class MemoryPage:
             self._pieces.sort(key=lambda piece: piece[0])
 
     def read(self, spans: Spans) -> Tensor:
-        """Rows; a view where they lie in one piece."""
+        """Return rows; a view where they are in one piece."""
         if len(spans) == 1:
             for piece, rows in self._pieces:
                 if piece == spans[0]:
@@ -85,7 +91,7 @@ class MemoryPage:
         return concat_rows(found, self._dim)
 
     def gather(self, spans: Spans) -> Tensor:
-        """`read`, after which rows that were put together stay so for the next operator."""
+        """Return rows as `read` does, and keep concatenated rows for the next operator."""
         rows = self.read(spans)
         if len(spans) == 1 and len(self._pieces) > 1:
             low, high = spans[0]
@@ -96,8 +102,10 @@ class MemoryPage:
         return rows
 
     def extended(self, span: Span) -> Tensor | None:
-        """Rows of a span, to be written, in one piece with those before it; None if these are not
-        one piece."""
+        """Return memory to write the rows of ``span`` to, contiguous with the rows before.
+
+        None if the page is not one piece that ends where the span begins.
+        """
         first, last = span
         if len(self._pieces) != 1 or self._pieces[0][0][1] != first:
             return None
@@ -111,18 +119,18 @@ class MemoryPage:
         return whole.narrow(self._dim, first - low, last - first)
 
     def expect(self, spans: Spans) -> None:
-        """They are there."""
+        """Do nothing: the rows are in memory."""
 
     def keep(self, spans: Spans) -> None:
-        """Let go of whole pieces that nothing will read."""
+        """Free whole pieces that nothing will read."""
         self._pieces = [piece for piece in self._pieces if common([piece[0]], spans)]
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free all pieces."""
         self._pieces = []
 
     def trim(self, spans: Spans) -> None:
-        """Let go of every row that nothing will read; the rest of a piece is copied out of it."""
+        """Free every row that nothing will read, copying the rest out of its piece."""
         if not spans:
             self._pieces = []
             return
@@ -135,20 +143,24 @@ class MemoryPage:
 
 
 def concat_rows(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) -> Tensor:
-    """The pieces one after another along ``dim``, in memory in the order in which ``like`` lies, or
-    the first: on it depends which kernels are run, and so how they round."""
+    """Concatenate pieces along ``dim``, in the memory format of ``like``.
+
+    By default in that of the first piece. The memory format decides which kernels run on the
+    result, and so its rounding.
+    """
     if len(pieces) == 1:
         return pieces[0]
     order = memory_order(pieces[0] if like is None else like)
     place = order.index(dim)
     laid = [piece.permute(order) for piece in pieces]
-    # Of parts of others PyTorch's own kernel on a card takes three times as long as copies of each.
+    # For non-contiguous pieces, PyTorch's own kernel on a GPU takes three times as long as one copy
+    # each.
     own = laid[0].device.type == "cpu" or all(piece.is_contiguous() for piece in laid)
     return _in_order(torch.cat(laid, place) if own else concat_by_copy(laid, place), order)
 
 
 def concat_by_copy(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """What `torch.cat` makes of the pieces, by a copy of each."""
+    """Concatenate as `torch.cat` does, by one copy of each piece."""
     sizes = [piece.shape[dim] for piece in pieces]
     shape = list(pieces[0].shape)
     shape[dim] = sum(sizes)
@@ -160,21 +172,21 @@ def concat_by_copy(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _in_order(laid: Tensor, order: Sequence[int]) -> Tensor:
-    """The view whose dimensions, taken in this order, are those of ``laid``."""
+    """Return the view whose dims, permuted by ``order``, are those of ``laid``."""
     return laid.permute([order.index(one) for one in range(laid.dim())])
 
 
 def memory_order(rows: Tensor) -> list[int]:
-    """The dimensions by their strides, the largest first.
+    """Return the dims sorted by stride, the largest first.
 
-    One of a single place comes after another with the same stride: PyTorch takes maps for
-    contiguous or for channels last by the stride of a batch of one too.
+    A dim of size 1 comes after another with the same stride: PyTorch detects contiguous and
+    channels-last by the stride of a batch of one too.
     """
     strides, shape = rows.stride(), rows.shape
     return sorted(range(rows.dim()), key=lambda place: (-strides[place], shape[place] == 1))
 
 
 def compact(rows: Tensor) -> Tensor:
-    """``rows``, copied if they keep more than twice their own memory alive."""
+    """Return ``rows``, cloned if their storage is more than twice their size."""
     own = rows.numel() * rows.itemsize
     return rows if rows.untyped_storage().nbytes() <= 2 * own else rows.clone()

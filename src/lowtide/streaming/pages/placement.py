@@ -1,4 +1,4 @@
-"""Where pages are kept."""
+"""Placement of pages: device memory, host memory or disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lowtide.streaming.pages.host_page import HostPage
 from lowtide.streaming.pages.page import MemoryPage, Page
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
-# In the memory of the device, in that of its host, or in files.
+# Device memory, pinned host memory, or files.
 Placement = Literal["memory", "host", "disk"]
 PagePlacement = Placement | Literal["auto"]
 
 
 def placements(device: torch.device, wanted: PagePlacement) -> tuple[Placement, ...]:
-    """Where pages may be kept; the CPU's memory is that of the host."""
+    """Return the places allowed for pages; on the CPU, device memory is host memory."""
     if wanted != "auto":
         return (wanted,)
     return ("memory", "disk") if device.type == "cpu" else ("memory", "host", "disk")
@@ -37,8 +37,18 @@ def page_maker(
     on_disk: type[DiskPage] = DiskPage,
     carrier: HostTransfer | None = None,
 ) -> MakePage:
-    """Makes the pages of a run on ``device``: there, on its host (moved by ``carrier``), or
-    ``on_disk`` in a ``space``; those that are ``held`` there in any case."""
+    """Return a factory of pages for a run on ``device``.
+
+    Args:
+        program: The captured program.
+        pages: Where pages are kept: on the device, on its host (copied by ``carrier``), or in
+            files.
+        device: Device of the run.
+        space: Scratch space of the files.
+        held: Pages that stay on the device in any case.
+        on_disk: Class of pages in files.
+        carrier: Host transfer of the device.
+    """
     in_memory = memory_pages(program, device)
     if pages == "memory":
         return in_memory
@@ -57,7 +67,7 @@ def page_maker(
 
 
 def memory_pages(program: StreamProgram, device: torch.device) -> MakePage:
-    """Pages in the memory of a device."""
+    """Return a factory of pages in the memory of a device."""
 
     def make(index: int) -> Page:
         return MemoryPage(program.rows[index].dim, device)

@@ -1,4 +1,4 @@
-"""Maps as plain runs of bytes, row after row, so that any rows lie together."""
+"""Row-major byte layout of feature maps, in which any rows are contiguous."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowtide.streaming.spans import Span, Spans, count
 
 
 class RowMajorLayout:
-    """How rows of one map lie in a file or in a buffer, and how they lay in memory before."""
+    """Byte offsets of a feature map's rows in a file or buffer, and its memory format."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, dim: int) -> None:
         self._dim, self._dtype = dim, dtype
@@ -22,22 +22,24 @@ class RowMajorLayout:
         self.nbytes = self._row_bytes * shape[dim]
 
     def place(self, span: Span) -> tuple[int, int]:
-        """The bytes of a span: from, to before."""
+        """Return the byte range of a span: (first, past the last)."""
         return span[0] * self._row_bytes, span[1] * self._row_bytes
 
     def bytes_of(self, spans: Spans) -> int:
-        """How many bytes these rows are."""
+        """Return the number of bytes of these rows."""
         return count(spans) * self._row_bytes
 
     def run(self, rows: Tensor) -> Tensor:
-        """The bytes of rows, which may lie in memory in any order."""
-        if rows.shape[self._dim] > 1:  # of a single row it says nothing
+        """Return the bytes of rows in row-major order, from any memory format."""
+        if rows.shape[self._dim] > 1:  # the strides of a single row say nothing
             self._order = memory_order(rows)
         return rows.movedim(self._dim, 0).contiguous().flatten().view(torch.uint8)
 
     def rows(self, run: Tensor) -> Tensor:
-        """The rows that a run of bytes holds, laid out as what was made a run last: or other
-        kernels would be run on them."""
+        """Return the rows held by bytes, in the memory format that `run` last saw.
+
+        Another memory format would select other kernels.
+        """
         plain = run.view(self._dtype).view(len(run) // self._row_bytes, *self._others)
         laid = plain.movedim(0, self._dim).permute(self._order).contiguous()
         return laid.permute([self._order.index(place) for place in range(laid.dim())])

@@ -1,17 +1,17 @@
-"""Bytes on their way between a device and the memory of its host; all calls to a device for pages
-are in this file.
+"""Asynchronous copies of pages between a device and pinned host memory.
 
-A carrier belongs to one device and knows four moves:
+All device calls for pages are in this file. A transfer object belongs to one device and has four
+operations:
 
-    room     memory on the host for one page
-    out      begin to copy from the device to the host
-    back     begin to copy from the host to the device, after what was begun with ``out`` there
-    release  the room may be another page's: all that came from it is over
+    room     allocate host memory for one page
+    out      start a copy from the device to the host
+    back     start a copy from the host to the device, after the copies started by ``out``
+    release  return the host memory for other pages; all copies from it must be over
 
-Copies have streams of their own, but all device memory is that of the stream that computes: blocks
-of others are not used again by it, nor known to be free before the card says so, and what a run
-takes could not be told. Bytes on their way are therefore held until the computing stream was made
-to wait for them. Python waits for nothing.
+Copies have their own streams, but all device memory is allocated on the computing stream. A block
+used on another stream is not reused until the GPU reports that it is free, so the memory of a run
+could not be predicted. Blocks in flight are therefore held until the computing stream waits for
+their copy. Python waits for nothing.
 """
 
 from __future__ import annotations
@@ -27,55 +27,54 @@ from torch import Tensor
 from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.pinned import PinnedMemory
 
-# The part of the host's memory that rooms may take between runs.
+# Divisor of the host's memory: the share that free buffers may keep between runs.
 _KEPT = 8
 
 
 @dataclass(eq=False)
 class HostBuffer:
-    """Host memory of one page, uint8, and when it was last written (an event)."""
+    """Host memory of one page, uint8, and the event of its last write."""
 
     memory: Tensor
     written: Any = None
 
 
 class PendingStore(Protocol):
-    """Bytes on their way to the host, whose memory has to be held until they are there."""
+    """A copy to the host in flight; its source must be held until it is done."""
 
     def there(self) -> None:
-        """Whatever is computed from now on finds them there: their memory may be let go."""
+        """Order later work after the copy; then its source may be freed."""
         ...
 
 
 class PendingFetch(Protocol):
-    """Bytes on their way to the device, whose memory has to be held until they are here."""
+    """A copy to the device in flight; its destination must be held until it is done."""
 
     @property
     def done(self) -> Any:
-        """When the device is done with them: an event, once they are over."""
+        """Event after which the device no longer reads the bytes, once `over` was called."""
         ...
 
     def here(self) -> Tensor:
-        """The bytes, which whatever is computed from now on may read."""
+        """Return the bytes, ordered so that later work may read them."""
         ...
 
     def over(self) -> None:
-        """What was issued so far is all that reads them: their memory may be let go, or others may
-        come to it."""
+        """Mark the end of all reads of the bytes: their memory may be freed or reused."""
         ...
 
 
 class HostTransfer(Protocol):
-    """Moves runs of bytes for one device."""
+    """Copies bytes between one device and its host."""
 
     device: torch.device
 
     def room(self, nbytes: int) -> HostBuffer:
-        """Memory for a page."""
+        """Allocate host memory for a page."""
         ...
 
     def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """Begin to copy ``run``, uint8 on the device, to byte ``at`` of a page."""
+        """Start a copy of ``run``, uint8 on the device, to byte ``at`` of a page."""
         ...
 
     def back(
@@ -85,45 +84,48 @@ class HostTransfer(Protocol):
         run: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Begin to copy bytes (from, to before) of a page, one after another, to ``run``, uint8 on
-        the device: as soon as those are over that came there before, or, without ``after``, when
-        all is done that was issued so far."""
+        """Start a copy of byte ranges of a page to ``run``, uint8 on the device.
+
+        ``places`` are (first, past the last) bytes, which are concatenated. The copy starts once
+        ``after``, the former content of ``run``, is over; without it, once all work issued so far
+        is done.
+        """
         ...
 
     def release(self, room: HostBuffer) -> None:
-        """The page is not needed any longer, and all that came from it is over."""
+        """Return a page's memory, all of whose copies are over."""
         ...
 
 
 @dataclass(frozen=True)
 class CompletedCopy:
-    """Bytes that are where they are wanted, and read as soon as a call returns."""
+    """A copy that is already done, used where calls are synchronous."""
 
     run: Tensor
     done: Any = None
 
     def here(self) -> Tensor:
-        """The bytes."""
+        """Return the bytes."""
         return self.run
 
     def there(self) -> None:
-        """They are."""
+        """Do nothing: the copy is done."""
 
     def over(self) -> None:
-        """They are."""
+        """Do nothing: the reads are done."""
 
 
 class SyncHostTransfer:
-    """The CPU, whose memory the host's is: a copy is done when the call returns."""
+    """Synchronous transfer of the CPU, whose memory is that of the host."""
 
     device = torch.device("cpu")
 
     def room(self, nbytes: int) -> HostBuffer:
-        """Ordinary memory."""
+        """Allocate pageable memory."""
         return HostBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
     def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """A copy."""
+        """Copy at once."""
         room.memory[at : at + len(run)].copy_(run)
         return CompletedCopy(run)
 
@@ -134,18 +136,20 @@ class SyncHostTransfer:
         run: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """A copy."""
+        """Copy at once."""
         torch.cat([room.memory[first:last] for first, last in places], out=run)
         return CompletedCopy(run)
 
     def release(self, room: HostBuffer) -> None:
-        """Memory goes when nothing refers to it."""
+        """Do nothing: memory is freed with its last reference."""
 
 
 @dataclass
 class _AsyncCopy:
-    """A run of bytes, the event of its copy, the stream that computes, and when that was done with
-    them (an event)."""
+    """An asynchronous copy: its bytes, its event, and the computing stream.
+
+    ``done`` is the event after the computing stream's last read.
+    """
 
     run: Tensor
     copied: Any
@@ -153,29 +157,29 @@ class _AsyncCopy:
     done: Any = None
 
     def here(self) -> Tensor:
-        """The computing stream waits for the copy."""
+        """Make the computing stream wait for the copy, and return the bytes."""
         self.computing.wait_event(self.copied)
         return self.run
 
     def there(self) -> None:
-        """The computing stream waits for the copy, whose memory is its own."""
+        """Make the computing stream, which owns the memory, wait for the copy."""
         self.here()
 
     def over(self) -> None:
-        """Mark where the computing stream is, after the copy even where nothing read it."""
+        """Record an event on the computing stream, after the copy even if nothing read it."""
         self.here()
         self.done = self.computing.record_event()
 
 
 @dataclass
 class CudaHostTransfer:
-    """One CUDA device: a stream for copies to the host, and one for copies from it.
+    """Transfer of one CUDA device, with one copy stream in each direction.
 
-    Both wait for just what they need, so that copies go on while the current stream computes: to
-    the host for the computation that was issued before, from the host for the last copy to the same
-    page and for what read the memory that they go to. Rooms are used again, by the next run too,
-    since locking pages takes longer than copying them. Those of a run that take more than a small
-    part of the host's memory are unlocked at its end, all others with the carrier.
+    Copies overlap the current stream, since each waits only for what it needs: to the host for the
+    work issued before, from the host for the last copy to the same page and for the last reads of
+    the memory it overwrites. Buffers are reused, also by the next run, since pinning takes longer
+    than copying. If the buffers of a run exceed a small share of the host's memory, they are
+    unpinned at its end, otherwise with this object.
     """
 
     device: torch.device
@@ -189,7 +193,7 @@ class CudaHostTransfer:
         weakref.finalize(self, _unlock, streams, self._pinned).atexit = False
 
     def room(self, nbytes: int) -> HostBuffer:
-        """The smallest free room that is large enough, or a new one of exactly this size."""
+        """Return the smallest free buffer that is large enough, or a new one of this size."""
         self._taken += 1
         fitting = [room for room in self._free if len(room.memory) >= nbytes]
         if not fitting:
@@ -199,7 +203,7 @@ class CudaHostTransfer:
         return room
 
     def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """On the stream to the host, after what the current stream was given so far."""
+        """Copy on the stream to the host, after the work issued on the current stream."""
         computing = torch.cuda.current_stream(self.device)
         self._out.wait_event(computing.record_event())
         with torch.cuda.device(self.device), torch.cuda.stream(self._out):
@@ -214,7 +218,7 @@ class CudaHostTransfer:
         run: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """On the stream from the host."""
+        """Copy on the stream from the host."""
         computing = torch.cuda.current_stream(self.device)
         free = computing.record_event() if after is None else after.done
         with torch.cuda.device(self.device), torch.cuda.stream(self._back):
@@ -230,7 +234,7 @@ class CudaHostTransfer:
         return _AsyncCopy(run, copied, computing)
 
     def release(self, room: HostBuffer) -> None:
-        """Keep the room for the next page, or unlock all if this was the last page of many."""
+        """Keep the buffer for the next page, or unpin all after the last page of many."""
         self._free.append(room)
         self._taken -= 1
         held = sum(len(one.memory) for one in self._free)
@@ -246,5 +250,5 @@ def _unlock(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
 
 
 def host_transfer_for(device: torch.device) -> HostTransfer:
-    """The carrier for one device."""
+    """Return the transfer object for a device."""
     return SyncHostTransfer() if device.type == "cpu" else CudaHostTransfer(device)

@@ -1,4 +1,4 @@
-"""Measuring what a model costs, by two or three tiny runs of the real step."""
+"""Measurement of a model's receptive field, memory and time by a few tiny runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 _LAYOUT_SIDE = 128
-# What must be gained before a model leaves the layout it was written in.
+# Ratio of times below which a model leaves the memory format it was written in.
 _LAYOUT_GAIN = 0.92
 
 
@@ -43,16 +43,18 @@ def probe_costs(
     limit_bytes: int | None = None,
     cancel: Cancel = None,
 ) -> tuple[ModelCosts, bool]:
-    """Reach, peak memory and seconds of ``network``, from a few tiny runs.
+    """Measure receptive field, peak memory and seconds of ``network``.
 
-    The memory layout (channels last or not) is chosen here, see `_layout`. Sizes are the
-    smallest that the model accepts up to 512 pixels (1024 on CUDA); fewer if the model is slow,
-    or if a run would take more than ``limit_bytes``. Returns the costs, and whether all of
-    them could be measured or the limit cut some short.
+    Runs two or three tiny tiles through the real step, and chooses the memory format, see
+    `_layout`. Sizes are the smallest that the model accepts, up to 512 pixels (1024 on CUDA); fewer
+    if the model is slow, or if a run would take more than ``limit_bytes``.
+
+    Returns:
+        The costs, and whether all of them were measured rather than cut short by the limit.
     """
     kind = torch.device(network.device).type
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
-    # This first run only scales the others, so only its memory and its time are asked for.
+    # The first run only scales the others: its memory and its time are enough.
     started = time.perf_counter()
     least = live_peak(network, tile_work(network, sides[0]))
     slow = time.perf_counter() - started
@@ -73,14 +75,14 @@ def probe_costs(
         passes_nan=network.let_go is None,
     )
     trim_heap(collect=True)
-    # A slow model is tried where it takes least: minutes of probing would gain seconds.
+    # A slow model is measured where it takes least: minutes of probing would save seconds.
     wide = _fit(_LAYOUT_SIDE, align, minimum)
     patient = slow * (wide / sides[0]) ** 2 < PATIENCE / 4
     network = _layout(network, wide if patient else sides[0])
     points, within = _points(network, sides, fits, cancel)
     costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
     if kind == "cpu" and network.let_go is None:
-        # On CUDA the allocator's own figures of real runs are the better ones.
+        # On CUDA the allocator's statistics of real runs are more accurate.
         costs = _traced(costs, network, align, minimum, limit_bytes)
     return costs, within and all(fits(side) for side in REACH_SIDES)
 
@@ -88,19 +90,19 @@ def probe_costs(
 def _points(
     network: NetworkSpec, sides: Sequence[int], fits: Callable[[int], bool], cancel: Cancel
 ) -> tuple[list[ProbePoint], bool]:
-    """At least two of them, and whether no limit cut them short."""
+    """Return at least two measured points, and whether no limit cut them short."""
     points: list[ProbePoint] = []
     for side in sides:
         check_cancel(cancel)
         if len(points) >= 2:
             if points[-1].seconds * (side * side / points[-1].pixels) > PATIENCE:
-                break  # with any limit
+                break  # under any limit
             if not fits(side):
                 return points, False
         points.append(probe_point(network, side))
         trim_allocators(network.device, collect=True)
     if len(points) < 2:
-        # A model of one size only: a second point half as large makes the line go through 0.
+        # A model of one size only: a second point half as large puts the line through 0.
         only = points[0]
         points.insert(
             0,
@@ -140,8 +142,8 @@ def _costs(
 def _traced(
     costs: ModelCosts, network: NetworkSpec, align: int, minimum: int, limit_bytes: int | None
 ) -> ModelCosts:
-    """``costs`` with what traces tell of larger runs."""
-    # Imported here because a run whose costs are known traces nothing.
+    """Return ``costs`` with the memory that traces predict for larger runs."""
+    # Imported here because a run with cached costs traces nothing.
     from lowtide.memory.tracing.fake import clear_shape_caches
     from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
 
@@ -153,14 +155,14 @@ def _traced(
 
 
 def _layout(network: NetworkSpec, side: int) -> NetworkSpec:
-    """The order of memory that images are given in.
+    """Return ``network`` with the memory format of its inputs chosen.
 
-    It rounds the results otherwise, so that the CPU's does not follow from a clock: channels last
-    for whatever has convolutions, of which 18 kinds took 0.7 to 1.0 of the time. On a card it is
-    taken where it is clearly faster there.
+    The format changes the rounding, so on the CPU the choice must not depend on timing:
+    channels-last for every network with convolutions, of which 18 kinds took 0.7 to 1.0 of the
+    time. On a GPU it is chosen where it is clearly faster there.
     """
     if network.let_go is not None:
-        return network  # it takes one order, and what is in another would be copied
+        return network  # it takes one memory format, and inputs in another would be copied
     if network.device == "cpu":
         forward = network.forward
         weights = forward.parameters() if isinstance(forward, torch.nn.Module) else ()
@@ -174,7 +176,10 @@ def _layout(network: NetworkSpec, side: int) -> NetworkSpec:
 
 
 def _batches_agree(network: NetworkSpec, side: int) -> bool:
-    """Whether two tiles in one batch give what each gives alone; some models mix them."""
+    """Return whether two tiles in one batch give the results of each alone.
+
+    Some models mix the images of a batch.
+    """
     step = tile_step(network)
     pair = [random_tile(network, side, seed) for seed in (1, 2)]
     try:
@@ -191,6 +196,9 @@ def _fit(side: int, align: int, minimum: int) -> int:
 
 
 def _fp32_forward(network: NetworkSpec) -> Forward:
-    """Reach is a matter of structure: looked for in fp32, where rounding cannot hide it."""
+    """Return the forward in fp32, where rounding cannot hide the receptive field.
+
+    The receptive field depends on the structure only.
+    """
     exact = network.exact_forward
     return network.forward if exact is None else exact()

@@ -1,4 +1,4 @@
-"""Measuring a model's reach, by poisoning part of its input and looking where it spreads."""
+"""Receptive field of a model, measured by the spread of NaN through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowtide.streaming.tiles.tile_step import Forward
 REACH_SIDES = (64, 192)
 _PHASES = 4
 _LARGE = 16.0
-# What rounding may do between a tile and the whole; true leakage is far larger.
+# Allowed rounding error between a tile and the whole; true leakage is far larger.
 _TOLERANCE = 1e-4
 
 
@@ -30,26 +30,34 @@ def measure_receptive_field(
     sides: Sequence[int] = REACH_SIDES,
     passes_nan: bool = True,
 ) -> ReceptiveField:
-    """How many input pixels beyond its own place an output pixel depends on.
+    """Measure how many input pixels beyond its own place an output pixel depends on.
 
-    NaN is put on one side of a line through a random input; every output it comes through to
-    depends on that side. NaN passes everything that a number could, also what happens to be
-    zero or masked, so the answer is an upper bound. Lines lie on the ``align`` grid, as tile
-    borders do. What NaN cannot show (sizes and positions that a model computes with) is caught
-    by comparing tiles with the whole; a model that differs counts as unbounded. ``sides`` are
-    the sizes of the inputs to try, smallest first: a reach shows on one more than twice as large.
+    NaN is put on one side of a line through a random input; every output that becomes NaN depends
+    on that side. NaN passes wherever a value could, also where that value happens to be zero or
+    masked, so the answer is an upper bound. Lines are on the ``align`` grid, as tile borders are.
+    What NaN cannot show (sizes and positions that a model computes with) is found by comparing
+    tiles with the whole; a model that differs counts as unbounded.
 
-    Where ``passes_nan`` is False, because the operators are not PyTorch's and some of them (maxima,
-    for one) may drop NaN, each line is drawn with large numbers too, and what changes by a bit
-    depends on them.
+    Args:
+        forward: The model, on (B, C, H, W).
+        channels: Input channels.
+        scale: Output pixels per input pixel.
+        align: Grid of the lines, in pixels.
+        minimum: Smallest side that the model accepts.
+        device: Device of the inputs.
+        sides: Sides of the inputs to try, smallest first: a receptive field shows on an input more
+            than twice as large.
+        passes_nan: False for operators that are not PyTorch's, some of which (maximum, for example)
+            may drop NaN. Each line is then tried with large values too, and any output that changes
+            at all depends on them.
     """
     generator = torch.Generator().manual_seed(0)
     least = round_up(max(sides[0], minimum, 4 * align), align)
     searched = 0
     for size in sides:
         side = round_up(max(size, least), align)
-        # A line is looked for along one side, so the other one may be shorter, and the runs too;
-        # but not as short as windows of attention, which some models do not shift then.
+        # The line is searched along one side, so the other side may be shorter, which saves time;
+        # but not as short as an attention window, which some models do not shift then.
         other = max(round_up(side // 2, align), least)
         image = torch.rand(1, channels, side, other, generator=generator).to(device)
         images = {2: image, 3: image.mT.contiguous()}
@@ -68,7 +76,7 @@ def measure_receptive_field(
 def _spread(
     forward: Forward, images: Mapping[int, Tensor], scale: int, align: int, passes_nan: bool
 ) -> int | None:
-    """Largest spread along both axes; None if one of the images fills."""
+    """Return the largest spread along both axes; None if it fills one of the images."""
     largest = 0
     for axis, image in images.items():
         spread = _spread_along(forward, image, axis, scale, align, passes_nan)
@@ -81,12 +89,15 @@ def _spread(
 def _spread_along(
     forward: Forward, image: Tensor, axis: int, scale: int, align: int, passes_nan: bool
 ) -> int | None:
-    """Largest spread along an axis, in both directions, of several lines; None if it fills."""
+    """Return the largest spread along an axis over several lines; None if it fills.
+
+    In both directions.
+    """
     side, reach = image.shape[axis], 0
     poisons = [torch.full_like(image, torch.nan)]
     clean = None
     if not passes_nan:
-        # Both signs, so that minima take them as well as maxima.
+        # Both signs, so that a minimum passes them as a maximum does.
         poisons.append((image - 0.5) * _LARGE)
         clean = forward(image)
     middle = side // 2 // align * align
@@ -111,7 +122,10 @@ def _touched(
     index: tuple[slice, ...],
     clean: Tensor | None,
 ) -> Tensor:
-    """Where results are not finite, or not ``clean`` any more, with poison at ``index``."""
+    """Return where results are not finite, or differ from ``clean``.
+
+    ``index`` is where the input is poisoned.
+    """
     found: list[Tensor] = []
     for poison in poisons:
         poisoned = image.clone()
@@ -124,9 +138,9 @@ def _touched(
 def _tiles_agree(
     forward: Forward, image: Tensor, axis: int, scale: int, align: int, minimum: int, overlap: int
 ) -> bool:
-    """Whether tiles with this overlap reproduce the whole run along an axis."""
+    """Return whether tiles with this overlap reproduce the whole along an axis."""
     side = image.shape[axis]
-    # Half of what is left beside the overlap: two tiles, however far the model reaches.
+    # Half of what the overlap leaves: two tiles, whatever the receptive field.
     tile = round_up(max((side + overlap) // 2, minimum), align)
     layout = split_axis(side, tile, overlap, align=align)
     whole = forward(image)

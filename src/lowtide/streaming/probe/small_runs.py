@@ -1,4 +1,4 @@
-"""What a run of a network on a small tile takes: bytes, and seconds."""
+"""Bytes and seconds of a network's run on a small tile."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
-PATIENCE = 4.0  # seconds that one more probe may be expected to take
+PATIENCE = 4.0  # seconds allowed for one more probe
 
 
 def probe_point(network: NetworkSpec, side: int) -> ProbePoint:
-    """What one square tile of so many pixels a side takes."""
+    """Measure bytes and seconds of one square tile, ``side`` pixels wide."""
     work = tile_work(network, side)
     if network.let_go is not None:
-        # All that is resident lives, or is kept for the next call, which a plan cannot do without.
+        # All resident bytes are live or kept for the next call, and a plan must count both.
         seconds = best_seconds(work, network.device)
         alive = resident = _resident(network.let_go, work, runs=3)
     elif network.device == "cpu":
@@ -35,7 +35,10 @@ def probe_point(network: NetworkSpec, side: int) -> ProbePoint:
 
 
 def _on_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
-    """(Bytes alive, bytes resident, seconds) of a run, by few runs if they are long."""
+    """Return (live bytes, resident bytes, seconds) of a run.
+
+    Repeats fewer times if runs are long.
+    """
     clock = _Clock("cpu")
     with clock:
         alive = live_peak_bytes(work)
@@ -44,15 +47,15 @@ def _on_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
         with clock:
             work()
 
-    # What a heap keeps shows from the second run on.
+    # What the heap keeps shows from the second run on.
     resident = resident_peak_bytes(timed, 3)
-    # The meter beside them takes next to nothing of runs that are long.
+    # The memory meter takes a negligible share of long runs.
     long = clock.seconds > PATIENCE / 8
     return alive, resident, clock.seconds if long else best_seconds(work, "cpu")
 
 
 def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
-    """What the runner does with one tile, the conversion to samples included."""
+    """Return a function that runs one tile as the runner does, with sample conversion."""
     step, tile = tile_step(network), random_tile(network, side)
 
     def work() -> None:
@@ -62,7 +65,7 @@ def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
 
 
 def live_peak(network: NetworkSpec, call: Callable[[], object]) -> int:
-    """Bytes alive at the peak of a call."""
+    """Return the live bytes at the peak of a call."""
     if network.let_go is not None:
         return _resident(network.let_go, call, runs=1)
     if network.device == "cpu":
@@ -71,7 +74,7 @@ def live_peak(network: NetworkSpec, call: Callable[[], object]) -> int:
 
 
 def _resident(let_go: Callable[[], None], call: Callable[[], object], runs: int) -> int:
-    """Bytes that a few calls add to the process, those included that are kept between them."""
+    """Return the bytes that a few calls add to the process, with what they keep."""
     let_go()
     peak = resident_peak_bytes(call, runs)
     let_go()
@@ -79,10 +82,10 @@ def _resident(let_go: Callable[[], None], call: Callable[[], object], runs: int)
 
 
 class _Clock:
-    """The least that a call took of those inside the clock's context.
+    """Shortest time of the calls timed as its context.
 
-    On the CPU this is the processor time shared by the threads, which other programs on the
-    machine hardly disturb; on CUDA the time of day, since the work is done elsewhere.
+    On the CPU the processor time of all threads, which other programs on the machine hardly
+    disturb; on CUDA wall-clock time, since the work runs on the device.
     """
 
     def __init__(self, device: str) -> None:
@@ -99,12 +102,12 @@ class _Clock:
 
 
 def best_seconds(call: Callable[[], object], device: str) -> float:
-    """The best of a few runs after one to warm up."""
+    """Return the best time of a few runs after one warm-up run."""
     call()
     clock, spent = _Clock(device), 0.0
     for _ in range(7):
         with clock:
-            call()  # the step ends with its result on the host, so the device is done
+            call()  # the step ends with its result on the host, so the device is synchronized
         spent += clock.seconds
         if spent > PATIENCE / 8:
             break
@@ -112,7 +115,7 @@ def best_seconds(call: Callable[[], object], device: str) -> float:
 
 
 def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
-    """(allocated, reserved) peaks of a call, above what was there before."""
+    """Return the (allocated, reserved) peaks of a call above the bytes before it."""
     torch.cuda.empty_cache()
     reading = cuda_peaks(device).reading()
     reading.restart()
@@ -123,11 +126,11 @@ def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
 
 
 def tile_step(network: NetworkSpec) -> TileStep:
-    """The step that the runner makes with tiles of an image in 8 bits."""
+    """Return the runner's step for tiles of an 8-bit image."""
     return TileStep(network, ImageInfo(1, 1, network.in_channels))
 
 
 def random_tile(network: NetworkSpec, side: int, seed: int = 0) -> np.ndarray:
-    """(side, side, channels) uint8."""
+    """Return a random uint8 tile of shape (side, side, channels)."""
     shape = (side, side, network.in_channels)
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)

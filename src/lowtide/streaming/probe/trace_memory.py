@@ -1,4 +1,4 @@
-"""What one run of a network holds, told without running it."""
+"""Memory of a network's run, predicted by a trace on fake tensors."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _MEASURED_BYTES = 512 << 20
 _LARGEST_GRAIN = 128
-# Larger sizes take as many more, and minutes, where a network works through its windows in parts
-# of one size: what it holds then grows with the pixels alone.
+# Larger sizes run more operators, and take minutes, where a network works through its windows in
+# chunks of one size: memory then grows with the pixels alone.
 _MANY_OPERATORS = 10_000
-# Rows of an estimate that are not the run's own: they have rows of their own in a plan.
+# Rows of an estimate that a plan has separate rows for.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
 
 def preload_tracing() -> None:
-    """Load the libraries that traces need, which are many, by a trace of next to nothing."""
+    """Import the many libraries of a trace, by tracing a tiny module."""
     images = torch.empty(1, 1, 2, 2, device="meta")
     trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
 
@@ -49,9 +49,9 @@ def trace_tile(
     images: int = 1,
     device: str | DeviceProfile = "cpu",
 ) -> Estimate:
-    """The estimate for ``images`` images of one size given to ``network`` at once.
+    """Predict the memory of ``images`` images of one size in one batch of ``network``.
 
-    Its activations include the images as floats. Raises `ModelError` as `estimate` does.
+    Activations include the images in float32. Raises `ModelError` as `estimate` does.
     """
     assert isinstance(network.forward, nn.Module)
     step = _step(network, images, height, width)
@@ -71,24 +71,26 @@ def _step(network: NetworkSpec, count: int, height: int, width: int) -> Inferenc
 
 
 def live_bytes_rows(network: NetworkSpec, ledger: Iterable[LedgerRow]) -> Iterator[int]:
-    """Bytes alive at the peak of a tile's run besides the weights; those of the images twice where
-    they are laid out anew."""
+    """Yield the parts of a tile's live bytes at the peak, without the weights.
+
+    The images count twice where they are copied to another memory format.
+    """
     for row in ledger:
         if row.name not in _NOT_THE_RUN:
             yield row.value
         if row.name == "inputs" and network.channels_last:
-            # The images are kept as they came until their copy in that order has been run.
+            # The original images stay alive until their copy has been run.
             yield row.value
 
 
 def trace_points(
     network: NetworkSpec, *, align: int, minimum: int, limit_bytes: int | None = None
 ) -> tuple[TracedPoint, ...]:
-    """(pixels, bytes) for squares of growing size; empty for a network that cannot be traced.
-    Those that take many operators end it.
+    """Return traced (pixels, bytes) for squares of growing size.
 
-    The scratch of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB),
-    and grows with the pixels from there on.
+    Empty for a network that cannot be traced; ends at sizes that run many operators. The workspace
+    of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and grows with
+    the pixels from there on.
     """
     if not isinstance(network.forward, nn.Module):
         return ()
@@ -99,7 +101,7 @@ def trace_points(
     for side in sorted({round_up(max(side, minimum), align) for side in _SIDES}):
         try:
             trace = _trace(network, side)
-        except Exception:  # noqa: BLE001 - whatever stops a trace, probes tell of real runs
+        except Exception:  # noqa: BLE001 - whatever stops a trace, probes measure real runs
             return ()
         live = sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
         if trace.peak_bytes <= limit or not points:
@@ -131,10 +133,11 @@ def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
 
 
 def padding_multiple(network: NetworkSpec, *, align: int) -> int:
-    """Multiples to which the network pads the sides of its input inside, as its memory tells.
+    """Return the multiple to which the network pads its input sides, from its memory.
 
-    Powers of two times ``align`` up to 128 are tried: a side just beyond one takes as much as the
-    next one. ``align`` where nothing is padded, or where nothing can be traced.
+    Powers of two times ``align`` up to 128 are tried: a side just above one multiple takes as much
+    memory as the next multiple. Returns ``align`` where nothing is padded, or where nothing can be
+    traced.
     """
     if not isinstance(network.forward, nn.Module):
         return align
@@ -143,7 +146,7 @@ def padding_multiple(network: NetworkSpec, *, align: int) -> int:
     try:
         least, beyond = _live(network, base), _live(network, base + align)
         for found, grain in pairwise([align, *grains]):
-            # One step beyond takes as much as all of a grain, if it is one.
+            # If it is a multiple, one step above takes as much as the whole next multiple.
             if beyond - least <= (_live(network, base + grain) - least) * 3 // 4:
                 return found
     except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then

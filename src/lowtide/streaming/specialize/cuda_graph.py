@@ -1,9 +1,8 @@
-"""A network whose kernels a card is told of once, for one shape of input, and starts by itself.
+"""CUDA-graph replay of a network for one input shape.
 
-A light network in small tiles is over sooner than Python has issued the next operator. A CUDA
-graph (CUDA C++ Programming Guide, "CUDA Graphs") has them all. It reads and writes where it did
-when it was recorded: what it is given is copied there, and its result is copied away before the
-next one.
+A light network on small tiles ends before Python has launched the next operator. A CUDA graph (CUDA
+C++ Programming Guide, "CUDA Graphs") launches all kernels at once. It reads and writes the memory
+of its capture: inputs are copied there, and the result is copied out before the next replay.
 """
 
 from __future__ import annotations
@@ -22,39 +21,40 @@ from lowtide.streaming.specialize.shape_specialized import (
 )
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Before recording: libraries set themselves up in the first runs, which no recording may contain.
+# Warm-up runs before the capture: libraries initialize in the first runs, which must not be
+# captured.
 _WARMUPS = 3
 
 
 class GraphRecorder(Protocol):
-    """Records a call on a device."""
+    """Captures a call as a CUDA graph on a device."""
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """The result's place, and what computes it there anew."""
+        """Return the captured result tensor, and a function that recomputes it in place."""
         ...
 
 
 class GraphRecording:
-    """One recorded run of a network, for inputs of the shape and order of ``images``.
+    """CUDA graph of a network for inputs of the shape and memory format of ``images``.
 
-    Holds what the run takes, for as long as it lives. Calls have to be made on one stream, which
-    keeps them apart.
+    Holds the memory of the run while it is alive. All calls must be made on one stream, which
+    serializes them.
     """
 
     def __init__(
         self, plain: Callable[[Tensor], Tensor], images: Tensor, record: GraphRecorder
     ) -> None:
-        # What is made in inference mode could not be written to outside of it.
+        # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self._given = images.clone(memory_format=torch.preserve_format)
         self._made, self._replay = record(lambda: plain(self._given))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """As the network itself."""
+        """Replay the graph and return a copy of the result."""
         return self.in_place(images).clone(memory_format=torch.preserve_format)
 
     def in_place(self, images: Tensor) -> Tensor:
-        """The same where the next call overwrites it."""
+        """Replay the graph and return its result tensor, which the next call overwrites."""
         self._given.copy_(images)
         self._replay()
         return self._made
@@ -63,11 +63,15 @@ class GraphRecording:
 def cuda_graph_for(
     network: NetworkSpec, shape: tuple[int, ...], record: GraphRecorder | None = None
 ) -> tuple[NetworkSpec, SpecializationGain]:
-    """``network`` recorded for inputs of ``shape``, and what that took and gains.
+    """Capture ``network`` as a CUDA graph for inputs of ``shape``; measure the gain.
 
-    Accuracy: exact up to rounding, compared on random numbers. ``record`` is by default that of
-    CUDA. Raises `ModelError` where the network cannot be recorded, as one that asks the host for
-    values on its way, or the result differs, and `UsageError` on a device that has no graphs.
+    Accuracy: exact up to rounding, compared on random values. ``record`` is by default that of
+    CUDA.
+
+    Raises:
+        ModelError: The network cannot be captured, for example because it copies values to the
+            host, or the result differs.
+        UsageError: The device has no CUDA graphs.
     """
     on_device = record or graph_recorder_for(network.device)
 
@@ -89,12 +93,15 @@ def require_cuda_graphs(
 
 
 def graph_recorder_for(device: str) -> GraphRecorder:
-    """What records on an NVIDIA card; raises as `require_cuda_graphs` does."""
+    """Return the graph recorder of a CUDA device.
+
+    Raises as `require_cuda_graphs` does.
+    """
     require_cuda_graphs(device)
 
     def record(run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         with torch.cuda.device(device):
-            # On a stream of its own, as recording is: PyTorch's notes on CUDA graphs want it so.
+            # Warm up on a side stream, as PyTorch's notes on CUDA graphs require.
             aside, working = torch.cuda.Stream(), torch.cuda.current_stream()
             aside.wait_stream(working)
             with torch.cuda.stream(aside):
@@ -102,7 +109,7 @@ def graph_recorder_for(device: str) -> GraphRecorder:
                     run()
             working.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            # Other threads, that lock pages or read files meanwhile, do not spoil it.
+            # Other threads that pin memory or read files meanwhile do not invalidate the capture.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 made = run()
         return made, graph.replay

@@ -1,4 +1,4 @@
-"""A network made faster for inputs of one shape, and proof that it still is the same."""
+"""A network specialized for one input shape, verified against the original."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from lowtide.core.errors import ModelError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Of the largest number of the result. Fused operators round otherwise, some of them less.
+# Relative to the result's largest absolute value. Fused operators round differently, some of them
+# less often.
 _TOLERANCE = {"fp32": 1e-4}
 _LOW_TOLERANCE = 5e-2
 _RUNS = 3
 
 
 class SpecializationGain(BaseModel):
-    """What it took to make a network faster, and what that gained on this machine.
+    """Time and memory of a specialization, and its speedup on this machine.
 
-    ``ratio`` is a run's time against that of the network as it is, ``warmup_seconds`` what passed
-    before the first result, with whatever PyTorch's own cache had of it; ``host_bytes`` is what
-    that took of the host's memory at most, 0 where it was not measured.
+    Attributes:
+        ratio: Time of a run divided by that of the original network.
+        warmup_seconds: Time before the first result, with whatever PyTorch's own cache held.
+        host_bytes: Peak of host memory for it; 0 where it was not measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,8 +40,10 @@ class SpecializationGain(BaseModel):
 
 
 class ShapeSpecialized(nn.Module):
-    """``plain``, by ``fast`` for inputs of one shape; others, as at the end of a row, run as it
-    is."""
+    """Module that runs ``fast`` for inputs of one shape and ``plain`` for all others.
+
+    Other shapes occur at the end of a row of tiles, for example.
+    """
 
     fast: Any
 
@@ -48,18 +52,20 @@ class ShapeSpecialized(nn.Module):
     ) -> None:
         super().__init__()
         self.plain, self.shape = plain, shape
-        # PyTorch would register what ``fast`` holds a second time.
+        # Not registered as a submodule: PyTorch would register the parameters in ``fast`` twice.
         self.__dict__["fast"] = fast
 
     def forward(self, images: Tensor) -> Tensor:
-        """(images, channels, height, width) as the network takes them."""
+        """Return the network's result for ``(B, C, H, W)``."""
         return self.fast(images) if images.shape == self.shape else self.plain(images)
 
 
 @contextlib.contextmanager
 def as_model_error(kind: type[Exception], says: str, hint: str) -> Iterator[None]:
-    """What a device or a compiler raises, as a `ModelError` in one line; a lack of memory stays
-    one."""
+    """Context manager: turn device or compiler errors into a one-line `ModelError`.
+
+    Out-of-memory errors pass unchanged.
+    """
     try:
         yield
     except kind as error:
@@ -72,8 +78,8 @@ def as_model_error(kind: type[Exception], says: str, hint: str) -> Iterator[None
 def verify_close(
     apart: float | Tensor, allowed: float | Tensor, what: str, hint: str | None = None
 ) -> None:
-    """Raise `ModelError` if what was made faster is further apart from what it was made of."""
-    if not apart <= allowed:  # so that what is not a number is not taken for equal
+    """Raise `ModelError` if the difference to the original exceeds what is allowed."""
+    if not apart <= allowed:  # written so that NaN does not pass as equal
         raise ModelError(f"the {what} differs by {apart:.1e}: it is not used", hint=hint)
 
 
@@ -83,11 +89,18 @@ def specialize(
     make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]],
     called: str,
 ) -> tuple[NetworkSpec, SpecializationGain]:
-    """``network`` by what ``make`` makes of its module and an input of ``shape``, and its first
-    result.
+    """Specialize ``network`` for inputs of ``shape``, verify the result and time it.
 
-    Accuracy: exact up to rounding, compared on random numbers. Raises `ModelError` where the result
-    of what is ``called`` so differs.
+    Accuracy: exact up to rounding, compared on random values.
+
+    Args:
+        network: The network to specialize.
+        shape: Input shape, (B, C, H, W).
+        make: Takes the module and an input; returns the fast function and its first result.
+        called: What the result is called in error messages.
+
+    Raises:
+        ModelError: The result differs.
     """
     module = network.forward
     assert isinstance(module, nn.Module)
@@ -110,7 +123,10 @@ def specialize(
 
 
 def _seconds(run: Callable[[Tensor], Tensor], images: Tensor) -> float:
-    """The best of a few runs; on the CPU of processor time, which other programs disturb less."""
+    """Return the best time of a few runs.
+
+    On the CPU the processor time, which other programs disturb less.
+    """
     clock = time.perf_counter if images.device.type == "cuda" else time.process_time
     taken = []
     for _ in range(_RUNS):

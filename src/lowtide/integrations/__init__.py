@@ -1,1 +1,1 @@
-"""What other people's programs call: their own objects, made to keep within a budget."""
+"""Integrations with other libraries: their modules, fitted into a memory budget."""

@@ -1,5 +1,8 @@
-"""What keeps a part of an autoencoder from being run by bands as it stands: hooks that move or cast
-its weights, compiled modules, weights without numbers; and what calls may not ask for."""
+"""Checks that a fitted part can run in bands, at `fit` and at each call.
+
+Refused are hooks that move or cast weights, compiled modules, weights on the meta device, and calls
+that trace or train.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from lowtide.core.errors import ModelError, UsageError
 
 
 def check_state(title: str, part: nn.Module) -> None:
-    """Raise `UsageError` for what holds at `fit` and at each call: ``title`` names the part."""
+    """Raise `UsageError` for module state that bands cannot run with.
+
+    Checked at `fit` and at each call; ``title`` names the part in the message.
+    """
     for path, inner in part.named_modules():
         if path and (hooks := ", ".join(hooks_of(inner))):
             raise UsageError(
@@ -35,7 +41,7 @@ def check_state(title: str, part: nn.Module) -> None:
 
 
 def check_real(title: str, image: Tensor) -> None:
-    """Raise `ModelError` if a call is there to be recorded, as an export's is."""
+    """Raise `ModelError` if the call is being traced or exported."""
     recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
     if recorded or is_fake(image):
         raise ModelError(
@@ -45,7 +51,7 @@ def check_real(title: str, image: Tensor) -> None:
 
 
 def check_mode(title: str, part: nn.Module) -> None:
-    """Raise `UsageError` in training mode: gradients are refused where bands are."""
+    """Raise `UsageError` in training mode: bands have no backward pass."""
     for path, inner in part.named_modules():
         if inner.training:
             raise UsageError(
@@ -55,17 +61,20 @@ def check_mode(title: str, part: nn.Module) -> None:
 
 
 def hooks_of(module: nn.Module) -> Iterator[str]:
-    """Whose hooks are around a module's forward: of accelerate, and of diffusers by name."""
+    """Yield the owners of hooks around a module's forward: accelerate, diffusers.
+
+    With the names of the hooks.
+    """
     own = vars(module)
     if "_hf_hook" in own:
         yield f"accelerate ({type(own['_hf_hook']).__name__})"
-    # A registry stays when its hooks are gone.
+    # A registry stays when its hooks are removed.
     if hooks := getattr(own.get("_diffusers_hook"), "hooks", None):
         yield f"diffusers ({', '.join(hooks)})"
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """By `torch.compile` or its own ``compile()``."""
+    """Return whether `torch.compile` or ``module.compile()`` was applied."""
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 

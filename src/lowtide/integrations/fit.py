@@ -1,4 +1,4 @@
-"""Autoencoders of diffusers that encode and decode within a budget, exactly."""
+"""`fit` and `unfit`: diffusers autoencoders in bands within a memory budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowtide.integrations.part_selection import PARTS, check_part, chosen_parts,
 from lowtide.memory.budget import Budget
 from lowtide.streaming.pages.placement import PagePlacement
 
-# On an autoencoder: which of its own ways to save memory `fit` switched off.
+# Attribute of an autoencoder: its own memory savings (tiling, slicing) that `fit` switched off.
 _SWITCHED_OFF = "_lowtide_switched_off"
 
 
@@ -25,24 +25,32 @@ def fit(
     scratch: Path | None = None,
     parts: Sequence[str] | None = None,
 ) -> nn.Module:
-    """Make a diffusers autoencoder for images encode and decode by bands, in place.
+    """Make a diffusers image autoencoder encode and decode in bands, in place.
 
         lowtide.fit(pipe.vae, budget="2GiB")
         image = pipe("a lighthouse").images[0]      # the same image, in less memory
         lowtide.unfit(pipe.vae)
 
-    Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and whatever else has an ``encoder``
-    and a ``decoder`` that turn one (B, C, H, W) tensor into another. Results equal those of the
-    untouched module to rounding, so its own tiling and slicing, which this replaces, are switched
-    off until `unfit`. ``budget``, ``pages`` and ``scratch`` count as they do for `lowtide.stream`.
-    ``parts``, of ``"encoder"`` and ``"decoder"``, names what is fitted where not all of it can be;
-    then tiling and slicing are left as they are. Returns ``autoencoder``.
+    Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and any module with an ``encoder`` and
+    a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
+    module to rounding, so its own tiling and slicing, which this replaces, are switched off until
+    `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
 
-    Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with weights of its own.
+    Args:
+        autoencoder: The module, changed in place.
+        budget: As for `lowtide.stream`.
+        pages: As for `lowtide.stream`.
+        scratch: As for `lowtide.stream`.
+        parts: What to fit where not all of it can be: ``"encoder"``, ``"decoder"`` or both. Tiling
+            and slicing are then left as they are.
 
-    Raises `UsageError`, with nothing changed, for a module that is fitted already, is compiled or
-    hooked by offloading, or has a part that cannot be run so: of video, of sound, or with more
-    inputs than an image. A call raises it that wants gradients or is in training mode.
+    Returns:
+        ``autoencoder``.
+
+    Raises:
+        UsageError: The module is fitted already, is compiled, has offloading hooks, or has a part
+            that cannot run in bands: of video, of audio, or with more inputs than an image. Nothing
+            is changed then. Later calls raise it if they need gradients or are in training mode.
     """
     module = _unwrapped(autoencoder)
     chosen = chosen_parts(module, parts)
@@ -56,10 +64,10 @@ def fit(
 
 
 def unfit(autoencoder: nn.Module) -> nn.Module:
-    """Undo `fit`: the module computes as it did before, to the bit.
+    """Undo `fit`: the module computes bit for bit what it did before.
 
-    Hooks and compiled calls that came after `fit` stay; tiling and slicing that were on before it
-    are on again. Returns ``autoencoder``, also if nothing of it is fitted.
+    Hooks and compiled calls added after `fit` stay; tiling and slicing that were on before it are
+    on again. Returns ``autoencoder``, even if no part of it is fitted.
     """
     module = _unwrapped(autoencoder)
     for part in module.modules():
@@ -71,7 +79,10 @@ def unfit(autoencoder: nn.Module) -> nn.Module:
 
 
 def _check(autoencoder: nn.Module, chosen: dict[str, nn.Module], *, or_fewer: bool) -> None:
-    """Raise `UsageError` for the first part that cannot be fitted, naming those that can."""
+    """Raise `UsageError` for the first part that cannot be fitted.
+
+    The hint names those that can.
+    """
     refusals: dict[str, UsageError] = {}
     for name, part in chosen.items():
         try:
@@ -86,7 +97,7 @@ def _check(autoencoder: nn.Module, chosen: dict[str, nn.Module], *, or_fewer: bo
 
 
 def _switch_off(autoencoder: nn.Module) -> Iterator[str]:
-    """Switch tiling and slicing off; the names of those that were on."""
+    """Switch tiling and slicing off, and yield the names of those that were on."""
     for name in ("tiling", "slicing"):
         if not callable(switch := getattr(autoencoder, f"disable_{name}", None)):
             continue
@@ -96,7 +107,10 @@ def _switch_off(autoencoder: nn.Module) -> Iterator[str]:
 
 
 def _unwrapped(autoencoder: object) -> nn.Module:
-    """The module itself, of one that `torch.compile` gave; a pipeline is told what to pass."""
+    """Return the module itself, unwrapped from `torch.compile`.
+
+    Raises `UsageError` for a pipeline, with a hint of what to pass.
+    """
     if isinstance(autoencoder, nn.Module):
         inner = getattr(autoencoder, "_orig_mod", autoencoder)
         return inner if isinstance(inner, nn.Module) else autoencoder

@@ -1,8 +1,8 @@
-"""A part of an autoencoder that is run by bands: its class is replaced by one derived from it.
+"""Fitted parts: modules whose class is replaced by a streamed subclass.
 
-So do `torch.nn.utils.parametrize` and FSDP. A function put in front of a part's ``forward`` would
-belong to that part alone: copies and replicas, which copy what hangs on it, would go on to compute
-with the weights of the first. A class finds whom it is called for.
+`torch.nn.utils.parametrize` and FSDP replace the class too. A function assigned to a part's
+``forward`` would be bound to that part: copies and replicas, which copy its attributes, would
+compute with the weights of the original. A method of the class gets the right instance.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
 from lowtide.streaming.pages.placement import PagePlacement
 
-# On a part: how it is run.
+# Attribute of a part: its settings.
 _FITTING = "_lowtide_fitting"
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a part is run: see `lowtide.stream`."""
+    """Settings of a fitted part: see `lowtide.stream`."""
 
     budget: str | int | Budget
     pages: PagePlacement
@@ -38,8 +38,10 @@ class FitSettings:
 
 
 class _UnfittedModule(nn.Module):
-    """A module as its class defines it, whatever was put in front of its forward. What is inside
-    has the names that it has there."""
+    """A module with its class's own forward, bypassing any replaced or hooked forward.
+
+    Submodules keep their names.
+    """
 
     _module: nn.Module
 
@@ -51,44 +53,44 @@ class _UnfittedModule(nn.Module):
         self.training = False
 
     def forward(self, image: Tensor) -> Any:
-        """(B, C, H, W) to (B, C', H', W')."""
+        """Map (B, C, H, W) to (B, C', H', W')."""
         return type(self._module).forward(self._module, image)
 
 
 class _Fitted:
-    """What the class of a fitted part has before its own."""
+    """Mixin that precedes the original class among the bases of a fitted part's class."""
 
     unfitted: ClassVar[type[nn.Module]]
     bare: ClassVar[type[_UnfittedModule]]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """The class has no name that pickle could find: it is made again."""
+        """Pickle by re-creating the class, which has no importable name."""
         state = self.__getstate__()  # pyright: ignore[reportCallIssue]
         return _blank, (self.unfitted,), state
 
 
-# What runs each part. Outside of the parts, so that copies get their own, and without a reference
-# back to the part, so that it goes as soon as its last user does.
+# The stream of each part. Kept outside of the parts, so that copies get their own, and without a
+# reference back to the part, so that it is freed with its last user.
 _streams: WeakKeyDictionary[nn.Module, Streamed] = WeakKeyDictionary()
 
 
 def is_fitted(module: nn.Module) -> bool:
-    """Whether `fit_part` was applied, to it or to what it is a copy of."""
+    """Return whether `fit_part` was applied to the module or to its original."""
     return isinstance(module, _Fitted)
 
 
 def fit_part(part: nn.Module, fitting: FitSettings) -> None:
-    """Run ``part`` by bands from now on."""
+    """Make ``part`` run in bands from now on."""
     stream = _streamed(part, fitting)
     part.__class__ = _fitted_class(type(part))
-    # A hook of accelerate that is removed leaves the method of the class on the instance.
+    # When accelerate removes a hook, it leaves the class's method on the instance.
     vars(part).pop("forward", None)
     vars(part)[_FITTING] = fitting
     _streams[part] = stream
 
 
 def unfit_part(part: nn.Module) -> None:
-    """Undo `fit_part`."""
+    """Restore the original class of ``part``, which undoes `fit_part`."""
     assert isinstance(part, _Fitted)
     if type(part) is not _fitted_class(part.unfitted):
         raise UsageError(
@@ -102,7 +104,7 @@ def unfit_part(part: nn.Module) -> None:
 
 
 def is_own_forward(part: nn.Module, forward: object) -> bool:
-    """Whether ``forward`` is what the part's class does, bound to it: nobody's replacement."""
+    """Return whether ``forward`` is the class's own method, bound to the part."""
     own = (type(part).forward, _fitted_class(type(part)).forward)
     return isinstance(forward, MethodType) and forward.__self__ is part and forward.__func__ in own
 
@@ -114,7 +116,7 @@ def _blank(unfitted: type[nn.Module]) -> nn.Module:
 
 @functools.cache
 def _fitted_class(unfitted: type[nn.Module]) -> Any:
-    """``unfitted`` by bands, under the same name."""
+    """Return the streamed subclass of ``unfitted``, under the same name."""
     run: Any = torch.compiler.disable(
         _run, reason="it is fitted by lowtide, which takes its graph apart itself"
     )
@@ -122,7 +124,8 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
     @functools.wraps(unfitted.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_fitted(self):
-            # A hook that came after `fit` and outlives it calls what it found.
+            # A hook added after `fit` and still there after `unfit` calls the forward that it
+            # stored.
             return type(self).forward(self, *args, **kwargs)
         return run(self, args, kwargs)
 
@@ -145,7 +148,7 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The image of a call; all else must be as if it were not given."""
+    """Return the image of a call; all other arguments must have their defaults."""
     signature = inspect.signature(part.unfitted.forward)
     (_, image, *more) = signature.bind(part, *args, **kwargs).arguments.items()
     for name, value in more:
@@ -158,7 +161,7 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _streamed(part: nn.Module, fitting: FitSettings) -> Streamed:
-    """Of a twin that has everything the part has, now and later, and the class it had."""
+    """Stream a twin of the original class that shares all attributes of the part."""
     unfitted = getattr(type(part), "unfitted", type(part))
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))

@@ -1,4 +1,7 @@
-"""Which parts of an autoencoder can be run by bands: those that make one image of one."""
+"""Selection and checks of an autoencoder's parts that can run in bands.
+
+A part must map one image to one image.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from lowtide.integrations.call_checks import check_state, hooks_of, is_compiled
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 
 PARTS = ("encoder", "decoder")
-# Of the image that a part is tried with: enough for autoencoders that divide by 128. One that has
-# numbers takes memory too.
+# Sides of the trial image: enough for autoencoders that downsample by 128. An image with real
+# storage takes memory, and is smaller.
 _SIDE, _REAL = 128, 32
 
 
 def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[str, nn.Module]:
-    """The parts that are to be fitted, by name: those ``wanted``, or all.
+    """Return the parts to fit, by name: those ``wanted``, or all.
 
     Raises `UsageError` where there is none, where a wanted one is missing, and where the
-    autoencoder computes with more than its parts though none were named.
+    autoencoder computes with more than its parts although none were named.
     """
     kind = type(autoencoder).__name__
     if unknown := set(wanted or ()) - set(PARTS):
@@ -51,12 +54,15 @@ def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[s
 
 
 def has_parts(module: object) -> bool:
-    """Whether it looks like an autoencoder."""
+    """Return whether an object looks like an autoencoder."""
     return all(hasattr(module, name) for name in PARTS)
 
 
 def check_part(title: str, part: nn.Module) -> None:
-    """Raise `UsageError` saying why ``part`` cannot be fitted, if it cannot; ``title`` names it."""
+    """Raise `UsageError` with the reason if ``part`` cannot be fitted.
+
+    ``title`` names the part in the message.
+    """
     _check_untouched(title, part)
     check_state(title, part)
     _check_signature(title, part)
@@ -70,7 +76,10 @@ def check_part(title: str, part: nn.Module) -> None:
 
 
 def _others(autoencoder: nn.Module) -> Iterator[str]:
-    """Networks that are no part: more than a layer, looking at neighbors."""
+    """Yield other submodules that are networks with spatial kernels.
+
+    More than a single layer.
+    """
     for name, child in autoencoder.named_children():
         if name not in PARTS and any(
             isinstance(inner, nn.Conv2d) and inner is not child and max(inner.kernel_size) > 1
@@ -115,8 +124,7 @@ def _check_signature(title: str, part: nn.Module) -> None:
 
 
 def _try(title: str, part: nn.Module) -> None:
-    """Run ``part`` on an image that has no numbers, and see what it makes and which of its modules
-    that takes."""
+    """Run ``part`` on a fake image, and check its result and the submodules called."""
     channels = _channels(part)
     if not channels:
         raise UsageError(f"{title} has no two-dimensional convolution: it is not of images")
@@ -124,7 +132,7 @@ def _try(title: str, part: nn.Module) -> None:
     for count in channels:
         try:
             result, entered = _watched(part, count)
-        except Exception as error:  # noqa: BLE001  (whatever a module of somebody else raises)
+        except Exception as error:  # noqa: BLE001  (any error that third-party code raises)
             refusals.append(error)
         else:
             _check_result(title, result)
@@ -135,13 +143,13 @@ def _try(title: str, part: nn.Module) -> None:
 
 
 def _channels(part: nn.Module) -> list[int]:
-    """How many channels its input may have: as many as some convolution takes, the first first."""
+    """Return candidate input channels: those of the convolutions, in order."""
     found = (inner.in_channels for inner in part.modules() if isinstance(inner, nn.Conv2d))
     return list(dict.fromkeys(found))
 
 
 def _watched(part: nn.Module, channels: int) -> tuple[object, set[nn.Module]]:
-    """What it makes of an image, and the modules inside that were called."""
+    """Return the result for a trial image, and the submodules that were called."""
     entered: set[nn.Module] = set()
     hooks = [
         inner.register_forward_pre_hook(lambda module, _: entered.add(module))
@@ -161,7 +169,7 @@ def _result(part: nn.Module, channels: int) -> object:
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return type(part).forward(part, torch.empty(1, channels, _SIDE, _SIDE, **like))
-        except Exception:  # noqa: BLE001  (it may look at numbers, which a real image has)
+        except Exception:  # noqa: BLE001  (it may read values, which a real image has)
             return type(part).forward(part, torch.zeros(1, channels, _REAL, _REAL, **like))
 
 

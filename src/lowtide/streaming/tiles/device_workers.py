@@ -1,4 +1,4 @@
-"""Tiles of one image through several networks at once, each with buffers of its own."""
+"""Parallel execution of one image's tiles on several devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from lowtide.streaming.tiles.recovery import RetryingTileRunner, Tiles
 
 @dataclass
 class DeviceWorker:
-    """One network: ``step`` runs its tiles, in a thread of its own where there are others."""
+    """One device's network and the thread that runs its tiles.
+
+    With a single worker, the thread is not used.
+    """
 
     name: str
     step: RetryingTileRunner
@@ -25,12 +28,12 @@ class DeviceWorker:
 
 
 class DeviceWorkers:
-    """Runs groups of tiles through ``lanes``, as many groups at once as there are lanes; a single
-    one may have ``in_flight`` groups on their way to its device and back.
+    """Runs groups of tiles on ``lanes`` in parallel, one group per lane at a time.
 
-    Results come in the order of their groups, so that one thread puts them together. A device that
-    fails otherwise than for lack of memory is left out, and another one does what it had; the last
-    one's error is raised. `close` ends the threads.
+    A single lane may have ``in_flight`` groups in flight to its device and back. Results come in
+    the order of their groups, so one thread merges them. A device that fails for any reason but out
+    of memory is dropped, and another one takes over its group; the last device's error is raised.
+    `close` ends the threads.
     """
 
     def __init__(self, lanes: Sequence[DeviceWorker], in_flight: int = 1) -> None:
@@ -39,25 +42,28 @@ class DeviceWorkers:
 
     @property
     def batch(self) -> int:
-        """Tiles that a group should have."""
+        """Number of tiles to put in a group."""
         return min(lane.step.batch for lane in self._able)
 
     @property
     def events(self) -> list[str]:
-        """What happened, lane by lane where there are several."""
+        """Recovery events in words, with the lane's name where there are several."""
         if len(self._all) == 1:
             return self._all[0].step.events
         told = [f"{lane.name}: {event}" for lane in self._all for event in lane.step.events]
         return told + self._lost
 
     def shrink(self, why: str) -> None:
-        """Smaller batches from now on, where there is anything to take."""
+        """Use smaller batches from now on, unless they are 1 already."""
         for lane in self._able:
             lane.step.shrink(why)
 
     def run(self, groups: Iterable[Tiles]) -> Iterator[list[Tensor]]:
-        """The results of each group, in order. No more groups are held than are run at once; a
-        group is kept until then, and must not change."""
+        """Yield the results of each group, in order.
+
+        No more groups are held than run at once; a group is held until its result is there, and
+        must not change.
+        """
         if len(self._all) == 1:
             step = self._all[0].step
             several = self._in_flight > 1
@@ -74,7 +80,7 @@ class DeviceWorkers:
             yield self._result(*begun.popleft())
 
     def close(self) -> None:
-        """Wait for what still runs, and end the threads."""
+        """Wait for running groups, and end the threads."""
         for lane in self._all:
             lane.thread.shutdown(cancel_futures=True)
 
@@ -93,7 +99,7 @@ class DeviceWorkers:
 
     def _lose(self, lane: DeviceWorker, error: RuntimeError) -> None:
         if lane not in self._able:
-            return  # it failed on another group before
+            return  # it already failed on another group
         self._able.remove(lane)
         what = str(error).partition("\n")[0]
         self._lost.append(f"{lane.name} failed ({what}): its tiles went to {self._able[0].name}")

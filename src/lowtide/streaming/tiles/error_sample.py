@@ -1,4 +1,7 @@
-"""How far tiles are from the whole, and a low precision from fp32, measured on this image."""
+"""Error of tiling against the whole image, and of low precision against fp32.
+
+Measured on a sample of this image's tiles.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,20 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 _ALL, _MOST, _SHARE = 9, 8, 0.05
 _PARTS = 3
 # One-sided 99 % points of Student's t for 1, 2, ... degrees of freedom: errors of tiles are skewed,
-# and a bound of 95 % failed for one in five pictures.
+# and a bound of 95 % failed for one in five images.
 _T99 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredError:
-    """Error of a sample of tiles, on a scale of 0..1.
+    """Error of a sample of tiles, for values in 0..1.
 
-    ``psnr_db`` is a lower bound: every tile measured, or the 99 % bound of the mean from the
-    sample. ``max_error`` is the largest seen. ``against`` names what was compared with.
+    Attributes:
+        psnr_db: Lower bound in dB: of every tile, or the 99 % bound of the mean from the sample.
+        max_error: The largest absolute error seen.
+        tiles_sampled: Tiles compared.
+        tiles_total: Tiles of the image.
+        against: Description of the reference.
     """
 
     psnr_db: float
@@ -54,12 +61,12 @@ class _Sample:
 def execution_error(
     network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
 ) -> MeasuredError:
-    """Compare a sample of the plan's tiles with runs that see more of the image.
+    """Measure the error of a sample of tiles against runs with more context.
 
     The reference is the whole image where ``allowed_pixels`` input pixels at once permit it,
     otherwise each tile with up to half a tile more on every side. ``source`` is read from its start
-    and consumed. With blending the figure is an upper bound of the blended result's error,
-    since blending averages two tiles' errors.
+    and consumed. With blending the result is an upper bound of the blended error, since blending
+    averages two tiles' errors.
     """
     rows, columns = plan_axes(plan)
     sides = plan.padded_height, plan.padded_width
@@ -72,9 +79,9 @@ def execution_error(
     # One reference serves all samples when it is the whole image.
     for sample, area in _areas(source, plan, samples):
         if reference is None or not whole:
-            reference = None  # the last sample's, which this run would be held beside
+            reference = None  # free the last sample's reference before the next one is computed
             reference = _rounded(step([area])[0], step.peak)
-            trim_heap()  # tiles and references are of two sizes, and neither fits the other's gaps
+            trim_heap()  # tiles and references differ in size: neither fits the other's gaps
         y, x = rows.starts[sample.row], columns.starts[sample.column]
         tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
         result = _rounded(step([tile])[0], step.peak)
@@ -96,11 +103,11 @@ def execution_error(
 def precision_error(
     network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
 ) -> MeasuredError:
-    """Compare parts of the image at the plan's precision with the same in fp32.
+    """Measure the error of the plan's precision against fp32 on parts of the image.
 
-    A part has ``allowed_pixels`` input pixels at most: in fp32 each takes twice what it takes in
-    half precision, and of a streamed plan the network gets the whole only by bands. ``source`` is
-    read from its start and consumed.
+    A part has at most ``allowed_pixels`` input pixels: fp32 takes twice the memory of half
+    precision, and a streamed plan never runs the whole image at once. ``source`` is read from its
+    start and consumed.
     """
     rows, columns = _parts(plan, allowed_pixels)
     count = len(rows.starts) * len(columns.starts)
@@ -125,7 +132,10 @@ def precision_error(
 
 
 def _parts(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
-    """The image in parts of up to so many pixels, none of them smaller than the model takes."""
+    """Split the image into parts of up to ``allowed_pixels``.
+
+    None is smaller than the model accepts.
+    """
 
     def side(length: int, wanted: int) -> int:
         on_grid = max(wanted // plan.align, 1) * plan.align
@@ -143,7 +153,7 @@ def _parts(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
 def _choose(
     plan: Plan, rows: TileAxis, columns: TileAxis, whole: bool, allowed_pixels: int
 ) -> list[_Sample]:
-    """Tiles to measure, from the top down, each with the area its reference sees."""
+    """Choose tiles to measure, from the top down, each with its reference's area."""
     count = plan.tiles
     if count > _ALL or not whole:
         count = min(count, max(2, min(_MOST, round(_SHARE * plan.tiles))))
@@ -162,9 +172,9 @@ def _choose(
 
 
 def _margins(plan: Plan, height: int, width: int, allowed_pixels: int) -> tuple[int, int]:
-    """More context on each side, as far as memory allows up to half a tile, on the grid.
+    """Return the extra context on each side: up to half a tile, on the grid.
 
-    The plan has priced at least one grid step, so the least of these always fits.
+    As far as memory allows. The plan has priced at least one grid step, so that always fits.
     """
     for share in (2, 4, 8):
         margins = [
@@ -183,7 +193,7 @@ def _extend(axis: TileAxis, index: int, margin: int) -> tuple[int, int]:
 def _areas(
     source: RowSource, plan: Plan, samples: list[_Sample]
 ) -> Iterator[tuple[_Sample, np.ndarray]]:
-    """Each sample's reference area, read in one pass down the image."""
+    """Yield each sample's reference area, read in one pass down the image."""
     tallest = max(sample.height for sample in samples)
     window = RowWindow(source, plan.padded_height, plan.padded_width, tallest)
     for sample in sorted(samples, key=lambda s: s.top):
@@ -194,9 +204,9 @@ def _areas(
 def _compare(
     tile: Tensor, reference: Tensor, sample: _Sample, plan: Plan, scale: int
 ) -> tuple[tuple[float, float], float]:
-    """((squared error, weight) as in the merge, largest error) over the tile's own span.
+    """Return ((squared error, weight) as in the merge, largest error) of a tile.
 
-    Only over the picture itself: what a tile makes of the padding is cut off in the end.
+    Over the tile's own span, within the image only: results for the padding are cut off in the end.
     """
     rows, columns = plan_axes(plan)
     difference, weight = tile, torch.ones(1, 1)
@@ -219,15 +229,18 @@ def _compare(
 
 
 def _rounded(unit: Tensor, peak: int) -> Tensor:
-    """Values as the file will hold them: two results that round apart differ by a whole step."""
+    """Round values as the file stores them.
+
+    Two results on either side of a rounding boundary differ by a whole step.
+    """
     return unit if peak == 1 else unit.mul(peak).round_().div_(peak)
 
 
 def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:
-    """One-sided 99 % bound of the mean error per pixel; the mean itself when all were seen.
+    """Return the one-sided 99 % bound of the mean error per pixel.
 
-    ``sums`` holds (squared error, weight) for each sampled tile. Tiles differ in size, hence a
-    ratio estimate with the spread of its residuals.
+    The mean itself when all tiles were measured. ``sums`` holds (squared error, weight) for each
+    sampled tile. Tiles differ in size, hence a ratio estimate with the spread of its residuals.
     """
     count, total = len(sums), sum(weight for _, weight in sums)
     mean = sum(square for square, _ in sums) / total

@@ -1,12 +1,11 @@
-"""Where tiles lie: one axis at a time, right for every length by construction.
+"""Grid of tiles along one axis: starts, cuts and blending ramps.
 
-All tiles of an axis have the same length. Starts are multiples of ``align`` (the model's window
-or stride), spread evenly, the first at 0; the last tile ends exactly at the end, off that grid
-where the length is. Between two
-neighbors lies a *cut* in the middle of what they share: each output pixel belongs to the tile
-whose cuts enclose it, and has at least ``overlap // 2`` pixels of context beyond every cut.
-Without blending a pixel has one owner; with blending two neighbors share a *ramp* round their
-cut, and their weights there sum to 1.
+All tiles of an axis have the same length. Starts are multiples of ``align`` (the model's window or
+stride), spread evenly, the first at 0; the last tile ends exactly at the end, off that grid where
+the length is. Between two neighbors, in the middle of their overlap, is a *cut*: each output pixel
+belongs to the tile whose cuts enclose it, and has at least ``overlap // 2`` pixels of context
+beyond every cut. Without blending a pixel has one owner; with blending two neighbors share a *ramp*
+around their cut, and their weights there sum to 1.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _GRAIN = 8
 class TileAxis:
     """Tiles along one axis, in input pixels.
 
-    ``ramps`` holds one (low, high) pair for each cut between neighbors; low == high is a hard
-    cut. Ramps never meet, so at most two tiles share a pixel.
+    ``ramps`` holds one (low, high) pair for each cut between neighbors; low == high is a hard cut.
+    Ramps never overlap, so at most two tiles share a pixel.
     """
 
     length: int
@@ -36,13 +35,13 @@ class TileAxis:
     ramps: tuple[tuple[int, int], ...]
 
     def span(self, index: int) -> tuple[int, int]:
-        """The pixels to which tile ``index`` contributes, as (first, past the last)."""
+        """Return the pixels to which tile ``index`` contributes: (first, past the last)."""
         low = self.ramps[index - 1][0] if index else 0
         high = self.ramps[index][1] if index < len(self.ramps) else self.length
         return low, high
 
     def settled(self, index: int) -> int:
-        """Pixels before this one are final once tile ``index`` is merged."""
+        """Return the end of the pixels that are final once tile ``index`` is merged."""
         return self.ramps[index][0] if index < len(self.ramps) else self.length
 
     @property
@@ -52,7 +51,7 @@ class TileAxis:
 
     @property
     def context(self) -> int:
-        """The fewest pixels any tile sees beyond a pixel of its span (inner borders only)."""
+        """Least context in pixels that a tile has beyond its span, at inner borders."""
         margins = [
             margin
             for (low, high), (before, after) in zip(self.ramps, pairwise(self.starts), strict=True)
@@ -61,10 +60,10 @@ class TileAxis:
         return min(margins, default=self.length)
 
     def weights(self, index: int, scale: int, *, linear: bool = False) -> np.ndarray:
-        """Weights of tile ``index`` over its span, float32, one for each *output* pixel.
+        """Return the weights of tile ``index`` over its span, one per *output* pixel.
 
-        Hann ramps (sin² up, its complement down), or ``linear`` ones: the sum over all tiles is
-        1 at each pixel.
+        float32. Hann ramps (sin² up, its complement down), or ``linear`` ones: the sum over all
+        tiles is 1 at each pixel.
         """
         ramp = linear_ramp if linear else hann_ramp
         low, high = self.span(index)
@@ -79,12 +78,18 @@ class TileAxis:
 
 
 def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Rising half of a Hann window over ``ramp``, float32, sampled at output pixel centers."""
+    """Return the rising half of a Hann window over ``ramp``.
+
+    float32, sampled at output pixel centers.
+    """
     return (np.sin(np.pi / 2 * _centers(ramp, scale)) ** 2).astype(np.float32)
 
 
 def linear_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Rises evenly over ``ramp``, float32, sampled at output pixel centers."""
+    """Return weights that rise linearly over ``ramp``.
+
+    float32, sampled at output pixel centers.
+    """
     return _centers(ramp, scale).astype(np.float32)
 
 
@@ -94,11 +99,11 @@ def _centers(ramp: tuple[int, int], scale: int) -> np.ndarray:
 
 
 def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: int = 0) -> TileAxis:
-    """Cover ``length`` pixels with tiles of ``tile`` pixels that share at least ``overlap``.
+    """Cover ``length`` pixels with tiles of ``tile`` pixels and at least ``overlap``.
 
     ``tile`` must be a multiple of ``align``, unless it is as long as the axis; a longer one is
-    shortened to it. ``blend`` is the width of the ramp at each cut and may not exceed the
-    overlap. Raises `UsageError` if the overlap leaves no room to advance.
+    shortened to it. ``blend`` is the width of the ramp at each cut and may not exceed the overlap.
+    Raises `UsageError` if the overlap leaves no room to advance.
     """
     if not 0 <= blend <= overlap:
         raise UsageError(f"blend width {blend} must lie between 0 and the overlap {overlap}")
@@ -113,7 +118,7 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
             hint=f"use a tile of at least {min_tile(overlap, align)}",
         )
     count = -(-(length - tile) // step) + 1
-    # Even spacing spends the slack of the last tile on overlap everywhere. Rounding up to the grid
+    # Even spacing turns the slack of the last tile into overlap everywhere. Rounding up to the grid
     # keeps neighbors within `step`, because `step` is itself on the grid.
     even = round_up(-(-(length - tile) // (count - 1)), align)
     starts = tuple(min(index * even, length - tile) for index in range(count))
@@ -121,7 +126,7 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
     edges = [0, *cuts, length]
     ramps = []
     for index, cut in enumerate(cuts, start=1):
-        # Half the way to the next cut at most, so that ramps never meet.
+        # At most half of the way to the next cut, so that ramps never overlap.
         width = min(blend, cut - edges[index - 1], edges[index + 1] - cut)
         low = cut - width // 2
         ramps.append((low, low + width))
@@ -129,15 +134,15 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
 
 
 def min_tile(overlap: int, align: int) -> int:
-    """The smallest tile that `split_axis` accepts for this overlap and grid."""
+    """Return the smallest tile that `split_axis` accepts for this overlap and grid."""
     return round_up(overlap + align, align)
 
 
 def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, least: int = 0) -> int:
-    """The smallest tile, from ``least`` on, that needs no more tiles than ``tile`` does.
+    """Return the smallest tile that needs no more tiles than ``tile`` does.
 
-    What a larger one had more would only be run twice. Multiples of 8 where the grid allows it,
-    since kernels work on blocks of pixels.
+    At least ``least``. The excess of a larger tile would only be computed twice. A multiple of 8
+    where the grid allows it, since kernels work on blocks of pixels.
     """
     count = len(split_axis(length, tile, overlap, align=align).starts)
     shared = round_up(overlap, align)
@@ -147,15 +152,15 @@ def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, least:
 
 
 def round_up(value: int, step: int) -> int:
-    """The smallest multiple of ``step`` that is not below ``value``."""
+    """Return the smallest multiple of ``step`` that is not below ``value``."""
     return -(-value // step) * step
 
 
 def reflect_index(position: int, length: int) -> int:
-    """The pixel that padding shows at ``position`` past the end: reflected, then repeated.
+    """Return the pixel that padding shows at ``position`` past the end.
 
-    The rule of spandrel's descriptors (reflect up to length - 1, then replicate the last
-    reflected pixel), so that a padded stream equals their padded tensor.
+    Reflected up to length - 1, then the last reflected pixel is replicated: the rule of spandrel's
+    descriptors, so that a padded stream equals their padded tensor.
     """
     if position < length:
         return position

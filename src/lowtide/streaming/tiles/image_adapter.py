@@ -1,9 +1,9 @@
-"""Image bands to network channels and back.
+"""Conversion between image channels (gray, RGB, alpha) and network channels.
 
-A network knows one or three channels; an image has gray or RGB and perhaps an opacity. Gray
-goes through a color network on three equal channels, RGB through a gray network band by band.
-Color is premultiplied before the network and divided after it, so that what lies hidden under
-transparent pixels cannot bleed into the edge; the opacity goes through the same network.
+A network has one or three channels; an image has gray or RGB and possibly alpha. Gray runs through
+a color network as three equal channels, RGB through a gray network channel by channel. Color is
+premultiplied by alpha before the network and divided by it after, so that hidden colors of
+transparent pixels cannot bleed into the edge; alpha runs through the same network.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from lowtide.core.errors import ModelError
 
-# Below half a step of 8 bits a pixel is invisible and its color is noise divided by noise.
+# Below half an 8-bit step a pixel is invisible, and its color is noise divided by noise.
 _INVISIBLE = 0.5 / 255
 _NOISE = 0.02
 
 
 class ChannelPlan:
-    """How the bands of one kind of image go through one network.
+    """Mapping of one kind of image to the inputs of one network.
 
-    ``images`` network inputs are made of one tile, the last of them for the alpha if there is
-    one. Raises `ModelError` for a network whose channels cannot carry an image.
+    One tile becomes ``images`` network inputs, the last of them for alpha if there is one. Raises
+    `ModelError` for a network whose channels cannot carry an image.
     """
 
     def __init__(self, bands: int, in_channels: int, out_channels: int) -> None:
@@ -40,7 +40,10 @@ class ChannelPlan:
         self.images = self.color_images + self.alpha
 
     def to_network(self, tiles: Tensor) -> Tensor:
-        """(n, bands, h, w) in 0..1 to (n·images, channels, h, w); alpha inputs come last."""
+        """Convert (B, C, H, W) in 0..1 to network inputs (B·images, channels, H, W).
+
+        Inputs for alpha come last.
+        """
         color = tiles[:, : self.color_bands]
         if not self.alpha:
             return self._spread(color)
@@ -48,13 +51,16 @@ class ChannelPlan:
         return torch.cat([self._spread(color * opacity), self._widen(opacity)])
 
     def from_network(self, output: Tensor, tiles: Tensor) -> Tensor:
-        """The network's output to (n, bands, h·s, w·s) in 0..1; ``tiles`` as given before."""
+        """Convert the network's output to (B, C, H·s, W·s) in 0..1.
+
+        ``tiles`` are the images given to `to_network`, s is the scale.
+        """
         count = len(tiles) * self.color_images
         if not self.alpha:
             return self._gather(output.clamp_(0, 1), len(tiles))
         color = self._gather(output[:count], len(tiles))
         raw = output[count:].mean(1, keepdim=True)
-        # Both sides of the division ring alike at an edge, and only unclamped does it cancel.
+        # Color and alpha ring alike at an edge, and the ringing cancels only if unclamped.
         visible = raw > _INVISIBLE
         color = torch.where(visible, color / _divisor(raw).clamp_min(_INVISIBLE), 0)
         opacity = _keep_flat(tiles[:, -1:], raw.clamp(0, 1))
@@ -75,10 +81,10 @@ class ChannelPlan:
 
 
 def _divisor(raw: Tensor) -> Tensor:
-    """The network's opacity, with values that only round 1 drawn to 1.
+    """Return the network's alpha, with values that differ from 1 by noise set to 1.
 
-    No network returns a white area as exactly 1; dividing by its error would tint what is
-    opaque. Real ringing is larger and stays.
+    No network returns a white area as exactly 1; dividing by its error would tint opaque areas.
+    Real ringing is larger and stays.
     """
     error = raw - 1
     certain = ((error.abs() - _NOISE) / _NOISE).clamp_(0, 1)
@@ -86,10 +92,10 @@ def _divisor(raw: Tensor) -> Tensor:
 
 
 def _keep_flat(before: Tensor, after: Tensor) -> Tensor:
-    """Where a 3×3 neighborhood of the input's alpha is one value, the output has that value.
+    """Copy the input's alpha to the output where its 3×3 neighborhood is constant.
 
-    Networks ring by a level or two; an opaque picture must stay opaque. The rule looks one
-    pixel far, so it is the same for every tiling.
+    Networks ring by a level or two; an opaque image must stay opaque. The rule looks one pixel far,
+    so it is the same for every tiling.
     """
     high = F.max_pool2d(before, 3, 1, 1)
     low = -F.max_pool2d(-before, 3, 1, 1)

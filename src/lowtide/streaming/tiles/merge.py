@@ -1,4 +1,7 @@
-"""Tiles to rows: one strip of output at a time, finished rows handed on at once."""
+"""Merging of tiles into rows, one strip of output at a time.
+
+Finished rows are written at once.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ def _call(call: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 class StripMerger:
-    """Puts the tiles of one row of tiles together and writes what is settled to the sink.
+    """Merges one row of tiles at a time and writes settled rows to the sink.
 
-    Without blending the strip holds samples of the image's own type and each tile is written
-    into its own place; with blending it holds float32 sums, and the rows shared with the next
-    strip are carried over. ``size`` is the true (height, width) in input pixels: padding is cut.
-    Conversions, which take memory but change nothing, are called through ``repeat``.
+    Without blending, the strip holds samples of the image's own type and each tile is written to
+    its own place; with blending, it holds float32 sums, and the rows shared with the next strip are
+    carried over. ``size`` is the true (height, width) in input pixels: padding is cut. Conversions,
+    which allocate memory but have no side effects, are called through ``repeat``.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class StripMerger:
         self._strip = np.zeros((min(most, self._size[0]), self._size[1], step.info.bands), sample)
 
     def add(self, row: int, column: int, tile: Tensor) -> None:
-        """Merge one tile, float32 (bands, h·s, w·s) in 0..1."""
+        """Merge one tile, float32 (C, H·s, W·s) in 0..1."""
         top, bottom = self._clip(self._rows.span(row), 0)
         left, right = self._clip(self._columns.span(column), 1)
         if top >= bottom or left >= right:
@@ -68,7 +71,7 @@ class StripMerger:
         target += self._repeat(lambda: (part.permute(1, 2, 0) * weights).numpy())
 
     def finish(self, row: int) -> int:
-        """Write the rows that no later tile will touch; returns how many."""
+        """Write the rows that no later tile changes, and return their number."""
         first = self._rows.span(row)[0] * self._scale
         last = min(self._rows.settled(row) * self._scale, self._size[0])
         count = max(0, last - first)

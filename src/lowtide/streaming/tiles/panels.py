@@ -1,8 +1,8 @@
-"""Wide images by the strategy `streamed`: panels side by side, one after another.
+"""Streamed execution of wide images in vertical panels, one after another.
 
-Rows that a network holds between bands are as long as the image is wide. Of an image in panels
-they are as long as a panel, and what grows with the image lies on disk: the panels' shares of the
-file, read once, and their results, until all are there to be joined.
+Rows that a network holds between bands are as long as the image is wide; in panels, as long as a
+panel. What grows with the image is on disk: the panels' shares of the file, read once, and their
+results, until all of them can be joined.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lowtide.streaming.tiles.grid import TileAxis, split_axis
 from lowtide.streaming.tiles.row_window import read_rows
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Rows that go from file to file at once.
+# Rows copied from file to file at once.
 MOVED_ROWS = 16
 
 
 def panel_columns(plan: Plan) -> TileAxis:
-    """Where the panels of a streamed plan lie; one where it has none."""
+    """Return the column grid of a streamed plan's panels; one panel where it has none."""
     return split_axis(plan.padded_width, plan.tile_width, plan.overlap, align=plan.align)
 
 
@@ -45,13 +45,16 @@ def run_panels(
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """As `run_streamed`, panel by panel; ``source`` is closed before the first. Raises what that
-    does, and `OutputError` when the disk of ``scratch`` is full."""
+    """Run a streamed plan panel by panel, otherwise as `run_streamed`.
+
+    ``source`` is closed before the first panel runs. Raises what `run_streamed` does, and
+    `OutputError` when the disk of ``scratch`` is full.
+    """
     columns = panel_columns(plan)
     told, done = RowProgress(plan.height * plan.scale, on_rows), 0
 
     def more(rows: int) -> None:
-        """So many rows of one panel."""
+        """Count finished rows of one panel."""
         nonlocal done
         done += rows
         told.up_to(done // len(columns.starts))
@@ -62,7 +65,7 @@ def run_panels(
             for _, width in _shares(columns, source.info.width)
         ]
         _deal(source, panels, columns, cancel)
-        # What its decoder holds would be there beside every panel.
+        # The memory of its decoder would stay allocated while every panel runs.
         source.close()
         trim_heap(collect=True)
         made = list[RowFile]()
@@ -84,14 +87,17 @@ def run_panels(
                 before_step=before_step,
             )
             panel.close()
-            # Blocks of the next one do not fit the gaps that this one's left.
+            # Blocks of the next panel do not fit the gaps that this one left.
             trim_heap(collect=True)
         _join(made, sink, plan.height * plan.scale, cancel)
     told.all()
 
 
 def _shares(columns: TileAxis, width: int) -> list[tuple[int, int]]:
-    """(first column, columns) of each panel in the file; padding is made anew."""
+    """Return (first column, columns) of each panel in the file.
+
+    Padding is not included; it is created again.
+    """
     return [(start, min(columns.tile, width - start)) for start in columns.starts]
 
 
@@ -100,12 +106,12 @@ def _part(info: ImageInfo, width: int) -> ImageInfo:
 
 
 def _narrow(plan: Plan, width: int) -> Plan:
-    """The plan of one panel, ``width`` columns of which are in the file."""
+    """Return the plan of one panel, ``width`` columns of which are in the file."""
     return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
 
 
 def _deal(source: RowSource, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel) -> None:
-    """Give each panel its share of every row."""
+    """Write each panel's columns of every row to its file."""
     shares = _shares(columns, source.info.width)
     done = 0
     while done < source.info.height:
@@ -127,19 +133,19 @@ class RowFile:
     """Rows in a scratch file, read from the top once they are written."""
 
     def __init__(self, info: ImageInfo, folder: Path | None) -> None:
-        """``info`` is what a row is; how many there are is left open."""
+        """Create an empty file for rows of ``info``; the number of rows is open."""
         self.info = info
         self._file = ScratchFile(folder)
         self._written = self._read = 0
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, shape (n, width, bands)."""
+        """Append rows of shape (rows, W, C)."""
         data = np.ascontiguousarray(rows)
         self._file.put(self._written * self.info.row_bytes, data.data.cast("B"))
         self._written += len(rows)
 
     def read(self, count: int) -> np.ndarray:
-        """The next ``count`` rows, fewer only at the end."""
+        """Return the next ``count`` rows, fewer only at the end."""
         count = min(count, self._written - self._read)
         rows = np.empty((count, self.info.width, self.info.bands), self.info.sample)
         if count:
@@ -148,7 +154,7 @@ class RowFile:
         return rows
 
     def close(self) -> None:
-        """Give the disk space back; may be called more than once."""
+        """Free the disk space; may be called more than once."""
         self._file.close()
 
     def __enter__(self) -> RowFile:
@@ -159,8 +165,10 @@ class RowFile:
 
 
 class _PanelSink:
-    """Takes a panel's results, and passes on those that are its own: from ``left`` on, as many as
-    ``target`` is wide."""
+    """Sink of a panel's results that passes on the columns the panel owns.
+
+    From column ``left`` on, as many as ``target`` is wide.
+    """
 
     def __init__(self, target: RowFile, left: int) -> None:
         self._target, self._left = target, left

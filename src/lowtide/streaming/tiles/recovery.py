@@ -1,4 +1,7 @@
-"""Going on after memory ran out: what is finished stays, only what failed is made smaller."""
+"""Recovery from out-of-memory errors: repeat, smaller batches, smaller tiles.
+
+Finished results are kept; only what failed runs again.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,29 @@ Tiles = Sequence[np.ndarray]
 
 
 class TileRunner(Protocol):
-    """What runs tiles, as `TileStep` does."""
+    """Interface of what runs tiles, as `TileStep` does."""
 
     def __call__(self, tiles: Tiles) -> Tensor:
-        """Their results, stacked."""
+        """Return the results, stacked."""
         ...
 
     def begin(self, tiles: Tiles) -> PendingBatch:
-        """Begin a call."""
+        """Start a batch without waiting for its result."""
         ...
 
     def finish(self, begun: PendingBatch) -> Tensor:
-        """Its results."""
+        """Return the results of a started batch."""
         ...
 
 
 class RetryingTileRunner:
-    """Runs tiles in batches; when memory runs out, again, and then in smaller batches and tiles.
+    """Runs batches of tiles, with retries and smaller sizes on out of memory.
 
-    A step that fails is repeated as it was, once: the lack may have been another program's, and
-    other sizes mean other kernels, which round otherwise. What had to shrink stays shrunk for
-    the rest of the image. ``events`` says in words what happened. Parts of a tile keep the
-    plan's overlap between them, so a model whose reach the overlap covers gives the same result
-    but for rounding. Raises `OutOfMemoryError` when the smallest part fails.
+    A step that fails is first repeated unchanged, once: another program may have taken the memory,
+    and other sizes select other kernels, which round differently. Batches and tiles that had to
+    shrink stay so for the rest of the image. ``events`` describes in words what happened. Parts of
+    a tile keep the plan's overlap, so a model whose receptive field the overlap covers gives the
+    same result except for rounding. Raises `OutOfMemoryError` when the smallest part fails.
     """
 
     def __init__(self, step: TileRunner, plan: Plan, scale: int) -> None:
@@ -54,7 +57,7 @@ class RetryingTileRunner:
         self._repeats = self._place_of_repeats = 0
 
     def shrink(self, why: str) -> bool:
-        """Take a smaller batch from now on; False when it is 1 already."""
+        """Halve the batch from now on; return False when it is 1 already."""
         if self.batch == 1:
             return False
         self.batch //= 2
@@ -62,7 +65,7 @@ class RetryingTileRunner:
         return True
 
     def __call__(self, tiles: Tiles) -> list[Tensor]:
-        """(h, w, bands) arrays of one shape to float32 (bands, h·s, w·s) results, in order."""
+        """Run (H, W, C) tiles of one shape; return float32 (C, H·s, W·s) results in order."""
         results: list[Tensor] = []
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
@@ -77,10 +80,10 @@ class RetryingTileRunner:
         return results
 
     def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
-        """The results of each group in order, up to ``most`` of which are begun at a time.
+        """Yield the results of each group in order, with up to ``most`` groups in flight.
 
-        After a group that memory ran out on no other is begun until all before it are finished;
-        then it is run alone.
+        After a group ran out of memory, no other is started until all before it are finished; then
+        it runs alone.
         """
         left, begun = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
         while True:
@@ -94,7 +97,7 @@ class RetryingTileRunner:
             yield self._finished(*begun.popleft())
 
     def _begun(self, group: Tiles) -> PendingBatch | None:
-        """A group on its way, or None where memory does not suffice, now or before."""
+        """Start a group; None where it ran out of memory, now or before."""
         if len(group) > self.batch or group[0].shape in self._too_large:
             return None
         begun = self._unless_lacking(lambda: self._step.begin(group))
@@ -118,9 +121,10 @@ class RetryingTileRunner:
         return self(group)
 
     def repeated(self, call: Callable[[], T]) -> T:
-        """``call()``, and once more if memory ran out on it; raises what the second try raises.
+        """Return ``call()``, repeated once if it ran out of memory.
 
-        For anything that leaves no trace where it fails, in the network or beside it.
+        Raises what the second try raises. For any call without side effects when it fails, in the
+        network or outside of it.
         """
         if "again" not in self._plan.recovery:
             return call()
@@ -131,14 +135,14 @@ class RetryingTileRunner:
             if not is_out_of_memory(error):
                 raise
             failure = error
-        # Outside the handler: only now can the frames that hold the tensors be let go.
+        # Outside the handler: only now can the frames that hold the tensors be freed.
         free_exception(failure, self._plan.device)
         result = call()
         self._note_repeat()
         return result
 
     def _note_repeat(self) -> None:
-        """One event for all repeats, however many there are."""
+        """Record a single event for all repeats."""
         self._repeats += 1
         times = "once" if self._repeats == 1 else f"{self._repeats} times"
         event = f"out of memory {times}: what had failed was repeated, with success"
@@ -148,13 +152,16 @@ class RetryingTileRunner:
         self.events[self._place_of_repeats] = event
 
     def _attempt(self, group: Tiles) -> Tensor | None:
-        """The results of a group, or None if memory ran out on it twice, now or before."""
+        """Return the results of a group, or None if it ran out of memory.
+
+        Twice, in this call, or before with tiles of this shape.
+        """
         if group[0].shape in self._too_large:
             return None
         return self._unless_lacking(lambda: self.repeated(lambda: self._step(group)))
 
     def _unless_lacking(self, call: Callable[[], T]) -> T | None:
-        """``call()``, or None where memory ran out on it, once what that held is let go of."""
+        """Return ``call()``, or None after freeing what it held if it ran out of memory."""
         failure: BaseException
         try:
             return call()
@@ -166,7 +173,7 @@ class RetryingTileRunner:
         return None
 
     def _in_parts(self, tile: np.ndarray) -> Tensor:
-        """One tile as two or more smaller ones along its longer side."""
+        """Run one tile as two or more smaller ones along its longer side."""
         plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
         side = tile.shape[axis]
         half = round_up(-(-(side + plan.overlap) // 2), plan.align)

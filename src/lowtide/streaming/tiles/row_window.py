@@ -1,4 +1,4 @@
-"""The rows of a source that are needed now, padded as the model wants them."""
+"""Sliding window of a source's rows, padded to the model's size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _READ_ROWS = 16  # decode in blocks, so that no second copy of a strip exists
 
 
 def read_rows(source: RowSource, done: int, count: int) -> np.ndarray:
-    """The next rows, ``count`` or what is left after ``done``; raises `ImageError` where a file
-    ends before its image does."""
+    """Read the next ``count`` rows, or what is left after ``done`` rows.
+
+    Raises `ImageError` where a file ends before its image does.
+    """
     height = source.info.height
     rows = source.read(min(count, height - done))
     if not len(rows):
@@ -22,10 +24,10 @@ def read_rows(source: RowSource, done: int, count: int) -> np.ndarray:
 
 
 class RowWindow:
-    """A window that moves down a source; rows above it are forgotten.
+    """Window that slides down a source; rows above it are dropped.
 
-    Shows the image padded at the right and the bottom to (``height``, ``width``), by
-    reflection. One buffer of ``capacity`` rows is reused.
+    Shows the image padded at the right and the bottom to (``height``, ``width``), by reflection.
+    One buffer of ``capacity`` rows is reused.
     """
 
     def __init__(self, source: RowSource, height: int, width: int, capacity: int) -> None:
@@ -36,9 +38,10 @@ class RowWindow:
         self._first = self._held = 0
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows ``start`` to ``stop`` of the padded image, as a view valid until the next call.
+        """Return rows ``start`` to ``stop`` of the padded image as a view.
 
-        ``start`` may not go back, and a row above it may not be asked for again.
+        The view is valid until the next call. ``start`` may not decrease, and a row above it may
+        not be requested again.
         """
         keep = max(0, self._first + self._held - start)
         if keep and start > self._first:

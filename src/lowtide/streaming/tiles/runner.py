@@ -1,4 +1,4 @@
-"""The runner that obeys a Plan: rows in, tiles through the network, rows out."""
+"""Execution of a plan: read rows, run tiles through the network, write rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer
 
 @dataclass
 class RunOutcome:
-    """What happened: tiles run, tiles redone in fp32, and anything that had to shrink."""
+    """Outcome of a run: tiles run, tiles redone in fp32, and recovery events."""
 
     tiles: int = 0
     redone: int = 0
@@ -36,7 +36,7 @@ class RunOutcome:
 
 
 def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
-    """The plan's tiles as (rows, columns)."""
+    """Return the plan's tile grid as (rows, columns)."""
     rows, columns = (
         split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
         for length, tile in (
@@ -61,14 +61,25 @@ def execute_plan(
     scratch: Path | None = None,
     others: Sequence[NetworkSpec] = (),
 ) -> RunOutcome:
-    """Run the whole image by ``plan``, from ``source`` to ``sink`` (which is not committed).
+    """Run the whole image by ``plan``, from ``source`` to ``sink``.
 
-    ``on_rows`` is told how many more output rows are written. ``over_budget`` is asked after
-    each batch; while it says yes, batches shrink. ``make_room`` is told before each operator of a
-    band about how many bytes it will take. A streamed plan needs ``programs`` of the network, and
-    ``scratch`` is the folder of its pages on disk. ``others`` are the same network again, on other
-    devices, for the plan's lanes beyond the first. Raises `Cancelled`, `OutOfMemoryError`, and
-    whatever the source and the sink raise.
+    Args:
+        network: The model.
+        source: Rows of the image.
+        sink: Gets the rows of the result; it is not committed here.
+        plan: The plan to execute.
+        on_rows: Called with the number of output rows written since the last call.
+        cancel: Cancels the run.
+        over_budget: Called after each batch; while it returns True, batches shrink.
+        make_room: Called before each operator of a band with the bytes that it needs, roughly.
+        programs: Captured programs of the network, for a streamed plan.
+        scratch: Folder of pages on disk.
+        others: The same network on other devices, for the plan's lanes beyond the first.
+
+    Raises:
+        Cancelled: The run was cancelled.
+        OutOfMemoryError: Memory ran out on the smallest part.
+        Exception: Whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
         by_bands = run_panels if plan.tiles > 1 else run_streamed
@@ -111,7 +122,7 @@ def _run_tiles(
     merger = StripMerger(rows, columns, steps[0], sink, size, resilient[0].repeated)
     outcome = RunOutcome()
     across = len(columns.starts)
-    # Whatever is begun before the last one is finished outlives its place in the window.
+    # With several groups in flight, tiles are still read after the window has moved on.
     kept = plan.in_flight > 1 or len(steps) > 1
     groups = _groups(window, rows, columns, lanes, kept=kept)
     try:
@@ -137,8 +148,11 @@ def _run_tiles(
 def _groups(
     window: RowWindow, rows: TileAxis, columns: TileAxis, lanes: DeviceWorkers, *, kept: bool
 ) -> Iterator[Sequence[np.ndarray]]:
-    """Neighbors in a row that are run at once, row by row; fewer when batches had to shrink
-    meanwhile. Those that are not ``kept`` change when the next row is asked for."""
+    """Yield neighboring tiles of a row to run at once, row by row.
+
+    Fewer per group after batches had to shrink. Unless ``kept``, tiles are views that change when
+    the next row is read.
+    """
     for top in rows.starts:
         strip, first = window.rows(top, top + rows.tile), 0
         while first < len(columns.starts):
@@ -152,6 +166,6 @@ def _groups(
 
 
 def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:
-    """Put neighboring results in their places; none is held when the next ones are made."""
+    """Merge neighboring results, without keeping any while the next ones are computed."""
     for offset, tile in enumerate(results):
         merger.add(row, column + offset, tile)

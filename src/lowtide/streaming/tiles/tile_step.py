@@ -1,4 +1,7 @@
-"""One step of the work: tiles of samples in, tiles of results out. Probes run the same step."""
+"""One batch of tiles through the network, from image samples to results.
+
+Probes run the same step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from lowtide.streaming.tiles.image_adapter import ChannelPlan
 from lowtide.streaming.tiles.tile_transfer import PendingResult, SyncTileTransfer, TileTransfer
 
 Forward = Callable[[Tensor], Tensor]
-# What most of a network's layers compute in; it is given fp32 and gives that.
+# What most of a network's layers compute in; inputs and outputs are fp32.
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -29,13 +32,22 @@ _PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A model as the runner sees it: a function on (B, C, H, W) tensors in 0..1, and facts.
+    """A model as the runner needs it: a function on (B, C, H, W), with metadata.
 
-    ``forward`` takes sizes that already satisfy the model's size rule, on ``device``, and gives
-    what need not be clamped, both in fp32 whatever it computes in. ``exact_forward`` is the same
-    model in fp32 where ``precision`` is another, used to redo a tile whose low-precision result is
-    not finite. ``let_go`` is there for networks whose memory is not PyTorch's, so that only the
-    process's resident memory tells of it: it gives back what they keep from call to call.
+    Input values are in 0..1.
+    Attributes:
+        forward: Takes sizes that already satisfy the model's size rule, on ``device``, and returns
+            values that need no clamping, both in fp32 whatever it computes in.
+        scale: Output pixels per input pixel, along each axis.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        device: Where it runs.
+        precision: What most of its layers compute in.
+        channels_last: Whether inputs are channels-last.
+        exact_forward: Returns the same model in fp32 where ``precision`` is another, to redo a tile
+            whose low-precision result is not finite.
+        let_go: Frees what the network keeps between calls. For networks that do not allocate with
+            PyTorch, whose memory only shows in the process's resident memory.
     """
 
     forward: Forward
@@ -50,13 +62,13 @@ class NetworkSpec:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """How its inputs lie in memory."""
+        """Memory format of its inputs."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """Tiles on their way: what was given in floats, and the result with its sum, still to come."""
+    """A batch in flight: its float32 input, and the pending result with its sum."""
 
     units: Tensor
     result: PendingResult
@@ -66,8 +78,8 @@ class PendingBatch:
 class TileStep:
     """Runs equal tiles through a network, for images of one kind.
 
-    A call is `begin` and then `finish`. ``crossing`` may let Python go on while the device is at
-    work, so that more tiles are begun before the first ones are finished.
+    A call is `begin` followed by `finish`. With an asynchronous ``crossing``, Python continues
+    while the device works, so that more tiles are started before the first ones are finished.
     """
 
     def __init__(
@@ -81,20 +93,21 @@ class TileStep:
         self.redone = 0
 
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """(h, w, bands) sample arrays to float32 (n, bands, h·s, w·s) in 0..1, on the host."""
+        """Run (H, W, C) sample tiles; return float32 (B, C, H·s, W·s) in 0..1 on the host."""
         return self.finish(self.begin(tiles))
 
     @torch.inference_mode()
     def begin(self, tiles: Sequence[np.ndarray]) -> PendingBatch:
-        """Give the tiles to the network; they are not read again."""
+        """Start the network on the tiles, which are not read again."""
         units = self._units(tiles)
         result = self.network.forward(self._given(units))
-        # NaN and infinity survive a sum, which is told without bringing the result here.
+        # NaN and infinity survive a sum, so finiteness is checked without a copy of the whole
+        # result.
         return PendingBatch(units, self._crossing.back(result), self._crossing.back(result.sum()))
 
     @torch.inference_mode()
     def finish(self, begun: PendingBatch) -> Tensor:
-        """The result of a call, when it is there. Raises `NotFiniteError`."""
+        """Wait for the result of a batch. Raises `NotFiniteError`."""
         network = self.network
         total, result = begun.total.wait(), begun.result.wait()
         if not total.isfinite() and network.exact_forward is not None:
@@ -106,17 +119,19 @@ class TileStep:
         return self.channels.from_network(result, begun.units)
 
     def _given(self, units: Tensor) -> Tensor:
-        """What the network gets, on its device and in its order."""
+        """Return the network's input, on its device and in its memory format."""
         images = self._crossing.there(self.channels.to_network(units))
         return images.contiguous(memory_format=self.network.memory_format)
 
     def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """Sample arrays to what the network gets, float32 (n·images, channels, h, w)."""
+        """Convert sample tiles to network inputs, float32 (B·images, C, H, W)."""
         return self.channels.to_network(self._units(tiles))
 
     def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:
-        """The network's result for one tile to float32 (bands, h·s, w·s) in 0..1; of the tile's
-        samples only the opacity counts. ``result`` may be changed."""
+        """Convert the network's result for one tile to float32 (C, H·s, W·s) in 0..1.
+
+        Of the tile's samples only alpha is read. ``result`` may be modified in place.
+        """
         if tile is None:
             return self.channels.from_network(result, result[:1])[0]
         return self.channels.from_network(result, self._units([tile]))[0]
@@ -125,17 +140,17 @@ class TileStep:
         return torch.stack([self._to_unit(tile) for tile in tiles])
 
     def _to_unit(self, tile: np.ndarray) -> Tensor:
-        # uint16 has few kernels in PyTorch; numpy converts it without a detour.
+        # uint16 has few kernels in PyTorch; numpy converts it directly.
         floats = torch.from_numpy(np.ascontiguousarray(tile, dtype=np.float32))
         if self.peak == 1:
-            # A float image may hold anything; what is outside 0..1 has no place in a network.
+            # A float image may hold any value; networks expect 0..1.
             floats = torch.nan_to_num(floats).clamp_(0, 1)
         else:
             floats.mul_(1 / self.peak)
         return floats.permute(2, 0, 1)
 
     def to_samples(self, unit: Tensor) -> np.ndarray:
-        """Float (bands, h, w) in 0..1 to (h, w, bands) samples of the image's type, rounded."""
+        """Convert (C, H, W) in 0..1 to rounded (H, W, C) samples of the image's type."""
         rows = unit.permute(1, 2, 0)
         if self.peak == 1:
             return rows.numpy()

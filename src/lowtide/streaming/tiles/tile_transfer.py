@@ -1,8 +1,7 @@
-"""Images on their way to a device, and results on their way back; all calls to a device for tiles
-are in this file.
+"""Asynchronous copies of tiles between a device and pinned host memory.
 
-Python issues the work of a card faster than the card does it. A copy between memory of the host
-whose pages are locked and the card, on a stream of its own, goes on while the card computes.
+All device calls for tiles are in this file. Python launches the work of a GPU faster than the GPU
+executes it. A copy between pinned memory and the GPU on its own stream overlaps computation.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from torch import Tensor
 
 
 class PendingResult(Protocol):
-    """A result on its way to the host."""
+    """A result in flight to the host."""
 
     def wait(self) -> Tensor:
-        """The result, when it is there."""
+        """Wait for the result and return it."""
         ...
 
 
 class TileTransfer(Protocol):
-    """Both ways between the host and one device."""
+    """Copies images to one device and results back."""
 
     def there(self, images: Tensor) -> Tensor:
-        """``images`` of the host on the device, for whatever is issued from now on."""
+        """Copy ``images`` to the device, ready for all work issued from now on."""
         ...
 
     def back(self, result: Tensor) -> PendingResult:
-        """Begin to bring what was issued so far to the host."""
+        """Start the copy of a result to the host, after the work issued so far."""
         ...
 
 
@@ -44,16 +43,16 @@ class _ReadyResult:
 
 @dataclass(frozen=True)
 class SyncTileTransfer:
-    """Whoever asks for a copy waits until it is made."""
+    """Synchronous copies: each call waits for its copy."""
 
     device: str
 
     def there(self, images: Tensor) -> Tensor:
-        """A copy, or the images themselves where they are already."""
+        """Return a copy on the device, or the images themselves if they are there."""
         return images.to(self.device)
 
     def back(self, result: Tensor) -> PendingResult:
-        """Waits for the computation too."""
+        """Copy the result, which waits for the computation too."""
         return _ReadyResult(result.cpu())
 
 
@@ -68,10 +67,10 @@ class _CopiedResult:
 
 
 class AsyncTileTransfer:
-    """One CUDA device: a stream for copies to it and one for copies from it.
+    """Copies of one CUDA device, with one stream in each direction.
 
-    Locked memory is PyTorch's, which uses it again when the copies that were issued from and to it
-    are done.
+    Pinned memory comes from PyTorch's caching allocator, which reuses it once the copies issued
+    from and to it are done.
     """
 
     def __init__(self, device: str) -> None:
@@ -79,7 +78,7 @@ class AsyncTileTransfer:
         self._to, self._from = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
 
     def there(self, images: Tensor) -> Tensor:
-        """The current stream waits for the copy, Python does not."""
+        """Start the copy; the current stream waits for it, Python does not."""
         staged = _locked(images)
         staged.copy_(images)
         with torch.cuda.device(self._device), torch.cuda.stream(self._to):
@@ -88,12 +87,12 @@ class AsyncTileTransfer:
             copied = self._to.record_event()
         working = torch.cuda.current_stream(self._device)
         working.wait_event(copied)
-        # Its memory is that of another stream, which would use it again too early.
+        # Allocated on another stream, which would otherwise reuse the memory too early.
         given.record_stream(working)
         return given
 
     def back(self, result: Tensor) -> PendingResult:
-        """The copy begins when what was issued before is done."""
+        """Start the copy once the work issued before is done."""
         self._from.wait_event(torch.cuda.current_stream(self._device).record_event())
         made = _locked(result)
         with torch.cuda.device(self._device), torch.cuda.stream(self._from):
@@ -104,5 +103,5 @@ class AsyncTileTransfer:
 
 
 def _locked(like: Tensor) -> Tensor:
-    """Memory of the host whose pages are locked, in the order of ``like``."""
+    """Allocate pinned memory in the memory format of ``like``."""
     return torch.empty_like(like, device="cpu", pin_memory=True)

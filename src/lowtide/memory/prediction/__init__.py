@@ -1,1 +1,1 @@
-"""From a trace to a ledger for a device."""
+"""Peak-memory prediction: from an operator trace to a byte ledger for one device."""

@@ -1,4 +1,4 @@
-"""The other end of ``apart``: measures operators in this process until nobody asks any more."""
+"""Child process of `isolated_measurement`: measures operators until stdin ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import Any
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Answer with the bytes of each operator, or a sentence on why there are none."""
+    """Serve measurement requests from stdin until end of file.
+
+    Each request is one pickled operator call. Each answer is its peak in bytes, or a string that
+    says why it could not be measured.
+
+    Args:
+        settings: ``threads`` is passed to `torch.set_num_threads`; ``tuned`` says whether to tune
+            the C heap.
+    """
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print to stdout, which carries the answers
     if settings["tuned"]:
         from lowtide.core.heap import tune_heap
 
-        tune_heap()  # before the libraries load
+        tune_heap()  # the heap must be tuned before the libraries load
     import torch
 
     torch.set_num_threads(settings["threads"])
@@ -41,5 +49,5 @@ def _answer(name: str, overload: str, args: tuple[Any, ...], keywords: dict[str,
         return "not PyTorch's own"
     try:
         return measure((function, args, keywords))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be measured
+    except Exception as error:  # noqa: BLE001 - any error means that it cannot be measured
         return f"not run with zeros ({type(error).__name__})"

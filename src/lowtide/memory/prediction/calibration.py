@@ -1,4 +1,8 @@
-"""How far predictions have been from measurements, and what upper bound follows from that."""
+"""Upper bounds for peak-memory predictions, calibrated on measured runs.
+
+A split-conformal quantile of the residuals (measured against predicted bytes) gives the bound.
+Calibrations ship with the package; each machine adds residuals of its own runs.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +26,24 @@ from lowtide.core.units import MIB
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
 
-# Fixed parts that are tried: what a process takes besides its tensors differs by so much.
+# Candidates for the fixed part: the spread of what a process takes in addition to its tensors.
 _FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
 _COVERAGE = 0.99
-# A model of a family that no run was of is off further than runs tell. On the grid of the
-# benchmarks, judged with each family left out, twice the width held in 99 % of the rows.
+# Safety factor: predictions are further off for model families that no run covers. On the grid of
+# the benchmarks, with each family left out in turn, twice the width held in 99 % of the rows.
 _UNSEEN = 2.0
-# Bytes of a run at which two bounds are compared, and those of them that the heap keeps.
+# Where two bounds are compared: predicted bytes of a run, and those of them that the heap keeps.
 _TYPICAL = 256 * MIB, 96 * MIB
-# Fewer runs than this say nothing of a hundredth.
+# Fewer runs than this cannot support a 99 % quantile.
 _ENOUGH = 40
 
 
-# In tiles or whole, and in bands: they differ in what is exact about their predictions.
+# "tiled" covers whole images too. The kinds differ in which parts of a prediction are exact.
 RunKind = Literal["tiled", "streamed"]
 
 
 class Residual(BaseModel):
-    """One run: bytes predicted for it, and bytes measured."""
+    """Predicted and measured peak of one run, in bytes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,11 +52,13 @@ class Residual(BaseModel):
 
 
 class Calibration(BaseModel):
-    """An upper bound for predictions: a share of them and a fixed part, from ``count`` runs.
+    """Upper bound of a prediction: a relative margin plus a fixed number of bytes.
 
-    ``families`` says that these were of many kinds of models, so that it stands by itself. Where
-    ``kept_share`` is known, it is the share of what the C heap is predicted to keep, and ``share``
-    that of the rest.
+    ``share`` is the relative margin and ``fixed_bytes`` the fixed part, fitted to ``count`` runs so
+    that the bound held in a fraction ``coverage`` of them. ``families`` is true where the runs
+    cover many model families, so that the bound needs no runs of this machine. Where ``kept_share``
+    is known, it is the margin on the bytes that the C heap is predicted to keep, and ``share``
+    applies to the rest.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,27 +71,38 @@ class Calibration(BaseModel):
     kept_share: float | None = None
 
     def upper(self, predicted: int, kept: int = 0) -> int:
-        """Bytes that a run predicted to take ``predicted`` should not exceed, ``kept`` of them what
-        the C heap keeps."""
+        """Return the upper bound in bytes of a run predicted to take ``predicted`` bytes.
+
+        ``kept`` are those of the predicted bytes that the C heap keeps.
+        """
         apart = 0 if self.kept_share is None else kept
         rest = math.ceil((predicted - apart) * (1 + self.share)) + self.fixed_bytes
         return rest + math.ceil(apart * (1 + (self.kept_share or 0)))
 
 
-# For predictions that are told as they are.
+# For predictions that are reported without a margin.
 NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
 def calibrate(
     residuals: Sequence[Residual], coverage: float = _COVERAGE, parts: Sequence[int] = _FIXED
 ) -> Calibration:
-    """Twice the width of the tightest bound, of the form share + fixed part, that would have
-    held in ``coverage`` of the runs: models of other kinds will come. ``parts`` are the fixed
-    ones that are tried.
+    """Fit an upper bound that holds in ``coverage`` of the runs, and double its width.
+
+    The bound has the form share + fixed part. It is twice as wide as the tightest one that would
+    have held in these runs, because later models may be of families that no run covers.
 
     The quantile is that of split conformal prediction (Vovk et al.; Lei et al.,
     arXiv:1604.04173): of n residuals the ⌈(n + 1)·coverage⌉-th smallest, the largest if there
     are too few. Among the fixed parts tried, the one with the lowest bounds on average wins.
+
+    Args:
+        residuals: Predicted and measured peaks, one for each run.
+        coverage: Fraction of the runs in which the bound must hold.
+        parts: Candidates for the fixed part, in bytes.
+
+    Raises:
+        ValueError: ``residuals`` is empty.
     """
     if not residuals:
         raise ValueError("no residuals to calibrate with")
@@ -108,19 +125,20 @@ def calibrate(
 
 
 def shipped_calibration(kind: str) -> Calibration:
-    """The calibration that comes with the package for ``"cpu"`` or ``"cuda"``.
+    """Load the packaged calibration for ``"cpu"`` or ``"cuda"``.
 
-    Made from the committed benchmark by a committed script; for CUDA, which has not been
-    measured, a prior.
+    A committed script makes it from the committed benchmark. CUDA has not been measured; its
+    calibration is a prior.
     """
     return Calibration.model_validate(_shipped()[kind])
 
 
 class RunBounds(BaseModel):
-    """What past runs of one kind say of the upper bounds of further ones, where they are known.
+    """Upper bounds of one kind of run, by C heap setting, where they are known.
 
-    ``usual`` is of runs in this process's heap as it is set; ``thrifty`` of those in one that gives
-    freed blocks back, where ``can_give_back`` says that this process can be run so too.
+    ``usual`` comes from runs in a heap that is set as this process's is. ``thrifty`` comes from
+    runs in a heap that returns freed blocks to the system; ``can_give_back`` says that this process
+    can run with such a heap.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -131,11 +149,11 @@ class RunBounds(BaseModel):
 
 
 def bounds_of_runs(kind: RunKind, device: str) -> RunBounds:
-    """The bounds of runs of one kind on one device.
+    """Return the upper bounds of one kind of run on one device.
 
-    Those that the package ships are of the C heap's two settled ways (`heap_mode`). This
-    machine's own take their place only where they ask for more, since they may be of gentler
-    models.
+    The packaged bounds cover the two settings of the C heap that `heap_mode` names. The bound from
+    this machine's own runs replaces them only where it is larger, since those runs may be of less
+    demanding models.
     """
     own = ResidualStore(device, kind).calibration()
     if device != "cpu":
@@ -156,7 +174,7 @@ def _shipped_run(kind: RunKind, heap: HeapSetting) -> Calibration | None:
 
 
 def shipped_runtime() -> RuntimeCosts:
-    """What kernels and objects take on the CPU, from the same benchmark."""
+    """Load the packaged CPU costs of compiled kernels and objects."""
     return RuntimeCosts.model_validate(_shipped()["runtime"])
 
 
@@ -167,10 +185,16 @@ def _shipped() -> dict[str, Any]:
 
 
 class ResidualStore:
-    """Runs of one kind on one device of this machine, one JSON line each, newest last.
+    """JSON Lines file of the residuals of one kind of run on one device, newest last.
 
-    Runs of other versions or another setting of the C heap are kept apart, since they take
-    other memory.
+    There is one file per version of PyTorch and Lowtide, C heap setting and thread count, because
+    each of these changes the memory that a run takes.
+
+    Args:
+        device: Device of the runs, for instance ``"cpu"``.
+        kind: Kind of the runs.
+        folder: Folder of the file; the package's cache folder by default.
+        keep: How many of the newest runs `read` returns.
     """
 
     def __init__(
@@ -191,7 +215,10 @@ class ResidualStore:
         self._keep = keep
 
     def add(self, residual: Residual) -> None:
-        """Append one run; a folder that cannot be written only means bounds as shipped."""
+        """Append one run.
+
+        If the folder cannot be written, the run is dropped and the packaged bounds stay in use.
+        """
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = open_own(self._path)
@@ -201,7 +228,7 @@ class ResidualStore:
                 os.close(descriptor)
 
     def read(self) -> list[Residual]:
-        """The newest runs, oldest first; damaged lines are left out."""
+        """Return the newest runs, oldest first, without damaged lines."""
         if not self._path.is_file():
             return []
         found = []
@@ -212,6 +239,6 @@ class ResidualStore:
         return found
 
     def calibration(self) -> Calibration | None:
-        """What these runs say of upper bounds, once there are enough of them."""
+        """Calibrate on these runs; None while there are fewer than 40."""
         residuals = self.read()
         return calibrate(residuals) if len(residuals) >= _ENOUGH else None

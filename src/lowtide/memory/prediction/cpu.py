@@ -1,4 +1,7 @@
-"""The ledger of a traced run on the CPU: exact storages, measured scratch, page rounding."""
+"""CPU memory ledger of a traced run.
+
+Storages are exact, operator workspace is measured, and page rounding is simulated.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from lowtide.memory.prediction.runtime_objects import count_runtime_objects
 from lowtide.memory.tracing.trace import Trace
 
 _PAGE = 4096
-# From this size on the C library gives an allocation pages of its own, where it is not tuned.
+# From this size on an untuned C library gives an allocation its own pages.
 _OWN_PAGES = 64 << 10
-# Alignment and header of one allocation by posix_memalign.
+# Bytes of alignment and header that posix_memalign adds to one allocation.
 _HEADER = 80
 
 
 def predict_cpu(trace: Trace, scratch: CpuWorkspace, calibration: Calibration) -> PredictedMemory:
-    """Peak of ``trace`` on this machine's CPU, as resident memory of the process."""
+    """Predict the peak resident memory of ``trace`` on this machine's CPU."""
     peak = peak_with_workspace(trace, scratch.inside)
     op = peak.op if peak.op >= 0 else None
     rows = live_tensor_rows(trace, op)
@@ -48,7 +51,7 @@ def _row(name: str, value: int, origin: Origin) -> LedgerRow:
 
 
 def _rounding(trace: Trace, op: int) -> int:
-    """Bytes that pages and headers add to the storages alive at the peak."""
+    """Return the bytes that pages and headers add to the storages alive at the peak."""
     sizes = trace.sizes_during(op)
     return sum(
         -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _OWN_PAGES else _HEADER

@@ -1,4 +1,7 @@
-"""What operators need while they run beyond their results: measured once each, then remembered."""
+"""Workspace of CPU operators, measured once per call signature and cached.
+
+The workspace is what an operator allocates while it runs in addition to its results.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ from lowtide.memory.tracing.trace import TensorFacts, Trace
 
 TOO_LARGE = "too large to be measured here"
 
-# Larger ones are measured on some of their rows and scaled, since their scratch grows by the
-# row; on fewer bytes than that, libraries choose other algorithms.
+# Convolutions with larger operands are measured on some of their rows and scaled, since their
+# workspace grows linearly with the rows. With fewer bytes libraries choose other algorithms.
 _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
 _LEAST_ROWS = 128
 _SMALL, _TOUCHES = 1 << 20, 3
@@ -49,7 +52,11 @@ _SCALABLE = frozenset(
 
 
 class WorkspacePeak(NamedTuple):
-    """The most that a run needs at once, scratch included, and the operator that needs it."""
+    """Peak of a run with operator workspace included, and the operator that sets it.
+
+    ``total`` is the peak in bytes and ``live`` the bytes of the storages alive around it; ``op`` is
+    the operator's index in the trace (-1 where the storages alone set the peak), ``name`` its name.
+    """
 
     total: int
     live: int
@@ -58,18 +65,23 @@ class WorkspacePeak(NamedTuple):
 
     @property
     def scratch(self) -> int:
-        """Bytes beyond the storages that are alive before and after."""
+        """Bytes of workspace, on top of the storages alive around the operator."""
         return self.total - self.live
 
 
 @dataclass
 class CpuWorkspace:
-    """Measures operators on this machine's CPU, each signature once, kept in a store.
+    """Measures the peak bytes of CPU operators, once per signature.
 
-    ``measured`` counts what was not known yet. No operator is run whose operands and results
-    exceed ``limit_bytes`` (by default a part of what is free), and one that might end this process
-    is run in another. What cannot be measured is taken at its bound and listed in ``assumed``, by
-    signature: its name, and why.
+    An operator whose operands and results exceed ``limit_bytes`` is not run; by default the limit
+    is a share of free memory. An operator that might crash this process runs in a child process.
+    An operator that cannot be measured is taken at its bound.
+
+    Attributes:
+        store: Cache of what was measured.
+        limit_bytes: Largest operands and results of an operator that is run, in bytes.
+        measured: Number of signatures that were not in ``store`` yet.
+        assumed: By signature, the (name, reason) of each operator taken at its bound.
     """
 
     store: WorkspaceStore
@@ -78,7 +90,7 @@ class CpuWorkspace:
     assumed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def inside(self, call: Call, made: int = 0) -> int:
-        """Peak bytes between the start and the end of one operator, its results included.
+        """Return the peak bytes of one operator while it runs, its results included.
 
         ``made`` are the bytes of those results, as far as they are known.
         """
@@ -117,20 +129,28 @@ class CpuWorkspace:
         asked = math.ceil(high_bytes + slope * (row_count(call) - high))
         if not is_low_precision(call):
             return asked
-        # A share of one measurement: a slope would multiply its noise.
+        # Scale by the share of one measurement: a slope of two would multiply their noise.
         return math.ceil(asked * measure(with_rows(call, 2 * few)) / high_bytes)
 
 
 def _limit(free_bytes: int) -> int:
-    """What a measured operator may take: with scratch it is several times as much."""
+    """Return the most bytes of operands and results of an operator that is measured.
+
+    With its workspace an operator takes several times as much.
+    """
     return min(_MOST, free_bytes // WIDEST_LOW_PRECISION)
 
 
 def peak_with_workspace(trace: Trace, inside: Callable[[Call, int], int]) -> WorkspacePeak:
-    """The peak of a trace with every operator's scratch, asking ``inside`` for as few as possible.
+    """Return the peak of a trace with every operator's workspace included.
 
-    Operators are taken in the order of what they could reach at most, so that those which
-    cannot exceed the peak found so far are never measured.
+    Operators are visited by their largest possible peak, in descending order. Those that cannot
+    exceed the peak found so far are never measured.
+
+    Args:
+        trace: A trace made with ``keep_calls``.
+        inside: Returns the peak bytes of a call, given the bytes of its results; it may measure,
+            so it is called for as few operators as possible.
     """
     best = WorkspacePeak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(
@@ -152,11 +172,14 @@ def peak_with_workspace(trace: Trace, inside: Callable[[Call, int], int]) -> Wor
 
 
 def measure(call: Call) -> int:
-    """Peak bytes between the start and the end of one operator, run here on zeros."""
+    """Run one operator on zeros in this process and return its peak bytes.
+
+    Its results are included.
+    """
     asked = _asked(call)
     if asked < _SMALL or not is_low_precision(call):
         return asked
-    # In low precision oneDNN asks for room that it may not use; pages count when touched.
+    # In low precision oneDNN allocates more than it may use; untouched pages are not resident.
     with _as_traced(call):
         return min(asked, _touched_bytes(materialize_call(call)) or asked)
 
@@ -167,13 +190,21 @@ def _asked(call: Call) -> int:
 
 
 def _as_traced(call: Call) -> AbstractContextManager[Any]:
-    """Without gradients, but where an operator that trains keeps more for its backward pass."""
+    """Context without gradients, except for a training operator.
+
+    Such an operator keeps more for its backward pass.
+    """
     trains = call[0] is RNN_LAYER and call[1][-1]
     return torch.enable_grad() if trains else torch.inference_mode()
 
 
 def materialize_call(call: Call, device: torch.device | None = None) -> Callable[[], Any]:
-    """The operator with real arguments of the described kinds, on a device (None: the CPU)."""
+    """Return a closure that runs the operator on zero tensors of the recorded layouts.
+
+    Args:
+        call: The operator and its described arguments.
+        device: Where the tensors are made; None means the CPU.
+    """
     function, args, keywords = call
     given = [_make(arg, device) for arg in args]
     named = {name: _make(value, device) for name, value in keywords.items()}
@@ -181,14 +212,15 @@ def materialize_call(call: Call, device: torch.device | None = None) -> Callable
 
 
 def _touched_bytes(run: Callable[[], Any]) -> int | None:
-    """Pages that ``run`` touches, results included; None where the system keeps no mark.
+    """Return the bytes of pages that ``run`` touches, results included.
 
-    What the process lets go of meanwhile makes the figure too low, so the highest of a few counts.
+    None where the system keeps no high-water mark. Memory that the process frees meanwhile makes
+    the figure too low, so the highest of a few counts is returned.
     """
-    run()  # what is compiled and kept once is no scratch
+    run()  # kernels are compiled and kept once, which is no workspace
     reading, most = RESIDENT_PEAK.reading(), 0
     for _ in range(_TOUCHES):
-        trim_heap()  # so that what the heap reuses is touched anew
+        trim_heap()  # blocks that the heap reuses must be touched again
         before = status_bytes("VmRSS")
         if not reading.restart() or not before:
             return None
@@ -198,7 +230,7 @@ def _touched_bytes(run: Callable[[], Any]) -> int | None:
 
 
 def _make(value: Any, device: torch.device | None) -> Any:
-    """Arguments of the described kind; zeros are valid as values and as indices."""
+    """Replace `TensorFacts` by zero tensors; zeros are valid as values and as indices."""
     if isinstance(value, TensorFacts):
         span = sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True)) + 1
         storage = torch.zeros(0 if 0 in value.shape else span, dtype=value.dtype, device=device)

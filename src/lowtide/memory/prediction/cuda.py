@@ -1,4 +1,7 @@
-"""The ledger of a traced run on a CUDA device: storages replayed through the allocator."""
+"""CUDA memory ledger of a traced run.
+
+Storages are replayed through a simulation of PyTorch's caching allocator.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,12 @@ _CONVOLUTIONS = frozenset(
         torch.ops.aten.convolution_backward.default,
     }
 )
-# Workspaces that stay with a thread once it has multiplied matrices: the step's own, and that of
-# autograd, which runs backward passes on CUDA in a thread of its own; and what a convolution takes.
+# Ids of storages that no trace has: the BLAS workspace that a thread keeps from its first matrix
+# product on (False: the step's thread, True: autograd's, which runs backward passes on CUDA),
+# the workspace of a convolution, and the copy of its image.
 _BLAS = {False: -1, True: -3}
 _SCRATCH, _COPY = -2, -4
-# What a convolution takes beside its result of so many bytes.
+# Workspace bytes of a convolution, given its call and the bytes of its result.
 Scratch = Callable[[Call, int], int]
 
 
@@ -49,11 +53,18 @@ def predict_cuda(
     *,
     in_one: str | None = None,
 ) -> PredictedMemory:
-    """What the process would hold on ``profile``'s device: reserved bytes and the context.
+    """Predict the memory of ``trace`` on a CUDA device: reserved bytes and context.
 
-    Convolutions take what ``scratch`` says, or what the profile supposes. Before the phase
-    ``in_one`` a piece of memory is taken and given back, of a size that `PredictedMemory.piece`
-    tells, and before it what products of matrices have for good.
+    Args:
+        trace: A trace made with ``keep_calls``.
+        profile: The device, which need not be present.
+        calibration: Upper bound of the prediction.
+        scratch: Workspace bytes of a convolution, given its call and the bytes of its result; by
+            default the profile's prior.
+        in_one: Name of a phase before which one large block is allocated and freed, an arena that
+            leaves the allocator fewer gaps than many segments. Its size is returned as
+            `PredictedMemory.piece`; 0 where it saves too little. The workspaces that matrix
+            products keep are allocated before the block.
     """
     held = [(storage, size) for storage, size in trace.held.items() if size]
     first = next((start for start, name in trace.marks if name == in_one), 0)
@@ -107,9 +118,11 @@ def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
 
 
 def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iterator[Event]:
-    """Storages as they come and go from operator ``start`` on, with what the operators take for
-    themselves: workspaces of products stay, convolutions take theirs once their result is there,
-    but for copies of images that lie in no order of theirs, which are made before it."""
+    """Yield allocations and releases from operator ``start`` on, workspaces included.
+
+    Workspaces of matrix products stay. A convolution takes its workspace once its result exists,
+    except for the copy of an image in an unsupported memory format, made before the result.
+    """
     done, copies, first = start, dict[int, int](), _multiplying(trace)
     for event in (*(event for event in trace.events if event.op >= start), None):
         until = len(trace.ops) if event is None else event.op
@@ -133,14 +146,14 @@ def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iter
 
 
 def _products_first(held: list[Event], events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """What is held, with the workspaces that stay, and the rest of a run."""
+    """Return held storages with the lasting workspaces added, and the other events."""
     staying = set(_BLAS.values())
     first = [event for event in events if event[0] in staying]
     return [*held, *first], [event for event in events if event[0] not in staying]
 
 
 def _copied(op: OpRecord, scratch: Scratch) -> int:
-    """Of what a convolution takes for itself the bytes of its image, if that is copied first."""
+    """Return the part of a convolution's workspace that copies its image beforehand."""
     if op.call is None or op.call[0] is not torch.ops.aten.convolution.default:
         return 0
     size = _copy_of_image(op.call)
@@ -148,8 +161,11 @@ def _copied(op: OpRecord, scratch: Scratch) -> int:
 
 
 def _copy_of_image(call: Call) -> int:
-    """The bytes of a convolution's image if it has gaps, or lies in no order that PyTorch knows by
-    its strides: those of its batch, of one image too, are to be larger than all others."""
+    """Return the bytes of a convolution's image if PyTorch copies it, otherwise 0.
+
+    It copies an image with gaps, or with strides that are neither contiguous nor channels-last. The
+    batch stride must be the largest, even for a batch of one.
+    """
     image, weight = call[1][:2]
     channels_last = _suggests_channels_last(image) or _suggests_channels_last(weight)
     order = (1, 3, 2, 0) if channels_last else range(len(image.shape))[::-1]
@@ -160,7 +176,7 @@ def _copy_of_image(call: Call) -> int:
 
 
 def _suggests_channels_last(facts: Any) -> bool:
-    """``c10::is_channels_last_strides_2d`` of pytorch/pytorch."""
+    """Return what ``c10::is_channels_last_strides_2d`` of pytorch/pytorch returns."""
     if len(facts.shape) != 4:
         return False
     least = 0
@@ -177,7 +193,7 @@ def _is_channels_last(facts: Any) -> bool:
 
 
 def _multiplying(trace: Trace) -> dict[int, bool]:
-    """The first product of each thread that makes any, and whether that thread is autograd's."""
+    """Map each thread's first matrix product to whether it is autograd's thread."""
     first: dict[bool, int] = {}
     for index, op in enumerate(trace.ops):
         if op.call is not None and op.call[0] in _PRODUCTS:

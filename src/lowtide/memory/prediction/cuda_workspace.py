@@ -1,8 +1,8 @@
-"""What convolutions take for themselves on a card that is there: measured once each, then kept.
+"""Workspace of convolutions on a GPU that is present, measured once and cached.
 
-Libraries choose a convolution's kernel by precision, size and card: one converts its image and its
-result to the order of channels that it wants, in as many bytes again, one only its image, and
-another needs nothing.
+Libraries choose a convolution's kernel by precision, size and GPU. One kernel converts the image
+and the result to its own memory format, which takes as many bytes again; another converts only
+the image; a third needs no workspace.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ from lowtide.memory.prediction.op_signature import (
     with_rows,
 )
 
-# Operands and result of what is measured: a plan may not take what it is to save. Libraries have
-# kernels of other needs for small images, even for single heights of them, but not for larger ones.
+# Largest operands and result of a measured convolution: measuring must not take the memory that the
+# plan is to save. Libraries have kernels with other workspaces for small images, even for single
+# heights of them, but not for larger ones.
 _AT_ONCE = 128 * MIB
-# Another thread may take memory meanwhile.
+# Repeats, of which the least counts: another thread may allocate meanwhile.
 _TIMES = 2
 
 
 class CudaWorkspace:
-    """Measures convolutions on ``device``, each signature once, kept in a store.
+    """Measures the workspace bytes of convolutions on a GPU, once per signature.
 
-    ``taken`` tells what a run allocates beside its result; by default a card's allocator does.
+    Args:
+        device: The GPU.
+        store: Cache of what was measured; by default in the package's cache folder.
+        taken: Runs a closure and returns the bytes that it allocates in addition to its result; by
+            default read from PyTorch's CUDA allocator.
     """
 
     def __init__(
@@ -51,16 +56,16 @@ class CudaWorkspace:
         self._taken = taken or self._by_the_allocator
 
     def of(self, call: Call, made: int) -> int:
-        """Bytes that a convolution takes beside its result of ``made`` bytes.
+        """Return the workspace bytes of a convolution with a result of ``made`` bytes.
 
-        Of a large one they are taken to grow by the row, as from one to the other of two heights
-        that are measured, beside what weights take once.
+        A large convolution is not run: its workspace is extrapolated linearly in the rows, from
+        measurements at two heights, on top of the constant part of its weights.
         """
         rows, least = row_count(call), rows_seen(call)
         most = max(least, _AT_ONCE * rows // max(1, operand_bytes(call) + made))
         if rows <= most:
             return self._measured(call)
-        # Powers of two, so that they are the same for all heights of bands.
+        # Powers of two, so that bands of all heights share their measurements.
         high = max(least, 1 << most.bit_length() - 1)
         low = max(least, high // 2)
         fewer, taken = (self._measured(with_rows(call, some)) for some in (low, high))
@@ -74,20 +79,20 @@ class CudaWorkspace:
         if known is None:
             run = materialize_call(few, self._device)
             with torch.inference_mode():
-                run()  # what a library keeps from then on is no scratch
+                run()  # what a library keeps from its first call on is no workspace
                 known = min(self._taken(run) for _ in range(_TIMES))
             self.store.put(key, known)
         return known
 
     def _by_the_allocator(self, run: Callable[[], Tensor]) -> int:
-        # A sum of all that was ever handed out: the peak is somebody else's to restart.
+        # The cumulative total, since resetting the peak would disturb whoever else reads it.
         before = _handed_out(self._device)
         result = run()
         return max(0, _handed_out(self._device) - before - result.nbytes)
 
 
 def convolution_settings() -> str:
-    """What of PyTorch's settings decides which kernel a convolution gets."""
+    """Return the cuDNN version and settings that decide a convolution's kernel."""
     cudnn: Any = torch.backends.cudnn
     settings = cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
     return f"{cudnn.version()} {''.join(str(int(setting)) for setting in settings)}"

@@ -1,4 +1,7 @@
-"""What a run will use, said beforehand: traced on fake tensors, priced for a device."""
+"""Peak-memory estimates of a step without running it.
+
+The step is traced on fake tensors, and the trace is priced for a device.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,18 @@ from lowtide.memory.tracing.tracer import Tracer
 
 
 class Estimate(BaseModel):
-    """The ledger of a run that has not happened.
+    """Predicted memory ledger of a run, with its upper bound.
 
-    ``live_bytes`` is the most that tensors hold at once, weights and inputs included, exact for
-    a traced run. ``predicted_bytes`` adds what the device needs besides; ``upper_bytes`` is what
-    a run should not exceed. ``phase`` and ``operator`` say where the peak is; ``objects`` counts
-    what a run on the CPU leaves beside its tensors.
+    Attributes:
+        device: Name of the device profile.
+        method: ``"traced"``, or ``"probed"`` where smaller real runs were extrapolated.
+        live_bytes: Peak bytes of live tensors, weights and inputs included; exact for a traced run.
+        ledger: Rows of bytes by purpose.
+        phase: Phase of the run in which the peak occurs.
+        operator: Operator at which the peak occurs.
+        seconds: Time that the estimate took.
+        notes: Assumptions behind the figures.
+        objects: Counts of compiled kernels and objects that a CPU run leaves in the process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,17 +63,17 @@ class Estimate(BaseModel):
 
     @property
     def predicted_bytes(self) -> int:
-        """Expected peak."""
+        """Expected peak in bytes, with what the device needs beyond live tensors."""
         return sum(row.value for row in self.ledger)
 
     @property
     def upper_bytes(self) -> int:
-        """Upper bound of the peak."""
+        """Upper bound of the peak in bytes, which a run should not exceed."""
         return sum(row.upper for row in self.ledger)
 
     @property
     def trace(self) -> Trace | None:
-        """Every storage over time, for plots and replays; None for a probed estimate."""
+        """Trace of every storage, for plots and replays; None for a probed estimate."""
         return self._trace
 
     def __str__(self) -> str:
@@ -84,16 +93,24 @@ def estimate(
     operators: WorkspaceStore | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Peak memory of ``step`` on ``model`` on ``device``, without running it.
-
-    ``model`` may be on the ``meta`` device; it is not changed. ``device`` is a profile or its
-    name (``"cpu"``, ``"rtx3060-12gb"``; `profile_names`), which need not be present. With
-    ``dtype`` weights and inputs are taken to be of that type. Workspaces of the CPU's operators
-    are measured once and kept in ``operators`` (the package's cache folder by default).
+    """Estimate the peak memory of one step of a model on a device, without running it.
 
     A model that cannot be traced is run for real on two or three small inputs instead, and the
-    estimate says so. Raises `ModelError` when it cannot be run on those either, `UsageError`
-    for an unknown device.
+    estimate says so.
+
+    Args:
+        model: Any module, which may be on the ``meta`` device; it is not changed.
+        step: The inference or training step.
+        device: A profile or its name (``"cpu"``, ``"rtx3060-12gb"``; `profile_names`). The device
+            need not be present.
+        dtype: Type that weights and inputs are taken to have; by default their own.
+        operators: Cache of measured workspaces of the CPU's operators; by default in the package's
+            cache folder.
+        calibration: Upper bound of the prediction; by default the packaged one.
+
+    Raises:
+        ModelError: The model can neither be traced nor run on smaller inputs.
+        UsageError: The device is unknown.
     """
     started = time.perf_counter()
     profile = load_profile(device) if isinstance(device, str) else device
@@ -102,8 +119,8 @@ def estimate(
             model, step, profile, dtype=dtype, operators=operators, calibration=calibration
         )
     except LowtideError:
-        raise  # ours: what was asked for cannot be, however it is tried
-    except Exception as error:  # noqa: BLE001 - whatever stops a trace, a real run must decide
+        raise  # one of our own errors: the fallback would fail in the same way
+    except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
         priced = extrapolate_peak(model, step, error, dtype)
     return Estimate(
         device=profile.name,
@@ -126,10 +143,10 @@ def traced_estimate(
     operators: WorkspaceStore | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Peak memory of ``step`` as `estimate` gives it, but never from a run on smaller inputs.
+    """Estimate the peak memory of a step by tracing only, without the fallback.
 
     For comparing steps with one another: a figure from another method would make differences
-    meaningless. Whatever stops the trace is raised as it is.
+    meaningless. Whatever stops the trace is raised unchanged. Arguments are those of `estimate`.
     """
     started = time.perf_counter()
     bound = calibration or shipped_calibration(profile.kind)
@@ -162,7 +179,11 @@ def trace_step(
     profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
 ) -> Trace:
-    """The trace of ``step`` on fake CPU tensors, with ``profile``'s attention and autocast."""
+    """Trace a step on fake CPU tensors, with a device's attention and autocast.
+
+    ``profile`` is the device, the CPU by default; ``dtype`` is the type that weights and inputs are
+    taken to have.
+    """
     faker = FakeTwins(dtype)
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True, call=faker.calls)

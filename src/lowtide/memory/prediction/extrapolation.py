@@ -1,4 +1,4 @@
-"""Models that cannot be traced: run for real on small inputs, and extrapolated."""
+"""Peak-memory extrapolation from small real runs, where tracing fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from lowtide.memory.tracing.steps import (
     input_tensors,
 )
 
-# Shares of each side. Real runs of these sizes take a sixteenth and a quarter of the memory.
+# Shares of each side. Real runs at a quarter and at half of it take a sixteenth and a quarter of
+# the memory.
 _SHARES = (0.125, 0.25, 0.5)
 _AFFORDABLE = 1 << 29
 _UPPER = 1.3
@@ -33,10 +34,19 @@ _UPPER = 1.3
 def extrapolate_peak(
     model: nn.Module, step: Step, reason: Exception, dtype: torch.dtype | None
 ) -> PredictedMemory:
-    """Peak bytes of ``step``, from real runs on the CPU with smaller images or fewer tokens.
+    """Extrapolate the peak bytes of ``step`` from real CPU runs on smaller inputs.
 
-    Raises `ModelError` from ``reason`` where the model does not run on those either, or has no
-    weights to run with.
+    The runs take smaller images or fewer tokens.
+
+    Args:
+        model: Module with real weights; a copy of it is run.
+        step: The step at full size.
+        reason: Why the model could not be traced, for notes and errors.
+        dtype: Type that weights and inputs are converted to; by default their own.
+
+    Raises:
+        ModelError: From ``reason``, where the model does not run on smaller inputs either, or is
+            on the ``meta`` device.
     """
     model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
     held = sum(tensor.untyped_storage().nbytes() for tensor in model_tensors(model))
@@ -102,7 +112,7 @@ def _smaller(step: Step, share: float, dtype: torch.dtype | None) -> Step:
 
 
 def _shrink(tensor: Tensor, share: float, dtype: torch.dtype | None) -> Tensor:
-    """Fewer rows and columns of images and clips, fewer tokens of sequences; zeros inside."""
+    """Return zeros with fewer rows and columns of an image or clip, or fewer tokens."""
     shape = list(tensor.shape)
     sides = {3: (1,), 4: (2, 3), 5: (3, 4)}.get(tensor.dim(), ())
     for side in sides:

@@ -1,8 +1,8 @@
-"""Measuring operators in a process of their own, which they may crash.
+"""Operator measurement in a child process, so that a crash stays there.
 
-An operator is measured with arguments of the described kinds that are all zeros. Most only
-compute with them. Some take them for places in memory, and a kernel that does not check these, or
-that PyTorch's fake results describe wrongly, ends its process.
+An operator is measured on zeros of the recorded layouts. Most operators only compute with them.
+Some use them as indices, and a kernel that does not check its indices, or that PyTorch's fake
+results describe wrongly, ends its process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHILD = (
     " from lowtide.memory.prediction._isolated_main import main; main(settings)"
 )
 _NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
-# Beyond `torch.Tag.core`: they copy whole numbers, or look at nothing of them but their shape.
+# In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
 _COPY = frozenset(
     {
         "copy_",
@@ -45,8 +45,10 @@ _COPY = frozenset(
 
 
 class NotMeasuredError(Exception):
-    """What became of operators that could not be measured, in a few words; ``lasting`` says that
-    it would be so again."""
+    """Raised when an operator cannot be measured; the message says why.
+
+    ``lasting`` says that another attempt would fail in the same way.
+    """
 
     def __init__(self, why: str, *, lasting: bool = True) -> None:
         super().__init__(why)
@@ -54,7 +56,10 @@ class NotMeasuredError(Exception):
 
 
 def is_safe_in_process(call: Call) -> bool:
-    """Whether an operator only computes with its arguments, or checks those that are places."""
+    """Return whether an operator can be measured in this process.
+
+    It can if it only computes with its arguments, or checks those that are indices.
+    """
     function = call[0]
     if function.namespace not in _NAMESPACES:
         return False
@@ -67,10 +72,13 @@ def is_safe_in_process(call: Call) -> bool:
 
 
 def measure_isolated(call: Call) -> int:
-    """Peak bytes of one operator, measured in another process, the same one for all that come.
+    """Measure the peak bytes of one operator in a child process shared by all calls.
 
-    Raises `NotMeasuredError` where that ended, took too long, or could not run it. An operator that
-    ended one is not run with other arguments by this process: each would take another start.
+    After an operator has ended a child, this process does not run it again, whatever its arguments:
+    each try would start another child.
+
+    Raises:
+        NotMeasuredError: The child ended, took more than 30 s, or could not run the operator.
     """
     with _LOCK:
         if call[0] in _ended:
@@ -83,11 +91,11 @@ def measure_isolated(call: Call) -> int:
 
 
 class _DeathError(NotMeasuredError):
-    """How the process ended."""
+    """Raised when the child ended during a measurement; says how."""
 
 
 class _Child:
-    """A process that measures what it is asked for."""
+    """Child process that measures one operator per request."""
 
     def __init__(self) -> None:
         self.asked_by = os.getpid()
@@ -105,7 +113,7 @@ class _Child:
         self._send(settings)
 
     def ask(self, call: Call) -> int:
-        """Peak bytes of one operator; raises as `measure_isolated`."""
+        """Return the peak bytes of one operator; raises as `measure_isolated` does."""
         function, args, keywords = call
         try:
             words = pickle.dumps((function.name(), function._overloadname, args, keywords))
@@ -125,7 +133,7 @@ class _Child:
         return answer
 
     def end(self) -> None:
-        """End the process, unless it is that of a parent which this one was forked from."""
+        """End the child, unless a parent that this process was forked from started it."""
         if self.asked_by != os.getpid():
             return
         self.process.kill()
@@ -133,7 +141,7 @@ class _Child:
             self.process.communicate()
 
     def _send(self, what: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # how it ended is told where it is asked
+        with contextlib.suppress(BrokenPipeError):  # `ask` reports how the child ended
             pipe = self._pipe(self.process.stdin)
             pickle.dump(what, pipe)
             pipe.flush()
@@ -148,7 +156,7 @@ class _Child:
             return _DeathError(f"not measured within {_SECONDS:.0f} s")
         names = {-entry.value: entry.name for entry in signal.Signals}
         name = names.get(status, f"status {status}")
-        # As a system without memory ends programs.
+        # SIGKILL may come from the system's out-of-memory killer, so it may not last.
         return _DeathError(f"ended a process by {name}", lasting=name != "SIGKILL")
 
 

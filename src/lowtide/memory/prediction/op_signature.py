@@ -1,4 +1,4 @@
-"""Calls of operators as plain data: what they take, what they may need, how they are told apart."""
+"""Operator calls as plain data: signatures, operand bytes and workspace bounds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import torch
 from lowtide.memory.tracing.fake_strides import dense_strides
 from lowtide.memory.tracing.trace import TensorFacts
 
-# The operator, its arguments and its keywords, with `TensorFacts` in the place of tensors.
+# The operator, its arguments and its keywords, with `TensorFacts` in place of tensors.
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
-# An operator needs at most so many times its operands and results (a prior).
+# The most workspace an operator needs, as a multiple of its operands and results (a prior).
 _WIDEST, WIDEST_LOW_PRECISION = 3, 6
 
 
 def workspace_bound(call: Call, made: int) -> int:
-    """The most that an operator may need which makes ``made`` bytes of results."""
+    """Return an upper bound of an operator's bytes while it runs, results included.
+
+    ``made`` are the bytes of those results.
+    """
     return (
         made
         if needs_no_workspace(call)
@@ -28,35 +31,41 @@ def workspace_bound(call: Call, made: int) -> int:
 
 
 def needs_no_workspace(call: Call) -> bool:
-    """Whether an operator surely needs nothing beyond its results: elementwise, of one type."""
+    """Return whether an operator surely needs no workspace.
+
+    True for elementwise operators on tensors of one type.
+    """
     types = {facts.dtype for facts in all_tensors(call) if facts.shape}
     return torch.Tag.pointwise in call[0].tags and len(types) <= 1
 
 
 def largest_workspace_ratio(call: Call) -> int:
-    """How many times its operands and results an operator may need at most (a prior)."""
+    """Return the most workspace an operator needs, as a multiple of its tensors.
+
+    The tensors are its operands and results; the figure is a prior.
+    """
     return WIDEST_LOW_PRECISION if is_low_precision(call) else _WIDEST
 
 
 def is_low_precision(call: Call) -> bool:
-    """Whether any tensor of a call has 16 bits a number."""
+    """Return whether any tensor of a call is bf16 or fp16."""
     return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
 
 
 def operand_bytes(call: Call) -> int:
-    """Bytes of an operator's tensor arguments."""
+    """Return the bytes of an operator's tensor arguments."""
     return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in all_tensors(call))
 
 
 def signature(call: Call) -> str:
-    """A short name for an operator with its sizes, strides, types and settings."""
+    """Return a hash of an operator with its sizes, strides, types and settings."""
     function, args, keywords = call
     words = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
 def all_tensors(call: Call) -> list[TensorFacts]:
-    """What is known of each tensor among an operator's arguments."""
+    """Return the `TensorFacts` of every tensor among an operator's arguments."""
     found: list[TensorFacts] = []
 
     def walk(value: Any) -> None:
@@ -72,7 +81,7 @@ def all_tensors(call: Call) -> list[TensorFacts]:
 
 
 class _Convolution(NamedTuple):
-    """Where the arguments of a convolution, forward or backward, are; rows are of dimension 2."""
+    """Arguments of a convolution, forward or backward; rows are along dim 2."""
 
     forward: bool
     image: TensorFacts
@@ -81,11 +90,11 @@ class _Convolution(NamedTuple):
 
     @property
     def rows_seen(self) -> int:
-        """Rows of the image that one row of the result looks at."""
+        """Height of the receptive field of one row of the result, in image rows."""
         return self.settings[2][0] * (self.kernel.shape[2] - 1) + 1
 
     def result_rows(self, rows: int) -> int:
-        """Rows of the result for so many rows of the image."""
+        """Return the height of the result for an image of ``rows`` rows."""
         stride, padding, _, transposed, extra = (
             value if isinstance(value, bool) else value[0] for value in self.settings[:5]
         )
@@ -102,17 +111,17 @@ def _convolution(call: Call) -> _Convolution:
 
 
 def row_count(call: Call) -> int:
-    """Rows of the image of a convolution, or of its backward."""
+    """Return the height of a convolution's image, forward or backward."""
     return _convolution(call).image.shape[2]
 
 
 def rows_seen(call: Call) -> int:
-    """Rows of the image that one row of a convolution's result looks at."""
+    """Return the height of a convolution's receptive field, in rows of its image."""
     return _convolution(call).rows_seen
 
 
 def with_rows(call: Call, rows: int) -> Call:
-    """A convolution (or its backward) on an image of so many rows, all else the same."""
+    """Return the same convolution (or its backward) on an image of ``rows`` rows."""
     function, args, keywords = call
     convolution = _convolution(call)
     image = _cut(convolution.image, rows)
@@ -123,7 +132,7 @@ def with_rows(call: Call, rows: int) -> Call:
 
 
 def _cut(facts: TensorFacts, rows: int) -> TensorFacts:
-    """The first rows of an image, laid out as a tensor of its own in the same order."""
+    """Return an image's first rows as a dense tensor with dims in the same order."""
     shape = (*facts.shape[:2], rows, *facts.shape[3:])
     order = sorted(range(len(shape)), key=lambda dim: (facts.stride[dim], -dim))
     return TensorFacts(shape, tuple(dense_strides(shape, order)), facts.dtype)

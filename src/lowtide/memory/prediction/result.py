@@ -1,4 +1,4 @@
-"""What pricing a run gives: its ledger, and where its peak is."""
+"""Result of a memory prediction: the ledger rows and where the peak occurs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from lowtide.memory.tracing.trace import KINDS, TITLES, Trace
 
 @dataclass(frozen=True)
 class PredictedMemory:
-    """A ledger with the phase and the operator of the peak, and the bytes of a ``piece`` of memory
-    that is taken and given back before the run, which is told with it."""
+    """Ledger of a predicted run, with the phase and the operator of its peak.
+
+    ``live_bytes`` is the peak of live tensors. ``piece`` is the size of an arena: a large
+    block of memory that is allocated and freed before the run, which leaves the allocator fewer
+    gaps; 0 if none.
+    """
 
     rows: tuple[LedgerRow, ...]
     phase: str
@@ -24,7 +28,10 @@ class PredictedMemory:
 
 
 def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
-    """What tensors hold while operator ``op`` runs, or at the peak of live bytes, by kind."""
+    """Return the live tensor bytes by kind as ledger rows.
+
+    They are those while operator ``op`` runs; None means at the peak of live bytes.
+    """
     kinds = trace.at_peak() if op is None else trace.during(op)
     return [
         LedgerRow(
@@ -40,7 +47,10 @@ def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
 
 
 def margin_row(rows: list[LedgerRow], upper: int) -> LedgerRow:
-    """What past runs took beyond their predictions: nothing expected, but allowed for."""
+    """Return the ledger row that raises the upper total to ``upper`` bytes.
+
+    Its expected value is 0: it allows for what past runs took beyond their predictions.
+    """
     allowed = upper - sum(row.upper for row in rows)
     return LedgerRow(
         name="margin", place="device", value=0, upper=max(0, allowed), origin="calibrated"

@@ -1,7 +1,7 @@
-"""Seconds that a traced run should take on a device that is not here.
+"""Roofline time estimate of a traced run on a device that need not be present.
 
-Each operator takes as long as the slower of its arithmetic and its traffic (Williams et al.,
-"Roofline", CACM 2009), at the shares of the datasheet's figures that dense kernels reach in
+Each operator takes as long as the slower of its arithmetic and its memory traffic (Williams et
+al., "Roofline", CACM 2009), at the shares of the datasheet's figures that dense kernels reach in
 practice. A prior: good for ranking plans, not for promises.
 """
 
@@ -26,7 +26,10 @@ _NAMES: dict[torch.dtype, Precision] = {
 
 
 def roofline_seconds(trace: Trace, profile: DeviceProfile) -> float:
-    """Seconds of a trace made with ``keep_calls`` on ``profile``'s device."""
+    """Estimate the seconds of ``trace`` on ``profile``'s device.
+
+    Only operators with a recorded call count, so ``trace`` must be made with ``keep_calls``.
+    """
     return sum(op.times * _seconds(op, profile) for op in trace.ops if op.call is not None)
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves in the process beside its tensors: compiled kernels and objects.
+"""Memory of a CPU run beyond its tensors: compiled kernels and objects.
 
 oneDNN compiles a kernel for each size and type of a convolution or a matrix product and keeps it;
 autograd keeps objects for every result that a backward pass will need. Neither is a tensor, and
@@ -17,15 +17,22 @@ from lowtide.attention.linear_ops import ONEDNN_LINEAR
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
 _CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
-# In fp32 these go to the BLAS library, which compiles nothing; `ONEDNN_LINEAR` does not.
+# In fp32 the BLAS library runs these and compiles nothing; `ONEDNN_LINEAR` runs in oneDNN.
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _LOW = (torch.bfloat16, torch.float16)
 
 
 class RuntimeObjects(BaseModel):
-    """Counts of a run: different convolutions and backward passes of convolutions in fp32, both of
-    them in lower precision, different products that oneDNN makes (those in lower precision, and
-    linear layers that are given to it), and storages alive at its peak."""
+    """Counts of the compiled kernels and storages of a CPU run.
+
+    Attributes:
+        convolutions: Different fp32 convolutions.
+        backward_convolutions: Different backward passes of fp32 convolutions.
+        low_convolutions: Different convolutions and backward passes in bf16 or fp16.
+        products: Different matrix products by oneDNN: those in bf16 or fp16, and linear layers that
+            are passed to it.
+        storages: Storages alive at the peak.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,7 +44,7 @@ class RuntimeObjects(BaseModel):
 
 
 class RuntimeCosts(BaseModel):
-    """Bytes for one of each, fitted to runs by a committed script."""
+    """Bytes per compiled kernel and storage, fitted to runs by a committed script."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,7 +55,7 @@ class RuntimeCosts(BaseModel):
     storage_bytes: int
 
     def of(self, objects: RuntimeObjects) -> int:
-        """Bytes for all of them."""
+        """Return the total bytes of ``objects``."""
         return (
             objects.convolutions * self.convolution_bytes
             + objects.backward_convolutions * self.backward_convolution_bytes
@@ -59,9 +66,9 @@ class RuntimeCosts(BaseModel):
 
 
 def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
-    """What a run on the CPU has made beside tensors by its peak, at operator ``op``.
+    """Count the kernels and storages of a CPU run by its peak, at operator ``op``.
 
-    A training step repeats, so that its kernels are there from the step before.
+    A training step repeats, so its kernels exist from the step before and all of them count.
     """
     repeats = any(phase == "backward" for _, phase in trace.marks)
     found: dict[str, set[tuple[Any, ...]]] = {
@@ -84,8 +91,11 @@ def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
 
 
 def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
-    """What a kernel is compiled for. A linear layer's does not see how its tokens are laid out, but
-    has what is done with its results."""
+    """Return the key for which oneDNN compiles one kernel.
+
+    That of a linear layer depends on its token count, not on their layout, and on the operation
+    fused to its result.
+    """
     function, arguments = call[:2]
     if function is not ONEDNN_LINEAR:
         return tensors
@@ -94,7 +104,7 @@ def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any
 
 
 def _kind(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
-    """Which count of `RuntimeObjects` an operator on these tensors is one of."""
+    """Return the `RuntimeObjects` field that an operator adds to, or None."""
     name = function.overloadpacket.__name__
     low = any(facts.dtype in _LOW for facts in tensors)
     if name in (_CONVOLUTION, _BACKWARD):

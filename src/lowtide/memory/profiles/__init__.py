@@ -1,6 +1,7 @@
-"""Device profiles: what a card or a host offers, as data, so that no device is needed to plan.
+"""Device profiles: memory and speed figures of GPUs and hosts, as data.
 
-Importing this package does not import PyTorch; `lowtide.memory.profiles.attention` does.
+Planning for a device therefore does not need the device. Importing this package does not import
+PyTorch; `lowtide.memory.profiles.attention` does.
 """
 
 from lowtide.memory.profiles.local_device import profile_for, profile_of

@@ -1,7 +1,9 @@
-"""Attention as another device would run it: the kernel it takes, and its memory in a fake trace.
+"""Attention in a fake-tensor trace as another device would run it.
+
+The kernel that the device selects and its memory are reproduced.
 
 Why: on a host without a GPU, fake CUDA tensors always take the math path and fake CPU tensors
-always the CPU's fused one, so that neither shows what a card would hold.
+always the CPU's fused kernel, so that neither shows what a GPU would allocate.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ def attention_path(
     dropout: float = 0.0,
     dims: int = 4,
 ) -> AttentionPath:
-    """The kernel that scaled_dot_product_attention takes on ``profile``'s device by default.
+    """Return the kernel that scaled_dot_product_attention selects on a device.
 
-    ``needs_grad`` is that of query, key or value with gradients enabled; ``dims`` their number
-    of dimensions. "math" holds whole score matrices. The device is taken to run the PyTorch and
-    cuDNN installed here, on contiguous, aligned tensors of equal batch and heads; `sdpa_kernel_for`
-    of ``lowtide.attention.sdpa_rules`` takes the rest as an `AttentionCall`, and `refusal` says why
-    a kernel is passed over.
+    It is the default choice on ``profile``'s device; "math" materializes whole score matrices. The
+    device is assumed to run the PyTorch and cuDNN installed here, on contiguous, aligned tensors of
+    equal batch and heads. `sdpa_kernel_for` of ``lowtide.attention.sdpa_rules`` takes other cases
+    as an `AttentionCall`, and `refusal` says why a kernel is passed over.
+
+    Args:
+        needs_grad: Whether gradients are enabled and query, key or value needs one.
+        dims: Number of dims of query, key and value.
     """
     return sdpa_kernel_for(
         profile,
@@ -69,22 +74,28 @@ def attention_path(
 
 @dataclass
 class AttentionLog:
-    """How often each kernel was taken inside `attention_as_on`; empty for the CPU."""
+    """Count of attention calls per kernel inside `attention_as_on`; empty on the CPU."""
 
     paths: Counter[AttentionPath] = field(default_factory=Counter)
 
 
 @contextmanager
 def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator[AttentionLog]:
-    """Inside, attention on fake tensors allocates what it would on ``profile``'s device.
+    """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
-    takes. With ``scratch`` the kernel's own buffers are allocated too, for its duration; leave
-    it off where scratch is counted elsewhere. Keep the context open over the backward pass:
-    checkpointing runs attention again there. Covers F.scaled_dot_product_attention, its aten
-    operator and F.multi_head_attention_forward (nn.MultiheadAttention, which then does without
-    its fast path); other attention packages are not covered. On the CPU nothing is replaced.
-    Raises TypeError for real tensors.
+    selects. Keep the context open over the backward pass: checkpointing runs attention again there.
+    Covers F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
+    (nn.MultiheadAttention, which then does without its fast path); other attention packages are
+    not covered. On the CPU nothing is replaced.
+
+    Args:
+        profile: The device.
+        scratch: Whether the kernel's own workspace is allocated too, while it runs; pass False
+            where workspace is counted elsewhere.
+
+    Raises:
+        TypeError: Attention is called with real tensors.
     """
     log = AttentionLog()
     if profile.kind == "cpu":
@@ -103,8 +114,8 @@ _ATTENTION = frozenset(
 )
 
 
-# Python functions that run attention inside. A mode does not see what is called while it handles
-# a call, and these hand themselves over whole: `backward` runs attention when it is checkpointed.
+# Python functions that run attention inside. A mode does not see calls made while it handles a
+# call, and these reach it as one call: `backward` runs attention where it is checkpointed.
 _CARRIERS: tuple[Any, ...] = (
     F.multi_head_attention_forward,
     Tensor.backward,
@@ -118,7 +129,7 @@ _UNCHECKED: dict[str, Any] = {
 
 
 class _Replaced(TorchFunctionMode):
-    """Sends every call of attention to the kernels of another device."""
+    """Function mode that redirects attention calls to the kernels of another device."""
 
     def __init__(self, profile: DeviceProfile, scratch: bool, log: AttentionLog) -> None:
         super().__init__()
@@ -177,7 +188,10 @@ class _Replaced(TorchFunctionMode):
 
 @contextmanager
 def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
-    """The tensors as autocast would hand them to attention, which runs outside of it."""
+    """Context with the tensors cast as autocast would pass them to attention.
+
+    Attention inside runs without autocast.
+    """
     kind = next(t for t in tensors if t is not None).device.type
     if not torch.is_autocast_enabled(kind):
         yield list(tensors)
@@ -191,7 +205,7 @@ def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """A copy of ``function`` that finds ``names`` in place of its module's."""
+    """Copy ``function`` with ``names`` overriding its module's globals."""
     copy = FunctionType(
         function.__code__,
         {**function.__globals__, **names},

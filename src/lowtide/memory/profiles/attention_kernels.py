@@ -1,4 +1,4 @@
-"""One call of attention on fake tensors, allocating as a given CUDA kernel does."""
+"""Attention on fake tensors with the allocations of a given CUDA kernel."""
 
 from __future__ import annotations
 
@@ -27,10 +27,19 @@ def run_as(
     grouped: bool,
     multiprocessors: int | None,
 ) -> Tensor:
-    """The result of attention, (batch, heads, query tokens, value head dimension), by ``path``.
+    """Run attention on fake tensors, allocating as the kernel ``path`` does.
 
-    ``tensors`` are query, key and value, fake or on the meta device; ``grouped`` lets query
-    heads share key heads. Scratch is left out where ``multiprocessors`` is None.
+    Args:
+        path: The kernel.
+        call: Sizes and settings of the call.
+        tensors: Query, key and value, fake or on the meta device.
+        mask: Attention mask or None.
+        scale: Scale of the scores; None for the default.
+        grouped: Whether query heads share key heads (grouped-query attention).
+        multiprocessors: Number of the GPU's multiprocessors; None leaves the workspace out.
+
+    Returns:
+        (batch, heads, query tokens, value head dim).
     """
     if not all(_has_no_data(tensor) for tensor in tensors):
         raise TypeError("attention as on another device needs fake tensors: it computes nothing")
@@ -65,7 +74,10 @@ def _flash(
     scale: float | None,
     multiprocessors: int | None,
 ) -> Tensor:
-    """Head dimensions are padded to a multiple of 8 and the result is cut, as PyTorch does."""
+    """Run flash attention, head dims padded to a multiple of 8 and the result cut.
+
+    PyTorch does the same.
+    """
     padding = -call.head_dim % 8
     if padding:
         tensors = tuple(F.pad(tensor, (0, padding)) for tensor in tensors)
@@ -85,7 +97,7 @@ def _flash(
     )[0]
     del hold
     if multiprocessors is not None:
-        # The backward pass copies a result that is not contiguous by tokens, and its gradient.
+        # The backward pass copies the result and its gradient if they are not contiguous by tokens.
         kept = not out.transpose(1, 2).is_contiguous()
         _scratch_in_backward(out, scratch.flash_backward_bytes(shape), copies=[True, kept])
     return out[..., : call.head_dim] if padding else out
@@ -101,7 +113,7 @@ def _math(
 ) -> Tensor:
     hold = None
     if with_scratch:
-        # The softmax looks for rows that are masked as a whole: a flag per score.
+        # The softmax looks for fully masked rows, with a flag per score.
         query, key = tensors[:2]
         hold = query.new_empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool)
     out = _aten._scaled_dot_product_attention_math(
@@ -109,15 +121,15 @@ def _math(
     )[0]
     del hold
     if with_scratch and (softmax := _softmax_of(out, *tensors, mask)) is not None:
-        # Its backward pass multiplies the gradient by the result first, into memory of its own:
+        # Its backward pass first multiplies the gradient by the result, into a new tensor:
         # softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu.
         _hold_during(softmax, lambda gradient: gradient.numel() * gradient.element_size())
     return out
 
 
 def _softmax_of(out: Tensor, *given: Tensor | None) -> Node | None:
-    """The backward pass of the softmax that made ``out`` of what was ``given``, if there is one."""
-    # What was given may come from attention as well.
+    """Return the backward node of the softmax that made ``out``, if there is one."""
+    # The inputs may come from attention as well.
     seen = {tensor.grad_fn for tensor in given if tensor is not None}
     ahead = [out.grad_fn]
     while ahead:
@@ -136,12 +148,12 @@ def _has_no_data(tensor: Tensor) -> bool:
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of truth values as numbers to add: the fused kernels read nothing else."""
+    """Convert a boolean mask to an additive one, which fused kernels need."""
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)
 
 
 def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask with rows at multiples of 8 elements, expanded to all batches and heads."""
+    """Expand the mask to all batches and heads, its rows at multiples of 8 elements."""
     if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
         width = mask.shape[-1]
         mask = F.pad(mask, (0, 8 - width % 8))[..., :width]
@@ -173,9 +185,9 @@ def _hold(
 
 
 def _scratch_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
-    """Hold scratch while the gradients of ``out`` are computed.
+    """Hold workspace while the gradients of ``out`` are computed.
 
-    ``copies`` says of the gradient, and of the result itself, whether the kernel wants it
+    ``copies`` says for the gradient, and for the result itself, whether the kernel wants it
     contiguous by tokens and so copies it if it is not.
     """
     node = out.grad_fn
@@ -192,7 +204,10 @@ def _scratch_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
 
 
 def _hold_during(node: Node, price: Callable[[Tensor], int]) -> None:
-    """Hold what ``price`` makes of the incoming gradient, in bytes, while ``node`` runs."""
+    """Hold workspace while ``node`` runs.
+
+    ``price`` returns its bytes for the incoming gradient.
+    """
     held: list[Tensor] = []
 
     def begin(gradients: tuple[Any, ...]) -> None:

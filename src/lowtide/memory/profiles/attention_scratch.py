@@ -1,4 +1,4 @@
-"""Bytes that fused attention takes on CUDA beyond its results, by kernel.
+"""Workspace bytes of CUDA's fused attention kernels.
 
 They are the buffers that PyTorch's host code allocates around the kernels, read from
 aten/src/ATen/native/transformers/cuda: flash_attn/flash_api.cpp (which follows FlashAttention 2),
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes of one call; ``element_bytes`` is 2 for fp16 and bf16, 4 for fp32."""
+    """Sizes of one attention call.
+
+    ``element_bytes`` is 2 for fp16 and bf16, 4 for fp32.
+    """
 
     batch: int
     heads: int
@@ -27,7 +30,7 @@ class AttentionShape:
 
     @property
     def rows(self) -> int:
-        """Rows of the score matrices together."""
+        """Total rows of all score matrices."""
         return self.batch * self.heads * self.query_tokens
 
     @property
@@ -37,7 +40,11 @@ class AttentionShape:
 
 
 def flash_forward_bytes(shape: AttentionShape, multiprocessors: int) -> int:
-    """fp32 partial results, one per split of the keys, where a few heads would leave cores idle."""
+    """Return the workspace bytes of flash attention's forward pass.
+
+    They hold fp32 partial results, one per split of the keys, where too few heads would leave
+    multiprocessors idle.
+    """
     if shape.has_dropout:
         return 0
     per_block = 256 if shape.head_dim <= 64 else 128 if shape.head_dim <= 128 else 64
@@ -47,7 +54,10 @@ def flash_forward_bytes(shape: AttentionShape, multiprocessors: int) -> int:
 
 
 def flash_backward_bytes(shape: AttentionShape) -> int:
-    """The query's gradient in fp32 and a sum per row; expanded gradients for grouped heads."""
+    """Return the workspace bytes of flash attention's backward pass.
+
+    They hold the query's gradient in fp32, a sum per row, and expanded gradients for grouped heads.
+    """
     rows = shape.batch * shape.heads * _up(shape.query_tokens, 128)
     expanded = 0
     if shape.is_grouped:
@@ -56,13 +66,19 @@ def flash_backward_bytes(shape: AttentionShape) -> int:
 
 
 def efficient_forward_bytes(shape: AttentionShape) -> int:
-    """An fp32 twin of the result, where it does not fit the registers."""
+    """Return the workspace bytes of memory-efficient attention's forward pass.
+
+    They hold an fp32 copy of the result, where it does not fit the registers.
+    """
     wide = max(shape.head_dim, shape.value_dim) > 128
     return shape.rows * shape.value_dim * 4 if wide and shape.element_bytes == 2 else 0
 
 
 def efficient_backward_bytes(shape: AttentionShape) -> int:
-    """fp32 accumulators of the gradients and a sum per row."""
+    """Return the workspace bytes of memory-efficient attention's backward pass.
+
+    They hold fp32 accumulators of the gradients and a sum per row.
+    """
     half = shape.element_bytes == 2
     widest = max(shape.head_dim, shape.value_dim)
     rows_per_block = 64 if widest <= 64 else 128
@@ -78,7 +94,10 @@ def efficient_backward_bytes(shape: AttentionShape) -> int:
 
 
 def cudnn_backward_bytes(shape: AttentionShape) -> int:
-    """A prior: the query's gradient in fp32 and a sum per row, as other kernels need them."""
+    """Return the workspace bytes of cuDNN attention's backward pass (a prior).
+
+    They hold the query's gradient in fp32 and a sum per row, as other kernels need them.
+    """
     return shape.rows * (shape.head_dim + 1) * 4
 
 
@@ -88,7 +107,10 @@ def _flash_dim(shape: AttentionShape) -> int:
 
 
 def _splits(row_blocks: int, slots: int, key_blocks: int) -> int:
-    """FlashAttention's rule: the fewest splits within 85 % of the best use of the slots."""
+    """Return the number of key splits by FlashAttention's rule.
+
+    It is the fewest splits within 85 % of the best use of the slots.
+    """
     if row_blocks >= 0.8 * slots:
         return 1
     uses: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The profile of a device that this machine has."""
+"""Device profiles of the CPU and the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ _ARCHITECTURES = {
     11: "blackwell",
     12: "blackwell",
 }
-# Windows reports up to 5 % more than Linux; cards of one name differ by a third or more.
+# Windows reports up to 5 % more than Linux; GPUs of one name differ by a third or more.
 _SAME_SIZE = 0.08
 
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """What the driver says of a card. ``bandwidth_bytes_per_s`` is None where it does not say."""
+    """GPU properties that the driver reports.
+
+    ``bandwidth_bytes_per_s`` is None where the driver does not report it.
+    """
 
     title: str
     capability: tuple[int, int]
@@ -38,12 +41,15 @@ class DriverFacts:
 
 
 def profile_of(device: str) -> DeviceProfile:
-    """The profile of a device that is there: ``"cpu"``, ``"cuda"`` or ``"cuda:0"``.
+    """Return the profile of a device of this machine.
 
-    A card that ships as a profile keeps its figures, with the driver's memory size. Any other
-    takes the priors of the card nearest in compute capability, scaled by its multiprocessors,
-    which underestimates the tensor cores of data center cards before Hopper. Raises
-    `UsageError` for a device that is not there.
+    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:0"``. A GPU that has a packaged profile keeps its
+    figures, with the driver's memory size. Any other takes the priors of the GPU nearest in compute
+    capability, scaled by its multiprocessors, which underestimates the tensor cores of data center
+    GPUs before Hopper.
+
+    Raises:
+        UsageError: The device is not present.
     """
     if device == "cpu":
         return _host()
@@ -51,16 +57,19 @@ def profile_of(device: str) -> DeviceProfile:
 
 
 def profile_for(device: str) -> DeviceProfile:
-    """The profile of a device that is there (`profile_of`), or of one by its name (`load_profile`).
+    """Return the profile of a device of this machine, or the packaged one of a name.
 
-    Raises `UsageError` for what is neither.
+    See `profile_of` and `load_profile`.
+
+    Raises:
+        UsageError: It is neither a present device nor a profile's name.
     """
     here = device == "cpu" or device.partition(":")[0] == "cuda"
     return profile_of(device) if here else load_profile(device)
 
 
 def profile_from_facts(facts: DriverFacts) -> DeviceProfile:
-    """The profile of a card from what its driver says of it."""
+    """Return the profile of a GPU from the properties that its driver reports."""
     for name in profile_names():
         known = load_profile(name)
         if facts.title in known.device_names and _same_size(known, facts):
@@ -69,7 +78,7 @@ def profile_from_facts(facts: DriverFacts) -> DeviceProfile:
 
 
 def _scaled(donor: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
-    """A card that has no profile, from the nearest that has one."""
+    """Scale the nearest packaged profile to a GPU that has none."""
     share = facts.multiprocessors / donor.multiprocessors
     supports: list[Precision] = [p for p in donor.supports if facts.capability >= _NEEDS[p]]
     scaled = Provenance(kind="prior", source=f"as {donor.title}, by number of multiprocessors")
@@ -103,7 +112,10 @@ _NEEDS: dict[Precision, tuple[int, int]] = {
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """The architecture's name; that of the nearest older one for what came later."""
+    """Return a compute capability's architecture name.
+
+    One that is not listed takes the name of the nearest older one.
+    """
     if capability == (8, 9):
         return "ada"
     if capability == (7, 5):
@@ -116,7 +128,7 @@ def _same_size(known: DeviceProfile, facts: DriverFacts) -> bool:
 
 
 def _donor(facts: DriverFacts) -> DeviceProfile:
-    """The shipped card nearest in compute capability, then in size."""
+    """Return the packaged GPU profile nearest in compute capability, then in size."""
 
     def distance(profile: DeviceProfile) -> tuple[int, int]:
         (major, minor), (its_major, its_minor) = facts.capability, profile.capability
@@ -188,7 +200,7 @@ def _read_cuda(device: str) -> DriverFacts:
             hint=f"plan for a device that is not here by name: {', '.join(profile_names())}",
         )
     properties = torch.cuda.get_device_properties(index)
-    # Releases differ in whether they tell the memory's clock (kHz) and bus (bits).
+    # Not every release reports the memory's clock (kHz) and bus (bits).
     clock, bus = (getattr(properties, f"memory_{x}", 0) for x in ("clock_rate", "bus_width"))
     return DriverFacts(
         title=properties.name,

@@ -1,4 +1,4 @@
-"""What is known of one kind of device, each figure with where it comes from."""
+"""Device profile schema: figures of one kind of device, each with its provenance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
-# Every figure that a ledger or a time estimate may read; each must say where it comes from.
+# Every figure that a ledger or a time estimate may read; each needs a provenance.
 FIGURES = (
     "multiprocessors",
     "total_bytes",
@@ -23,7 +23,7 @@ FIGURES = (
 
 
 class Provenance(BaseModel):
-    """Where a figure comes from.
+    """Source of one figure.
 
     ``known`` was read from a driver, from source code or from a measurement; ``datasheet`` is
     published by the vendor, or follows from published clocks and unit counts; ``prior`` is an
@@ -37,10 +37,10 @@ class Provenance(BaseModel):
 
 
 class Workspaces(BaseModel):
-    """Scratch that libraries take through the allocator.
+    """Workspace that libraries take through PyTorch's CUDA allocator.
 
-    ``cublas_bytes`` and ``cublaslt_bytes`` are per handle and stream. A convolution's scratch is
-    priced as a multiple of its output: ``conv_multiple`` for contiguous tensors,
+    ``cublas_bytes`` and ``cublaslt_bytes`` are per handle and stream. A convolution's workspace is
+    a multiple of its output: ``conv_multiple`` for contiguous tensors,
     ``conv_channels_last_multiple`` for channels-last ones, ``conv_upper_multiple`` as the upper
     bound of both; none is taken to exceed ``conv_cap_bytes``.
     """
@@ -56,7 +56,10 @@ class Workspaces(BaseModel):
     conv_cap_bytes: int = Field(gt=0)
 
     def conv_bytes(self, output_bytes: int, *, channels_last: bool = False) -> tuple[int, int]:
-        """(Expected, upper) scratch bytes of a convolution with an output of ``output_bytes``."""
+        """Return the (expected, upper) workspace bytes of a convolution.
+
+        ``output_bytes`` are those of its output.
+        """
         multiple = self.conv_channels_last_multiple if channels_last else self.conv_multiple
         expected, upper = (
             min(int(times * output_bytes), self.conv_cap_bytes)
@@ -66,20 +69,23 @@ class Workspaces(BaseModel):
 
     @property
     def blas_bytes(self) -> tuple[int, int]:
-        """(Expected, upper) bytes that matrix products keep, for one handle and stream."""
+        """(Expected, upper) bytes that matrix products keep, per handle and stream."""
         return self.cublas_bytes, self.cublas_upper_bytes + self.cublaslt_bytes
 
 
 class DeviceProfile(BaseModel):
-    """One kind of device.
+    """Memory sizes, speeds and allocator behavior of one kind of device.
 
-    ``total_bytes`` is what the driver reports on Linux, not the figure on the box: 0.2 to 0.6 GiB
-    less than under Windows on consumer cards. ``context_bytes`` is what a process takes outside
-    the allocator; ``desktop_bytes`` what the display usually holds. ``flops`` are dense
-    operations a second with fp32 accumulation, two to a multiply-add. ``bandwidth_bytes_per_s``
-    is that of the device's own memory, ``pcie_bytes_per_s`` that of one direction to the host,
-    None for the host itself. ``expandable_segments`` says whether the allocator can use them
-    under Linux. ``provenance`` has an entry for each of `FIGURES`.
+    Attributes:
+        total_bytes: What the driver reports on Linux, not the figure on the box: 0.2 to 0.6 GiB
+            less than under Windows on consumer GPUs.
+        context_bytes: What a process takes outside the allocator.
+        desktop_bytes: What the display usually holds.
+        flops: Dense operations a second with fp32 accumulation, two to a multiply-add.
+        bandwidth_bytes_per_s: Of the device's own memory.
+        pcie_bytes_per_s: Of one direction to the host; None for the host itself.
+        expandable_segments: Whether the allocator can use them under Linux.
+        provenance: An entry for each of `FIGURES`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""The profiles that ship with the package, by name."""
+"""Device profiles packaged with Lowtide, by name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from lowtide.memory.profiles.profile import DeviceProfile
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of all profiles, smallest device first."""
+    """Return the names of all packaged profiles, smallest device first."""
     return tuple(_catalog())
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """The profile called ``name``: its name, an alias or its title, in any case and spelling.
+    """Load the packaged profile with a name, alias or title, in any case and spelling.
 
     ``"rtx4090-24gb"``, ``"rtx4090"``, ``"RTX 4090"`` and ``"NVIDIA GeForce RTX 4090 24 GB"`` are
-    the same. Raises `UsageError` for an unknown name, with the names there are.
+    the same.
+
+    Raises:
+        UsageError: The name is unknown; the message lists the names.
     """
     spelled = _spellings()
     if found := spelled.get(_plain(name)):

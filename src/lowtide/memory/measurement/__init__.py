@@ -1,1 +1,1 @@
-"""What a region of code used: one meter for both devices."""
+"""Memory measurement of code regions and whole runs, on the CPU and on CUDA."""

@@ -1,4 +1,4 @@
-"""The other end of ``fresh``: runs a target in this process and reports on it."""
+"""Child-process main of `subprocess_run`: runs one target and reports its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _SAMPLE_SECONDS = 0.005
 
 
 def main(spec: dict[str, Any], report: str) -> None:
-    """Run ``spec["target"]``, write what it used to the file ``report``, and exit as it did."""
+    """Run a target, write its memory usage to a file, and exit with its status.
+
+    Args:
+        spec: The run: its ``target``, ``args``, ``imports`` and ``warmups``.
+        report: Path of the JSON file that receives the usage or the error.
+    """
     found, status = _run(spec), 0
     if "usage" in found:
         status = found["usage"]["exit_status"]
@@ -47,7 +52,7 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
         return {"kind": "usage", "problem": f"cannot be imported: {error}"}
     try:
         return {"usage": _measured(call, spec["warmups"])}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+    except Exception as error:  # noqa: BLE001 - every error goes into the report for the parent
         traceback.print_exc()
         kind = "memory" if _is_for_memory(error) else "error"
         return {"kind": kind, "problem": f"{type(error).__name__}: {error}"}
@@ -102,7 +107,7 @@ def _measured(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
 
 
 def _status(leaving: SystemExit) -> int:
-    """The exit status of ``sys.exit(...)``, by Python's own rules."""
+    """Return the exit status of ``sys.exit(...)`` by Python's own rules."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     sys.stderr.write(f"{leaving.code}\n")

@@ -1,4 +1,7 @@
-"""Ways to measure a region: memory events, live storages, resident memory, CUDA's allocator."""
+"""Measurement backends of a region of code.
+
+They read the profiler's memory events, live storages, resident memory, or CUDA's allocator.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from lowtide.memory.tracing.tracer import Tracer
 
 How = Literal["events", "storages", "resident", "allocator"]
 
-# The first one is taken where nothing is said.
+# The first one is the default.
 WAYS: dict[str, tuple[How, ...]] = {
     "cpu": ("events", "storages", "resident"),
     "cuda": ("allocator",),
@@ -26,35 +29,38 @@ WAYS: dict[str, tuple[How, ...]] = {
 
 
 class MeterBackend(Protocol):
-    """One way to measure. Bytes are those above what there was at `begin`, but for `rows`."""
+    """Protocol of a measurement backend.
+
+    Bytes count from `begin` on, except those of `rows`, which may include what existed before.
+    """
 
     source: str
 
     def begin(self) -> None:
-        """Start."""
+        """Start to measure."""
 
     def lap(self) -> int:
-        """Peak since `begin` or the last lap."""
+        """Return the peak bytes since `begin` or the last lap."""
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """What tensors are for."""
+        """Assign a kind (weights, inputs, ...) to tensors."""
 
     def end(self) -> int:
-        """Stop; the peak of the last lap."""
+        """Stop to measure and return the peak bytes of the last lap."""
         ...
 
     def held(self) -> int:
-        """After `end`: what had come by then and was still there."""
+        """Return the bytes allocated since `begin` and still alive at `end`."""
         ...
 
     def rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """After `end`: the ledger at ``peak``, the highest of all laps."""
+        """Return the ledger at ``peak``, the highest of all laps; valid after `end`."""
         ...
 
 
 class EventsBackend:
-    """Tensors and operators' scratch, by the profiler's memory events."""
+    """CPU tensors and operator workspace, from the profiler's memory events."""
 
     source = "memory events of PyTorch's allocator on the CPU"
 
@@ -66,12 +72,15 @@ class EventsBackend:
         self._blocks = profiler_events.follow_events()
 
     def lap(self) -> int:
-        """Peak of tensors and scratch since the last lap."""
+        """Return the peak bytes of tensors and workspace since the last lap."""
         profiler_events.update_events(self._blocks)
         return self._blocks.restart()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Remember those that were there before `begin`; an event does not say what it is for."""
+        """Record the tensors that existed before `begin`.
+
+        The others count without their kind, since an event does not say what its block is for.
+        """
         profiler_events.update_events(self._blocks)
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -80,16 +89,16 @@ class EventsBackend:
                 self._before[address] = kind, storage.nbytes()
 
     def end(self) -> int:
-        """Leave the session."""
+        """Leave the session and return the peak bytes of the last lap."""
         profiler_events.stop_events(self._blocks)
         return self._blocks.peak
 
     def held(self) -> int:
-        """Bytes of blocks that came and did not go."""
+        """Return the bytes of blocks allocated inside and not released."""
         return self._blocks.live
 
     def rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """Labeled tensors from before by their kind, and one row for all that came."""
+        """Return a row per kind of earlier labeled tensors, and one for all new blocks."""
         kinds = dict.fromkeys(KINDS, 0)
         for kind, size in self._before.values():
             kinds[kind] += size
@@ -97,7 +106,10 @@ class EventsBackend:
 
 
 class StoragesBackend:
-    """Live storages by what they are for, by a dispatch mode; operators' scratch is not seen."""
+    """Live storages by kind, recorded by a dispatch mode.
+
+    Operators' workspace is not seen.
+    """
 
     source = "live storages of tensors"
 
@@ -106,11 +118,11 @@ class StoragesBackend:
         self._counted = self._live = 0
 
     def begin(self) -> None:
-        """Enter the mode."""
+        """Enter the dispatch mode."""
         self.tracer.__enter__()
 
     def lap(self) -> int:
-        """Peak of storages that came since `begin`."""
+        """Return the peak bytes of storages made since `begin`."""
         peak = self._live
         for event in self.tracer.trace.events[self._counted :]:
             self._live += event.size
@@ -119,16 +131,16 @@ class StoragesBackend:
         return peak
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Count storages as of this kind."""
+        """Assign a kind to the tensors' storages."""
         self.tracer.label(tensors, kind)
 
     def end(self) -> int:
-        """Leave the mode."""
+        """Leave the dispatch mode and return the peak bytes of the last lap."""
         self.tracer.__exit__(None, None, None)
         return self.lap()
 
     def held(self) -> int:
-        """Bytes of storages that came and did not go."""
+        """Return the bytes of storages made inside and not freed."""
         made: dict[int, int] = {}
         for event in self.tracer.trace.events:
             if event.size > 0:
@@ -138,12 +150,15 @@ class StoragesBackend:
         return sum(made.values())
 
     def rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """One row for each kind, labeled storages from before included."""
+        """Return a row per kind, earlier labeled storages included."""
         return _rows(self.tracer.trace.at_peak())
 
 
 class ResidentBackend:
-    """Anonymous resident memory of the whole process, sampled; all threads and libraries."""
+    """Anonymous resident memory of the whole process, sampled.
+
+    Covers all threads and libraries.
+    """
 
     source = "anonymous resident memory of the process"
 
@@ -152,20 +167,23 @@ class ResidentBackend:
         self._highest: Usage | None = None
 
     def begin(self) -> None:
-        """Give back what the heap keeps, and begin to sample."""
+        """Trim the C heap and start to sample."""
         self._meter.start()
 
     def lap(self) -> int:
-        """Peak since the last lap, with what the kernel's mark shows between two samples."""
+        """Return the peak bytes since the last lap.
+
+        The kernel's high-water mark adds what the samples miss.
+        """
         usage = self._meter.lap()
         self._highest = usage if self._highest is None else self._highest.with_more(usage)
         return usage.spike_bytes
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Without effect: pages do not say whose they are."""
+        """Do nothing: pages do not say which tensors they hold."""
 
     def end(self) -> int:
-        """End sampling."""
+        """Stop to sample and return the peak bytes of the last lap."""
         peak = self.lap()
         self._meter.stop()
         trim_heap()
@@ -173,18 +191,21 @@ class ResidentBackend:
         return peak
 
     def held(self) -> int:
-        """What the process has more than at `begin`, once the heap has given back what it can."""
+        """Return the growth in bytes since `begin`, after the C heap is trimmed."""
         return self._held
 
     def rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """One row; its upper value is the kernel's own mark, mapped files included, if any."""
+        """Return one row.
+
+        Its upper value is the kernel's high-water mark, mapped files included, if there is one.
+        """
         assert self._highest is not None
         upper = max(peak, self._highest.high_water_bytes or 0)
         return (_row("resident memory", peak, upper),)
 
 
 class AllocatorBackend:
-    """What PyTorch's allocator handed out and reserved on a CUDA device, and the context."""
+    """Allocated and reserved bytes of PyTorch's CUDA allocator, and the CUDA context."""
 
     source = "PyTorch's allocator on CUDA, and what is in use beside it"
 
@@ -193,13 +214,13 @@ class AllocatorBackend:
         self._allocated = self._reserved = 0
 
     def begin(self) -> None:
-        """Restart the allocator's marks."""
+        """Reset the allocator's peaks."""
         self._reading = cuda_peaks(self._device).reading()
         self._reading.restart()
         self._before = torch.cuda.memory_allocated(self._device)
 
     def lap(self) -> int:
-        """Peak of what was handed out, all threads and streams."""
+        """Return the peak allocated bytes, all threads and streams included."""
         allocated, reserved = self._reading.peaks()
         self._allocated = max(self._allocated, allocated)
         self._reserved = max(self._reserved, reserved)
@@ -207,21 +228,25 @@ class AllocatorBackend:
         return max(0, allocated - self._before)
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Without effect: the allocator counts what there was before as a whole."""
+        """Do nothing: the allocator counts earlier tensors as a whole."""
 
     def end(self) -> int:
-        """Read the marks, what is left, and the context."""
+        """Read the peaks, what remains allocated, and the context."""
         peak = self.lap()
         self._after = torch.cuda.memory_allocated(self._device)
         self._context = cuda_context_bytes(self._device)
         return peak
 
     def held(self) -> int:
-        """What is handed out more than at `begin`."""
+        """Return the growth of allocated bytes since `begin`."""
         return max(0, self._after - self._before)
 
     def rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """What there was before, what came, what is reserved beyond both, and the context."""
+        """Return the rows of a CUDA device.
+
+        They are what was allocated before, what came since, what is reserved beyond both, and the
+        context.
+        """
         return (
             _row("held before", self._allocated - peak),
             _row("live activations and scratch", peak),
@@ -231,7 +256,7 @@ class AllocatorBackend:
 
 
 def meter_backend(device: str, how: How) -> MeterBackend:
-    """A new way of the given name, for one of the devices that have it (`WAYS`)."""
+    """Create the backend ``how`` for a device; `WAYS` lists those of each device."""
     if how == "events":
         return EventsBackend()
     if how == "storages":

@@ -1,4 +1,4 @@
-"""A predicted ledger beside a measured one."""
+"""Side-by-side table of a predicted and a measured ledger."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _HEAD = ("", "predicted", "at most", "measured")
 
 
 def compare_ledgers(predicted: Iterable[LedgerRow], measured: Iterable[LedgerRow]) -> str:
-    """A table of two ledgers for printing, row by row, with their totals and how those compare.
+    """Format two ledgers as a table, row by row, with totals and a verdict.
 
-    Bytes are in binary units. A measurement can have other rows than a prediction: a dash says
-    that one side has none of that name. The totals are of the same thing only if both ledgers
-    count what was there before, such as weights, or neither does.
+    Bytes are in binary units. A measurement can have other rows than a prediction: a dash marks a
+    row that one side does not have. The totals are comparable only if both ledgers count what
+    existed before, such as weights, or neither does.
     """
     expected, found = _by_name(predicted), _by_name(measured)
     lines: list[tuple[str, ...]] = [_HEAD]
@@ -30,7 +30,7 @@ def compare_ledgers(predicted: Iterable[LedgerRow], measured: Iterable[LedgerRow
 
 
 def _by_name(rows: Iterable[LedgerRow]) -> dict[str, tuple[int, int]]:
-    """(value, upper) for each name, rows of one name added up."""
+    """Sum (value, upper) over the rows of each name."""
     sums: dict[str, tuple[int, int]] = {}
     for row in rows:
         value, upper = sums.get(row.name, (0, 0))

@@ -1,4 +1,4 @@
-"""The most that is alive at once while a call runs on the CPU."""
+"""Peak of live tensors and operator workspace during one call on the CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lowtide.memory.measurement import profiler_events
 
 
 def live_peak_bytes(call: Callable[[], Any]) -> int:
-    """Peak bytes of tensors and kernel scratch that live at once while ``call`` runs, on the CPU.
+    """Run ``call`` on the CPU and return the peak bytes of tensors and workspace.
 
-    Read from the profiler's memory events, which see every allocation that this thread asks of
-    PyTorch's CPU allocator, the operators' own scratch included. The result of ``call`` is
+    Read from the profiler's memory events, which see every allocation that this thread requests
+    from PyTorch's CPU allocator, operators' own workspace included. The result of ``call`` is
     dropped inside.
     """
     blocks = profiler_events.follow_events()

@@ -1,4 +1,4 @@
-"""PyTorch's memory events on the CPU: one profiler session, shared by all that follow them."""
+"""PyTorch profiler memory events on the CPU, in one session for all readers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lowtide.memory.process_memory import silence_stderr
 
 _HINT = "measure around it, or with how='storages' or how='resident'"
 _ACTIVITIES = {ProfilerActivity.CPU}
-# An empty set would mean every operator. This scope is of an interpreter that nobody uses, which
-# leaves memory events alone and takes half the time.
+# An empty set would record every operator. This scope belongs to an interpreter that is not in use:
+# memory events still come, at half the time.
 _NO_OPERATORS = {RecordScope.STATIC_RUNTIME_OP}
 _HOST = torch.device("cpu")
 
 
-# (address, bytes), these below 0 for a release. There are thousands: no object for each.
+# (address, bytes), the bytes negative for a release. A tuple, because there are thousands.
 Allocation = tuple[int, int]
 
 
 class AllocatedBlocks:
-    """The blocks of PyTorch's CPU allocator that came since `follow_events`, in bytes.
+    """Blocks of PyTorch's CPU allocator made since `follow_events`, in bytes.
 
-    ``live`` is what of them is alive, ``peak`` the most that was since `restart`, ``events`` how
-    many allocations and releases there were, all as of the last `update_events` or `stop_events`.
-    Blocks from before do not count, also when they go.
+    ``live`` are the bytes alive, ``peak`` their maximum since `restart`, and ``events`` the number
+    of allocations and releases, all as of the last `update_events` or `stop_events`. Earlier blocks
+    do not count, nor do their releases.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class AllocatedBlocks:
         self._alive: dict[int, int] = {}
 
     def restart(self) -> int:
-        """Begin the peak anew with what is alive; returns the old one."""
+        """Reset the peak to the live bytes and return the old peak."""
         peak, self.peak = self.peak, self.live
         return peak
 
@@ -59,7 +59,7 @@ class AllocatedBlocks:
         return address in self._alive
 
     def add(self, allocations: list[Allocation]) -> None:
-        """Count allocations and releases, in their order."""
+        """Count allocations and releases, given in order."""
         alive, live, peak = self._alive, self.live, self.peak
         for address, size in allocations:
             if size > 0:
@@ -68,35 +68,40 @@ class AllocatedBlocks:
                 if live > peak:
                     peak = live
             else:
-                # By address, because the size reported for a block from before may be wrong:
-                # that of another one, released unseen, which had the same address.
+                # By address, because the size reported for an earlier block may be wrong: that of
+                # an unseen block at the same address, released before.
                 live -= alive.pop(address, 0)
         self.live, self.peak = live, peak
         self.events += len(allocations)
 
 
 def follow_events() -> AllocatedBlocks:
-    """Begin to follow what this thread allocates on the CPU; to be ended by `stop_events`.
+    """Start to count this thread's CPU allocations, until `stop_events`.
 
-    Raises `UsageError` while another profiler is active, or others follow another thread.
+    Raises:
+        UsageError: Another profiler is active, or another thread is being followed.
     """
     return _session.follow()
 
 
 def update_events(blocks: AllocatedBlocks) -> None:
-    """Bring the figures up to date."""
+    """Bring the counts of ``blocks`` up to date."""
     _session.settle(blocks)
 
 
 def stop_events(blocks: AllocatedBlocks) -> None:
-    """End following. Raises `LowtideError` if events were lost, for instance to a profiler."""
+    """Stop counting.
+
+    Raises:
+        LowtideError: Events were lost, for instance to another profiler.
+    """
     _session.leave(blocks)
 
 
 class _Session:
-    """Stops the profiler and starts it anew wherever somebody needs to know the figures.
+    """Profiler session that stops and restarts whenever a reader needs current counts.
 
-    There is one for the process: a second one, in any thread, would silently end the first.
+    There is one per process: a second one, in any thread, would silently end the first.
     """
 
     def __init__(self) -> None:
@@ -145,7 +150,7 @@ class _Session:
         self._running, self._place = True, _here()
 
     def _cut(self) -> None:
-        """End the profiler's run and let everybody count what it has seen."""
+        """Stop the profiler and add its events to the counts of all readers."""
         if self._place != _here():
             raise UsageError(
                 "regions that are open at once must begin and end in one thread, and all inside"
@@ -166,7 +171,7 @@ class _Session:
             blocks.add(allocations)
 
     def _clear_up(self) -> None:
-        """End a run that was left behind by somebody who left in another thread."""
+        """Stop a profiler run that its last reader left from another thread."""
         if self._running and self._place == _here():
             _stop()
         self._running = False
@@ -178,8 +183,10 @@ class _Session:
 
 
 def _here() -> tuple[int, int]:
-    """The thread and the backward pass. The profiler's state belongs to a thread, and is set
-    back to what it was whenever a backward pass ends."""
+    """Return the thread and the backward pass.
+
+    The profiler's state belongs to a thread, and a backward pass restores it when it ends.
+    """
     return threading.get_ident(), torch._C._current_graph_task_id()
 
 
@@ -206,30 +213,30 @@ def _start() -> None:
         experimental_config=_ExperimentalConfig(),
     )
     older = torch.UntypedStorage(1)
-    # The profiler's library greets at every start and end.
+    # The profiler's library prints a message at every start and stop.
     with silence_stderr():
         _prepare_profiler(config, _ACTIVITIES)
         # The third argument is missing from PyTorch's stub only.
         _enable_profiler(config, _ACTIVITIES, _NO_OPERATORS)  # pyright: ignore[reportCallIssue]
-        # One release in a thousand of blocks from before the session is warned of; the first
-        # one is this.
+        # PyTorch warns of the first release, and of every thousandth, of blocks from before the
+        # session. This release takes the first warning.
         del older
         torch.UntypedStorage(1)
 
 
 def _stop() -> list[Allocation] | None:
-    """Allocations and releases since `_start`; None if some are missing."""
+    """Return the allocations and releases since `_start`; None if some are missing."""
     if not _profiler_enabled():
         return None
     with silence_stderr():
         torch.UntypedStorage(1)
         result = _disable_profiler()
     fields = _on_host(result.experimental_event_tree())
-    # One storage of a byte came and went at each end.
+    # `_start` and `_stop` each make and free a storage of one byte.
     if len(fields) < 4:
         return None
     found = [(entry.ptr, entry.alloc_size) for entry in fields]
-    # Every event carries the running total, which also grows by what was reported elsewhere.
+    # Every event carries the running total, which also counts what was reported elsewhere.
     total = fields[-1].total_allocated - fields[0].total_allocated
     return found[2:-2] if total == sum(size for _, size in found[1:]) else None
 

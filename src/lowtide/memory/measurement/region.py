@@ -1,4 +1,4 @@
-"""The measured ledger of a region of code, on the CPU and on CUDA by one call."""
+"""Measured memory ledger of a region of code, with one API for the CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class PhasePeak(BaseModel):
-    """A part of a region, as marked, and the peak of its own in bytes above the region's start."""
+    """Name and peak of one marked phase, in bytes above the region's start."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,11 +32,11 @@ class PhasePeak(BaseModel):
 
 
 class RegionUsage(BaseModel):
-    """What a region used, in bytes.
+    """Measured memory of a region, in bytes.
 
-    ``peak_bytes`` is the most that was there at once above the region's start, ``held_bytes``
-    what had come and was still there at its end. ``ledger`` has all that the way of measuring
-    knows of, what was there before included where it does.
+    ``peak_bytes`` is the peak above the region's start, ``held_bytes`` what was allocated inside
+    and still alive at its end. ``ledger`` has all that the backend sees, which for some of them
+    includes what existed before.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,12 +51,12 @@ class RegionUsage(BaseModel):
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the ledger."""
+        """Sum of the ledger's values."""
         return sum(row.value for row in self.ledger)
 
 
 class Region:
-    """A region that is being measured, or was; `measure` makes it. Figures come when it ends."""
+    """Measured region of code, made by `measure`; its figures exist once it ends."""
 
     def __init__(self, device: str, how: How) -> None:
         self.device = device
@@ -69,7 +69,11 @@ class Region:
 
     @property
     def usage(self) -> RegionUsage:
-        """The figures. Raises `UsageError` while the region is open, or if they were lost."""
+        """Measured figures.
+
+        Raises:
+            UsageError: The region is still open, or its figures were lost.
+        """
         if self._usage is None:
             state = "has not ended" if self._open else "gave no figures"
             raise UsageError(f"the measured region {state}", hint="read it after its end")
@@ -77,46 +81,46 @@ class Region:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes at once above the region's start."""
+        """Peak bytes above the region's start."""
         return self.usage.peak_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that had come and were still there at the end."""
+        """Bytes allocated inside and still alive at the end."""
         return self.usage.held_bytes
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
-        """The rows, of origin ``"measured"``."""
+        """Ledger rows, of origin ``"measured"``."""
         return self.usage.ledger
 
     @property
     def phases(self) -> tuple[PhasePeak, ...]:
-        """Each marked part with its own peak, in their order."""
+        """Marked phases with the peak of each, in order."""
         return self.usage.phases
 
     @property
     def trace(self) -> Trace | None:
-        """Every storage over time, for ``how="storages"``; None for other ways."""
+        """Trace of every storage for ``how="storages"``; None for other backends."""
         return None if self._tracer is None else self._tracer.trace
 
     def as_json(self) -> str:
-        """The figures as a JSON object."""
+        """Return the figures as a JSON object."""
         return self.usage.model_dump_json()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Say what tensors are for.
+        """Assign a kind (weights, inputs, ...) to tensors.
 
-        ``"storages"`` gives each kind a row, what was there before the region included.
-        ``"events"`` adds such rows for what was there before only, so that the total is what
-        the run needs. ``"resident"`` and ``"allocator"`` cannot tell tensors apart and take
-        labels without using them, so that one step runs under each way.
+        ``"storages"`` gives each kind a row, with what existed before the region. ``"events"`` adds
+        such rows only for what existed before, so that the total is what the run needs.
+        ``"resident"`` and ``"allocator"`` cannot distinguish tensors and ignore labels, so that one
+        step runs under each of them.
         """
         self._must_be_open()
         self._way.label(tensors, kind)
 
     def mark(self, phase: str) -> None:
-        """Name the part of the region that begins now; each gets a peak of its own."""
+        """Start a named phase, which gets its own peak."""
         self._must_be_open()
         self._end_phase(self._way.lap())
         self._phase = phase
@@ -152,7 +156,7 @@ class Region:
 
 
 class Measure:
-    """What `measure` returns: a context manager, any number of times, and a decorator."""
+    """Reusable context manager and decorator that measures memory; made by `measure`."""
 
     def __init__(self, device: str, how: How) -> None:
         self._device = device
@@ -170,7 +174,7 @@ class Measure:
         try:
             region._end()
         except LowtideError:
-            # What went wrong inside matters more than that it could not be measured.
+            # An error from inside takes precedence over a failed measurement.
             if kind is None:
                 raise
 
@@ -185,7 +189,10 @@ class Measure:
 
 
 class MeasuredFunction(Generic[P, R]):
-    """A function, each call of which is a region; ``last_region`` is that of the last to end."""
+    """Function whose every call is a measured region.
+
+    ``last_region`` is the region of the call that ended last.
+    """
 
     def __init__(self, function: Callable[P, R], meter: Measure) -> None:
         runs_later = (
@@ -217,24 +224,30 @@ class MeasuredFunction(Generic[P, R]):
 def measure(device: str | torch.device = "cpu", how: How | None = None) -> Measure:
     """Measure the memory of a region of code, as a context manager or as a decorator.
 
-    ``device`` is where the region computes, ``"cpu"`` or a CUDA device. ``how`` is, on the CPU,
+    Regions can be nested and repeated, and run in several threads except for ``"events"``.
+    An error inside ends the region, with its figures, and propagates.
 
-    - ``"events"`` (default): tensors and operators' scratch that this thread allocates. What
+    ``how`` selects the backend. On the CPU it is
+
+    - ``"events"`` (default): tensors and operators' workspace that this thread allocates. What
       other threads or other libraries (numpy) allocate is not seen, and where another profiler
       is active this raises `UsageError`. An allocation and a release each cost 3 to 6 µs and
       2 KiB of host memory, nearly all of it when the region ends: under 1 % of the time of
       convolutions, but as much as the work itself where operators take a few microseconds.
-    - ``"storages"``: tensors by kind (`Region.label`), without scratch; slower.
+    - ``"storages"``: tensors by kind (`Region.label`), without workspace; slower.
     - ``"resident"``: anonymous resident memory of the whole process, sampled every 20 ms and
-      corrected by the kernel's mark of its peak, with what the heap keeps for reuse.
+      corrected by the kernel's high-water mark, with what the heap keeps for reuse.
 
-    On CUDA it is ``"allocator"``: all threads of the process; to be read as the device's use
-    where no other program uses it. ``torch.cuda.reset_peak_memory_stats`` must not be called
+    On CUDA it is ``"allocator"``: allocations of all threads of the process. They are the device's
+    use where no other program uses it. ``torch.cuda.reset_peak_memory_stats`` must not be called
     inside.
 
-    Regions can be nested and repeated, and run in several threads except for ``"events"``.
-    An error inside ends the region, with its figures, and is raised on. Raises `UsageError` for
-    another device, or another way than the device has.
+    Args:
+        device: Where the region computes, ``"cpu"`` or a CUDA device.
+        how: The backend; the device's first one by default.
+
+    Raises:
+        UsageError: The device is another one, or does not have the backend.
     """
     if callable(device):
         raise UsageError("measure was given a function", hint='write @measure("cpu") above it')

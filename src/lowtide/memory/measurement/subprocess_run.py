@@ -1,4 +1,4 @@
-"""The memory of a whole run, measured in a process of its own that did nothing else before."""
+"""Memory measurement of a whole run in a fresh process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lowtide.core.atomic_file import writing
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
 from lowtide.memory.ledger import LedgerRow
 
-# From this size on glibc gives a block pages of its own and returns them when it is freed.
-# Resident memory then follows what is allocated; the default keeps what could be used again.
+# From this size on glibc gives a block its own pages and returns them when it is freed, so that
+# resident memory follows what is allocated. The default keeps freed blocks for reuse.
 _THRESHOLD = ("MALLOC_MMAP_THRESHOLD_", "65536")
 _TAIL = 4000
 _CHILD = (
@@ -30,15 +30,22 @@ _CHILD = (
 
 
 class FreshUsage(BaseModel):
-    """What a run in a fresh process used, in bytes above what its imports had taken.
+    """Memory that a run in a fresh process used, in bytes above its imports.
 
-    ``peak_bytes`` is anonymous resident memory, sampled every 5 ms, with what the kernel's mark
-    shows between two samples. ``high_water_bytes`` is that mark, of all resident pages: it
-    also counts files that were mapped and library code that was touched for the first time; None
-    where the kernel keeps none. ``held_bytes`` is what was left at the end. ``allocator`` names
-    the heap, because the figures depend on it. ``result`` is what the function returned, None
-    for a script; ``exit_status`` is not 0 where the run asked for that itself. ``stdout`` and
-    ``stderr`` are the ends of what it printed.
+    Attributes:
+        target: The function or script.
+        peak_bytes: Peak of anonymous resident memory, sampled every 5 ms and corrected by the
+            kernel's high-water mark between two samples.
+        high_water_bytes: That mark, of all resident pages: it also counts mapped files and library
+            code that was touched for the first time. None where the kernel keeps none.
+        held_bytes: What was left at the end.
+        seconds: Wall-clock time.
+        cpu_seconds: CPU time.
+        allocator: Name of the heap, because the figures depend on it.
+        result: What the function returned; None for a script.
+        exit_status: Not 0 where the run itself asked for that.
+        stdout: End of what the run printed.
+        stderr: End of what the run printed as errors.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -57,7 +64,10 @@ class FreshUsage(BaseModel):
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
-        """One row, of origin ``"measured"``; its upper value is the kernel's mark."""
+        """One row, of origin ``"measured"``.
+
+        Its upper value is the kernel's high-water mark.
+        """
         upper = max(self.peak_bytes, self.high_water_bytes or 0)
         return (
             LedgerRow(
@@ -78,23 +88,31 @@ def measure_fresh(
     imports: Sequence[str] = (),
     warmups: int = 0,
 ) -> FreshUsage:
-    """Run ``target`` in a fresh process and measure what it adds to that process's memory.
+    """Run ``target`` in a fresh process and measure the memory that it adds.
 
-    ``target`` is ``"package.module:function"``, called with ``args``, which like its result
-    must be what JSON can hold; or the path of a Python script, with ``args`` as its words. The
-    baseline is taken after the function's module and all of ``imports`` have been imported, and
-    after ``warmups`` calls of the function, for what a process pays only once (generated kernels,
-    stacks of threads, what it imports later on); what a script imports beyond ``imports``
-    counts. ``env`` is added to the environment, and what is None there taken out. The child has
-    this process's ``sys.path`` and working folder; processes that it starts are not measured. On
-    Linux with glibc its heap gives back every block of 64 KiB or more when it is freed, so that
-    resident memory follows what is allocated, for more time: about half as much more, of networks
-    of windows several times as much (`FreshUsage.allocator` says so).
+    The baseline is taken after all imports and warmups. The child has this process's ``sys.path``
+    and working folder; processes that it starts are not measured. On Linux with glibc its heap
+    returns every block of 64 KiB or more when it is freed, so that resident memory follows what is
+    allocated. That costs time: about half as much more, for networks of windows several times as
+    much (`FreshUsage.allocator` says so).
 
-    Raises `OutOfMemoryError` if the run ended for lack of memory, `LowtideError` if it raised,
-    was killed by a signal or took more than ``timeout`` seconds, each with the end of its
-    standard error; and `UsageError` if ``target`` cannot be found, something is not JSON, or a
-    script is to be warmed up.
+    Args:
+        target: ``"package.module:function"``, or the path of a Python script.
+        args: Arguments of the function, which like its result must be JSON values; command-line
+            arguments of a script.
+        env: Added to the environment; a variable that is None is removed from it.
+        timeout: Most seconds that the run may take.
+        imports: Modules imported before the baseline, in addition to the function's; what a script
+            imports beyond these counts.
+        warmups: Calls of the function before the baseline, for what a process pays only once
+            (generated kernels, stacks of threads, late imports).
+
+    Raises:
+        OutOfMemoryError: The run ended for lack of memory.
+        LowtideError: The run raised, was killed by a signal or exceeded ``timeout``.
+        UsageError: ``target`` cannot be found, something is not JSON, or a script has warmups.
+
+    The first two carry the end of the run's standard error.
     """
     name = os.fspath(target)
     spec = {
@@ -134,7 +152,7 @@ def _environment(extra: Mapping[str, str | None] | None) -> dict[str, str]:
 
 
 class _Run:
-    """One child, with the files it reads and writes."""
+    """Child process of one measured run, with the files it reads and writes."""
 
     def __init__(self, folder: Path, target: str) -> None:
         self._target = target
@@ -142,7 +160,7 @@ class _Run:
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
 
     def wait(self, spec: dict[str, Any], env: dict[str, str], timeout: float | None) -> int:
-        """Run the child to its end; returns its exit status."""
+        """Run the child to its end and return its exit status."""
         with writing(self._spec) as part:
             part.write_text(json.dumps(spec), encoding="utf-8")
         words = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
@@ -163,7 +181,11 @@ class _Run:
         raise LowtideError(self._sentence(problem), hint="give it more time, or less to do")
 
     def usage(self, status: int) -> FreshUsage:
-        """What the child reported. Raises `LowtideError` if it could not, or did not finish."""
+        """Return the usage that the child reported.
+
+        Raises:
+            LowtideError: The child failed or did not finish.
+        """
         report: dict[str, Any] = {}
         if self._report.is_file():
             report = json.loads(self._report.read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""Following the memory of a step on tensors without bytes."""
+"""Memory tracing of inference and training steps on fake tensors."""

@@ -1,8 +1,8 @@
-"""Autocast as a CUDA device does it, in a trace on fake CPU tensors.
+"""CUDA's autocast rules for a trace on fake CPU tensors.
 
 Why: CUDA's list of operators that run in fp32 is longer than the CPU's. It has the
-normalizations, softmax, powers and resizing, whose results are kept for the backward pass, so
-that the CPU's rules would take a diffusion U-Net to need little more than half of what it does.
+normalizations, softmax, powers and resizing, whose results are kept for the backward pass. By the
+CPU's rules a diffusion U-Net would seem to need little more than half of its memory.
 
 The rules are those of aten/src/ATen/autocast_mode.h in pytorch/pytorch, releases 2.8 to 2.15.
 """
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from lowtide.memory.profiles import DeviceProfile
 
 _LOW = (torch.bfloat16, torch.float16)
-# Python functions that end in one of these operators are in the list under their own names.
+# Python functions that call one of these operators are in the list under their own names.
 _IN_FP32 = frozenset(
     {
         "acos",
@@ -83,9 +83,9 @@ _IN_FP32 = frozenset(
         "grid_sample",
     }
 )
-# Told to give fp32, which takes no copy of what they read.
+# These get fp32 as the result's type instead, which needs no fp32 copy of their input.
 _GIVE_FP32 = frozenset({"softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"})
-# Lists of one device or one release only.
+# In the lists of some devices or releases only.
 _IN_FP32_IF_LISTED = {"rms_norm": "aten::rms_norm"}
 _OPERATORS = {
     "__pow__": "pow",
@@ -94,7 +94,7 @@ _OPERATORS = {
     "__rtruediv__": "reciprocal",
     "__rdiv__": "reciprocal",
 }
-# In fp32 on the CPU alone: on CUDA they run in the type of their input.
+# In fp32 on the CPU only: on CUDA they run in the type of their input.
 _AS_THEY_COME = frozenset(
     {
         "pad",
@@ -117,7 +117,7 @@ _AS_THEY_COME = frozenset(
 
 @contextmanager
 def autocast_as_on(profile: DeviceProfile) -> Iterator[None]:
-    """Inside, CPU autocast gives fake tensors the types that ``profile``'s device would.
+    """Context in which CPU autocast on fake tensors follows ``profile``'s device.
 
     Put it around a whole trace, backward pass included: checkpointing runs operators again
     there. Nothing changes for the CPU, and without autocast. A Python function of PyTorch that
@@ -131,7 +131,10 @@ def autocast_as_on(profile: DeviceProfile) -> Iterator[None]:
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Runs the operators of CUDA's list in fp32, and those of the CPU's own list as they come."""
+    """Function mode that runs the operators of CUDA's fp32 list in fp32.
+
+    Those of the CPU's own list run in the type of their input.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -156,7 +159,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _giving_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords with fp32 as type of the result, unless the caller says one."""
+    """Set the result type to fp32 in the keywords, unless the caller sets one."""
     tensor = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)), None)
     told = kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args)
     if tensor is None or tensor.dtype not in _LOW or told:

@@ -1,4 +1,4 @@
-"""Recomputing activations in the backward pass instead of keeping them, for any module."""
+"""Activation checkpointing of any module: recompute in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowtide.core.errors import UsageError
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
-# What costs most time to do again for each byte that keeping it takes.
+# Operators whose recomputation costs most time per byte of kept result.
 _KEPT_BY_SELECTIVE = [
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -32,12 +32,15 @@ Call = Callable[..., Any]
 
 @contextmanager
 def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
-    """Inside, ``model`` recomputes its blocks in the backward pass; gradients stay the same.
+    """Context in which the blocks of ``model`` recompute; gradients stay the same.
 
-    ``full`` keeps only what enters each block (Chen et al., arXiv:1604.06174); ``selective``
+    ``full`` keeps only the input of each block (Chen et al., arXiv:1604.06174); ``selective``
     also keeps the results of convolutions and attention. Blocks are found by
     `repeated_blocks`; in a model without any, its longest chain of layers is divided into
-    about √n parts. Raises `UsageError` for a model that has neither.
+    about √n parts.
+
+    Raises:
+        UsageError: The model has neither blocks nor a chain of layers.
     """
     if how not in CHECKPOINTING:
         raise UsageError(
@@ -54,11 +57,16 @@ def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
         yield model
     finally:
         for module in changed:
-            del module.forward  # the instance's own; that of the class shows again
+            del (
+                module.forward
+            )  # the instance's attribute, so that the class's method is visible again
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model repeats: members of its outermost lists of composite modules."""
+    """Return the repeated blocks of a model.
+
+    They are the members of its outermost lists of composite modules.
+    """
     blocks: list[nn.Module] = []
     for child in model.children():
         members = [member for member in child.children() if any(member.children())]
@@ -72,7 +80,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 def _recomputing(
     model: nn.Module, recompute: Callable[[Call], Call]
 ) -> Iterator[tuple[nn.Module, Call]]:
-    """(module, forward to give it) for everything that changes."""
+    """Yield (module, its checkpointed forward) for every module that changes."""
     if blocks := repeated_blocks(model):
         for block in blocks:
             yield block, recompute(block.forward)

@@ -1,4 +1,4 @@
-"""Models and inputs as fake tensors: all their sizes and strides, none of their bytes."""
+"""Fake-tensor twins of models and inputs: sizes and strides without data."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ S = TypeVar("S", bound=Traceable)
 
 
 class FakeTwins:
-    """Makes fake CPU twins of models and inputs, and the mode in which they run.
+    """Converter of models and inputs to fake CPU tensors, and the mode they run in.
 
-    Tensors that share a storage share the twin's; with ``dtype`` the twins of floating tensors
-    have that type. The originals may be on any device, ``meta`` included, and are not touched.
-    ``calls`` makes the calls of operators on them.
+    Tensors that share a storage also share it as twins. The originals may be on any device,
+    ``meta`` included, and are not changed.
+
+    Attributes:
+        calls: `FakeCallCache` that calls operators on the twins.
+
+    Args:
+        dtype: Type of the twins of floating-point tensors; by default that of the originals.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -37,16 +42,19 @@ class FakeTwins:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, new tensors are fake; real ones met on the way (constants) are converted."""
-        # From here on only the model and the step keep their tensors, which they may replace.
+        """Context in which new tensors are fake.
+
+        Real tensors that operators meet inside (constants) are converted.
+        """
+        # Only the model and the step keep the twins from here on, so that replaced ones are freed.
         self._storages.clear()
         with self._mode, warnings.catch_warnings():
-            # Fake copies of constants warn about what only matters to compilers.
+            # Fake copies of constants raise warnings that only matter to compilers.
             warnings.simplefilter("ignore")
             yield
 
     def model(self, model: M) -> M:
-        """A copy of ``model`` all of whose tensors are fake."""
+        """Return a copy of ``model`` with fake tensors only."""
         memo: dict[int, Any] = {}
         for tensor in model_tensors(model):
             fake = self._twin(tensor)
@@ -56,11 +64,11 @@ class FakeTwins:
         return copy.deepcopy(model, memo)
 
     def tree(self, tree: Any) -> Any:
-        """``tree`` (nested tuples, lists, dicts) with each tensor replaced by its twin."""
+        """Return ``tree`` (nested tuples, lists, dicts) with fake tensors."""
         return tree_map_only(Tensor, self._input, tree)
 
     def step(self, step: S) -> S:
-        """``step`` with fake inputs."""
+        """Return ``step`` with fake inputs."""
         changed: dict[str, Any] = {
             "inputs": self.tree(step.inputs),
             "keywords": self.tree(dict(step.keywords)),
@@ -89,13 +97,15 @@ class FakeTwins:
 
 
 def clear_shape_caches() -> None:
-    """Drop what PyTorch keeps of each operator and shape that was traced: tens of MiB for a large
-    model, for traces that will not come."""
+    """Clear PyTorch's caches of traced operators and shapes.
+
+    They hold tens of MiB for a large model, which only further traces would use.
+    """
     FakeTensorMode.cache_clear()
 
 
 def model_tensors(model: nn.Module) -> list[Tensor]:
-    """Every tensor that a model keeps: parameters, buffers, and plain attributes."""
+    """Return every tensor of a model: parameters, buffers and plain attributes."""
     found: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         found[id(tensor)] = tensor

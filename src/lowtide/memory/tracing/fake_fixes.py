@@ -1,4 +1,4 @@
-"""Where results on fake tensors differ from real ones in what they hold, and putting that right.
+"""Corrections of fake-tensor results that differ from real ones in layout or type.
 
 Python's rules for fake results and the compiled operators disagree in a few places. Each is
 small, but layouts and sizes follow from them through the rest of a model.
@@ -33,7 +33,7 @@ _NORMS = frozenset(
 )
 
 
-# Where the input and the weight are among the arguments.
+# Positions of the input and the weight among the arguments.
 _NORM_GRADIENTS = {
     torch.ops.aten.native_group_norm_backward.default: (1, 4),
     torch.ops.aten.native_layer_norm_backward.default: (1, 5),
@@ -42,7 +42,7 @@ _NORM_GRADIENTS = {
 
 
 def fix_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """``result`` of an operator on fake tensors, as a real one would be."""
+    """Return a fake-tensor result of ``func`` with the layout and type of a real one."""
     if func in _NORMS:
         return _repair_statistics(args, result)
     if func in _NORM_GRADIENTS:
@@ -66,7 +66,10 @@ def fix_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
 
 
 def _repair_statistics(args: tuple[Any, ...], result: Any) -> Any:
-    """Means and deviations have the weights' type where that is wider than the input's."""
+    """Convert means and deviations to the weights' type.
+
+    Only where that is wider than the input's type.
+    """
     weight = next((arg for arg in args[1:] if isinstance(arg, Tensor)), None)
     values, mean, deviation = result
     if weight is None or not hasattr(mean, "fake_mode") or mean.dtype == weight.dtype:
@@ -75,7 +78,7 @@ def _repair_statistics(args: tuple[Any, ...], result: Any) -> Any:
 
 
 def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """Gradients have the types of what they are gradients of, also where these are mixed."""
+    """Give gradients the types of their tensors, also where these are mixed."""
     image, weight = (args[place] for place in _NORM_GRADIENTS[func])
     owners = image, image if weight is None else weight, image if weight is None else weight
     return tuple(
@@ -86,6 +89,9 @@ def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
 
 @functools.cache
 def _is_pointwise(func: Any) -> bool:
-    """Whether TensorIterator lays out the result; copies follow a rule of their own."""
+    """Return whether TensorIterator lays out the result.
+
+    Copies follow another rule.
+    """
     copies = any(argument.name == "memory_format" for argument in func._schema.arguments)
     return torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not copies

@@ -1,8 +1,8 @@
-"""Strides that fake tensors get otherwise than real ones do.
+"""Strides of real tensors where fake tensors get other ones.
 
-Where a dimension has size 1 its stride is arbitrary, and PyTorch's Python rules choose it
-otherwise than the compiled ones. Whether a tensor counts as channels last hangs on it, and with
-that the layout, and the copies, of every convolution and normalization after it.
+The stride of a dim of size 1 is arbitrary, and PyTorch's Python rules choose another one than the
+compiled rules. Whether a tensor counts as channels-last depends on it, and with that the layout
+and the copies of every later convolution and normalization.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 def view_strides(
     shape: Sequence[int], stride: Sequence[int], target: Sequence[int]
 ) -> list[int] | None:
-    """Strides of a view of ``target`` sizes, or None where no view is possible.
+    """Return the strides of a view with ``target`` sizes; None if no view is possible.
 
-    Follows ``computeStride`` of PyTorch's ATen/TensorUtils.cpp: the old dimensions are joined
-    into runs of contiguous memory from the last to the first, and each new dimension takes its
+    Follows ``computeStride`` of PyTorch's ATen/TensorUtils.cpp: the old dims are joined
+    into runs of contiguous memory from the last to the first, and each new dim takes its
     stride from the run that it falls into.
     """
     strides = [0] * len(target)
@@ -44,9 +44,9 @@ def view_strides(
 
 
 def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | None:
-    """Strides of the new result of an elementwise operator; None to leave them as they are.
+    """Return the strides of an elementwise operator's new result; None to keep them.
 
-    Follows ``TensorIterator`` of PyTorch's ATen: equal layouts are kept; otherwise dimensions
+    Follows ``TensorIterator`` of PyTorch's ATen: equal layouts are kept; otherwise dims
     are sorted by the operands' strides, ties by size, and the result is dense in that order.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
@@ -73,7 +73,7 @@ def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | No
 
 
 def _aligned(tensor: Tensor, result: Tensor) -> list[int]:
-    """Strides of an operand along the result's dimensions, 0 where it is broadcast."""
+    """Return an operand's strides along the result's dims, 0 where it is broadcast."""
     missing = result.dim() - tensor.dim()
     own = [
         0 if size == 1 and result.shape[missing + dim] != 1 else tensor.stride(dim)
@@ -83,7 +83,7 @@ def _aligned(tensor: Tensor, result: Tensor) -> list[int]:
 
 
 def _order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """Dimensions from the fastest to the slowest, by insertion sort as TensorIterator does."""
+    """Sort dims from the fastest to the slowest, by insertion sort as TensorIterator."""
     order = list(range(len(shape) - 1, -1, -1))
     for last in range(1, len(order)):
         place = last
@@ -109,7 +109,7 @@ def _compare(one: int, two: int, shape: Sequence[int], strides: Sequence[Sequenc
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Strides without gaps, the dimensions in ``order`` from the fastest to the slowest."""
+    """Return strides without gaps for dims in ``order``, fastest to slowest."""
     strides, step = [0] * len(shape), 1
     for dim in order:
         strides[dim] = step
@@ -118,7 +118,7 @@ def dense_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps."""
+    """Return whether the elements fill their memory without gaps or overlaps."""
     step = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

@@ -1,4 +1,4 @@
-"""How much a traced run computes: the multiply-adds of its products, convolutions and attention."""
+"""Multiply-add (MAC) counts of a trace: matrix products, convolutions, attention."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _aten = torch.ops.aten
 
 
 def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
-    """Multiply-adds of the matrix products, convolutions and attention of ``trace``.
+    """Count the multiply-adds of the matrix products, convolutions and attention.
 
-    With ``phases`` only those of the parts of the run marked so count. Elementwise operators
-    are left out: they take time by the bytes they move. The counts are those of the operators'
+    With ``phases`` only operators of these marked phases count. Elementwise operators are left
+    out, since their time depends on the bytes they move. The counts follow the operators'
     definitions, whatever the kernels do.
     """
     return sum(
@@ -29,20 +29,23 @@ def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
 
 
 def multiply_adds_of(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> int:
-    """Multiply-adds of one operator call; 0 for all but products, convolutions, attention."""
+    """Count the multiply-adds of one operator call.
+
+    0 for all but matrix products, convolutions and attention.
+    """
     count = _COUNTS.get(call[0])
     return 0 if count is None else count(call[1])
 
 
 def _product(left: Any, right: Any) -> int:
-    """(..., rows, inner) times (..., inner, columns)."""
+    """Count those of (..., rows, inner) times (..., inner, columns)."""
     return math.prod(left.shape) * right.shape[-1]
 
 
 def _convolution(args: tuple[Any, ...]) -> int:
     image, kernel, _, stride, padding, dilation, transposed = args[:7]
     if transposed:
-        # Each pixel of the input meets the kernel once.
+        # A transposed convolution multiplies each pixel of its input by the whole kernel.
         return image.shape[0] * math.prod(image.shape[2:]) * math.prod(kernel.shape)
     sides = zip(
         image.shape[2:],
@@ -60,7 +63,7 @@ def _convolution(args: tuple[Any, ...]) -> int:
 
 
 def _each(setting: Any, image: Any) -> tuple[int, ...]:
-    """One value for each side; a single one stands for all."""
+    """Expand a setting to one value per spatial dim."""
     return setting if len(setting) > 1 else setting * (len(image.shape) - 2)
 
 
@@ -72,13 +75,13 @@ def _convolution_backward(args: tuple[Any, ...]) -> int:
 
 
 def _attention(query: Any, key: Any, value: Any) -> int:
-    """The scores and their product with the values."""
+    """Count those of the scores and of their product with the values."""
     rows = math.prod(query.shape[:-1])
     return rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(query: Any, key: Any, value: Any) -> int:
-    """The scores again, and four products for the gradients."""
+    """Count those of the recomputed scores and of four products for gradients."""
     rows = math.prod(query.shape[:-1])
     return rows * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
@@ -94,7 +97,7 @@ _COUNTS: dict[Any, Callable[[tuple[Any, ...]], int]] = {
 }
 if ONEDNN_LINEAR is not None:
     _COUNTS[ONEDNN_LINEAR] = lambda args: math.prod(args[0].shape) * args[1].shape[0]
-# Releases differ in which of these operators they have.
+# Not every release has all of these operators.
 for _name in _ATTENTION:
     if hasattr(_aten, f"_scaled_dot_product_{_name}"):
         _forward = getattr(_aten, f"_scaled_dot_product_{_name}").default

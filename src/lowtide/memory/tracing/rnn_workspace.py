@@ -1,8 +1,8 @@
-"""The workspace that oneDNN's recurrent layers keep from the forward for the backward pass.
+"""Workspace that oneDNN's recurrent layers keep for the backward pass.
 
 It is a result of the operator, as large as all states and gates of all steps. PyTorch's rule for
-fake results has it empty, so that estimates would miss it, and a backward pass that is measured
-with an empty one reads beyond its end.
+fake results leaves it empty, so that estimates would miss it, and a backward pass that is measured
+with an empty one would read beyond its end.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from torch import Tensor
 # Absent from builds without oneDNN.
 RNN_LAYER: Any = getattr(getattr(torch.ops.aten, "mkldnn_rnn_layer", None), "default", None)
 
-# Its parts are whole pages, which a few steps of small layers do not fill.
+# Enough bytes for a linear fit: parts of the workspace are whole pages, which a few steps of small
+# layers do not fill.
 _TELLING_BYTES = 4 << 20
-_STEP_BYTES = 32  # of each number of a step's states and gates, about
+_STEP_BYTES = 32  # approximate bytes per element of a step's states and gates
 
 
 def with_rnn_workspace(args: tuple[Any, ...], result: Any) -> Any:
-    """``result`` of `RNN_LAYER` on fake tensors, the workspace as large as a real one: there is
-    one wherever gradients may be wanted."""
+    """Return the fake result of `RNN_LAYER` with a workspace of its real size.
+
+    There is a workspace wherever gradients are enabled.
+    """
     output, hidden, cell, workspace = result
     if not torch.is_grad_enabled() or not hasattr(workspace, "fake_mode"):
         return result
@@ -38,7 +41,7 @@ def with_rnn_workspace(args: tuple[Any, ...], result: Any) -> Any:
 def _workspace_bytes(
     shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, reverse: bool, *settings: Any
 ) -> int:
-    """Bytes for all steps, which grow by the step from few ones on."""
+    """Return the workspace bytes, extrapolated linearly from a few steps."""
     image, *rest = shapes
     steps, hidden = image[0], rest[-1]
     few = math.ceil(_TELLING_BYTES / (_STEP_BYTES * math.prod(hidden)))
@@ -55,9 +58,9 @@ def _made(
     reverse: bool,
     settings: tuple[Any, ...],
 ) -> int:
-    """Bytes of the workspace that a real layer makes for so many steps."""
+    """Run a real layer for ``steps`` steps and return the bytes of its workspace."""
     image, *rest = shapes
-    # Past all modes: a real run among fake ones, of which no trace is to know.
+    # Bypass all dispatch modes: no trace may see this real run.
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.enable_grad():
         given = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *image[1:]), *rest)]
         made: list[Tensor] = RNN_LAYER(*given, reverse, (), *settings, True)

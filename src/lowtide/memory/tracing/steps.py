@@ -1,7 +1,7 @@
-"""What is measured and predicted: one inference call, or one whole training step.
+"""Steps to measure and predict: one inference call, or one whole training step.
 
 The same step object runs a real model and its fake twin, so that a prediction and a measurement
-are of the same thing.
+are of the same computation.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ OPTIMIZERS: tuple[Optimizer, ...] = (
 
 
 class Observer(Protocol):
-    """What follows a step: a tracer, or nothing."""
+    """Protocol of what observes a step: a tracer, a measured region, or nothing."""
 
     def mark(self, phase: str) -> None:
-        """A part of the step begins."""
+        """Start a named phase of the step."""
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """What tensors are for."""
+        """Assign a kind (weights, inputs, ...) to tensors."""
         ...
 
 
 class NullObserver:
-    """Follows nothing."""
+    """Observer that records nothing."""
 
     def mark(self, phase: str) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class InferenceStep:
     """One call of a model without gradients.
 
-    ``inputs`` and ``keywords`` are what the model is called with; ``autocast`` the low
-    precision in which suitable operators run while the weights keep theirs.
+    ``inputs`` and ``keywords`` are the arguments of the model; ``autocast`` is the low precision
+    in which suitable operators run while the weights keep theirs.
     """
 
     inputs: tuple[Any, ...]
@@ -64,7 +64,7 @@ class InferenceStep:
     training = False
 
     def prepare(self, model: nn.Module) -> Callable[[Observer], None]:
-        """The call, ready to be run (any number of times)."""
+        """Return the call as a closure that can run any number of times."""
         model.eval()
 
         def run(observer: Observer) -> None:
@@ -77,12 +77,15 @@ class InferenceStep:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Forward, loss, backward and optimizer step of one batch, as they repeat in a long run.
+    """One training step as it repeats in a long run: forward, backward and optimizer.
 
-    ``inputs`` are one micro-batch, of which ``accumulate`` make a step. ``loss`` takes the
-    model's output to a number (mean square by default: it keeps the least). With ``ema`` a
-    second copy of the weights follows the first. ``validation`` are the inputs of a pass
-    without gradients after the step, which may be larger than those of training.
+    Attributes:
+        inputs: One micro-batch, of which ``accumulate`` make a step.
+        loss: Reduces the model's output to a scalar. The default is the mean square, which keeps
+            the least memory.
+        ema: Whether a second copy of the weights follows the first.
+        validation: Inputs of a pass without gradients after the step, which may be larger than
+            those of training.
     """
 
     inputs: tuple[Any, ...]
@@ -98,8 +101,10 @@ class TrainingStep:
     training = True
 
     def prepare(self, model: nn.Module) -> Callable[[Observer], None]:
-        """One step, ready to be run; the optimizer's state exists already, as it will from the
-        second step of a run on."""
+        """Return one step as a closure.
+
+        The optimizer's state exists already, as from the second step of a run on.
+        """
         if self.accumulate < 1:
             raise UsageError(f"accumulate is {self.accumulate}, which is less than 1")
         model.train()
@@ -151,23 +156,23 @@ def _backward(loss: Tensor) -> None:
 
 
 class Traceable(Protocol):
-    """What can be traced: what it is given, and how a model is made ready for it.
+    """Protocol of a step that can be traced.
 
     A dataclass, whose ``inputs`` and ``keywords`` may be replaced.
     """
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What the model is called with."""
+        """Positional arguments of the model."""
         ...
 
     @property
     def keywords(self) -> Mapping[str, Any]:
-        """And by name."""
+        """Keyword arguments of the model."""
         ...
 
     def prepare(self, model: Any) -> Callable[[Observer], None]:
-        """The step on ``model``, ready to be run any number of times."""
+        """Return the step on ``model`` as a closure that can run any number of times."""
         ...
 
 
@@ -175,13 +180,13 @@ Step = InferenceStep | TrainingStep
 
 
 def input_tensors(step: Traceable) -> list[Tensor]:
-    """The tensors that a step is given, validation inputs included."""
+    """Return the input tensors of a step, validation inputs included."""
     validation = step.validation if isinstance(step, TrainingStep) else None
     return tensors_of([list(step.inputs), dict(step.keywords), list(validation or ())])
 
 
 def mean_square_loss(result: Any) -> Tensor:
-    """Mean of the squares of all the numbers that a model gives, in fp32."""
+    """Return the mean square of all elements of a model's output, in fp32."""
     tensors = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
     if not tensors:
         raise UsageError("the model's output holds no floating tensor", hint="pass loss=")
@@ -189,7 +194,10 @@ def mean_square_loss(result: Any) -> Tensor:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """The tensors in a model's output: itself, or those in its tuples, lists and mappings."""
+    """Return the tensors in a model's output.
+
+    The output is one tensor, or tuples, lists and mappings of them.
+    """
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -200,7 +208,10 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """An optimizer in one of its forms, which differ in the memory that a step takes."""
+    """Create an optimizer by name.
+
+    The names include forms that differ in the memory that a step takes.
+    """
     if name.startswith("adamw") and name in OPTIMIZERS:
         foreach, fused = name.endswith("-foreach"), name.endswith("-fused")
         return torch.optim.AdamW(weights, lr=1e-4, foreach=foreach, fused=fused)
@@ -211,7 +222,7 @@ def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Op
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
-    """Make the optimizer's state by a step that changes nothing."""
+    """Create the optimizer's state by a step that changes no weight."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -224,7 +235,7 @@ def prime_optimizer(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What an optimizer keeps from step to step."""
+    """Return the tensors of an optimizer's state."""
     return [
         value
         for state in optimizer.state.values()

@@ -1,4 +1,4 @@
-"""What a run does with memory: which storage lives when, and for whom."""
+"""Trace of a run's memory: lifetime and kind of every storage, and the operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
-# As ledgers call them.
+# Row names in ledgers.
 TITLES: dict[Kind, str] = {
     "weights": "weights",
     "gradients": "gradients",
@@ -22,7 +22,10 @@ TITLES: dict[Kind, str] = {
 
 
 class StorageEvent(NamedTuple):
-    """A storage that came (``size`` > 0) or went (``size`` < 0) during operator ``op``."""
+    """Allocation or release of a storage during operator ``op``.
+
+    ``size`` is positive for an allocation and negative for a release.
+    """
 
     op: int
     storage: int
@@ -30,10 +33,10 @@ class StorageEvent(NamedTuple):
 
 
 class OpRecord(NamedTuple):
-    """One operator call: bytes alive when it began and when its results were there.
+    """One operator call, with the bytes alive before it and with its results.
 
-    ``call`` is what `signature` of ``estimating.calls`` reads, or None for operators that need
-    no memory beyond their results. It stands for ``times`` calls, one after another.
+    ``call`` is the input of `signature` in ``prediction.op_signature``, or None for operators that
+    need no memory beyond their results. The record stands for ``times`` calls in sequence.
     """
 
     name: str
@@ -44,12 +47,12 @@ class OpRecord(NamedTuple):
 
     @property
     def made(self) -> int:
-        """Bytes of the results beyond those that went for them."""
+        """Bytes of the results, less what was freed for them."""
         return max(0, self.after - self.before)
 
 
 class TensorFacts(NamedTuple):
-    """What matters of a tensor argument: sizes, strides and type."""
+    """Sizes, strides and type of a tensor argument."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -58,10 +61,10 @@ class TensorFacts(NamedTuple):
 
 @dataclass
 class Trace:
-    """All storages and operators of one run, in order. Sizes in bytes.
+    """All storages and operators of one run, in order; sizes in bytes.
 
-    ``held`` are storages that were there before the first operator (weights, inputs); they
-    count as alive throughout, or until they go.
+    ``held`` are storages that existed before the first operator (weights, inputs). They count as
+    alive throughout, or until their release.
     """
 
     held: dict[int, int] = field(default_factory=dict)
@@ -72,23 +75,26 @@ class Trace:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that were there before the run."""
+        """Bytes that existed before the run."""
         return sum(self.held.values())
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes alive at once, those held before included."""
+        """Peak of live bytes, with those held before the run."""
         return max(itertools.chain([self.held_bytes], self.live()))
 
     def live(self) -> Iterator[int]:
-        """Bytes alive after each event."""
+        """Yield the live bytes after each event."""
         now = self.held_bytes
         for event in self.events:
             now += event.size
             yield now
 
     def by_kind(self) -> Iterator[tuple[int, dict[Kind, int]]]:
-        """(operator number, bytes alive of each kind) after each event; one dict, reused."""
+        """Yield (operator index, live bytes of each kind) after each event.
+
+        The dict is one object, updated in place.
+        """
         now: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         for storage, size in self.held.items():
             now[self.kinds.get(storage, "activations")] += size
@@ -98,32 +104,34 @@ class Trace:
             yield event.op, now
 
     def during(self, op: int) -> dict[Kind, int]:
-        """Bytes of each kind while operator ``op`` runs, its results included."""
+        """Return the bytes of each kind while operator ``op`` runs, results included."""
         now: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         for storage, size in self._alive(op).items():
             now[self.kinds.get(storage, "activations")] += size
         return now
 
     def sizes_during(self, op: int, *, held: bool = True) -> list[int]:
-        """Bytes of each storage that is alive while operator ``op`` runs, with those ``held``
-        since before the run or without."""
+        """Return the bytes of each storage alive while operator ``op`` runs.
+
+        ``held`` says whether to include those that existed before the run.
+        """
         alive = self._alive(op)
         return [size for storage, size in alive.items() if held or storage not in self.held]
 
     def _alive(self, op: int) -> dict[int, int]:
         alive = dict(self.held)
         for event in self.events:
-            # What goes after the operator has the number of the next one.
+            # A release after the operator has the index of the next one.
             if event.op > op:
                 break
             if event.size > 0:
                 alive[event.storage] = event.size
             else:
-                alive.pop(event.storage, None)  # empty ones never came in
+                alive.pop(event.storage, None)  # empty storages were never added
         return alive
 
     def peak_op(self) -> int:
-        """The operator after whose results most bytes are alive."""
+        """Return the index of the operator with whose results most bytes are alive."""
         best, most = 0, self.held_bytes
         for event, live in zip(self.events, self.live(), strict=True):
             if live > most:
@@ -131,12 +139,12 @@ class Trace:
         return best
 
     def phase(self, op: int) -> str:
-        """The part of the run in which operator ``op`` is, as marked; "" before the first mark."""
+        """Return the marked phase of operator ``op``; "" before the first mark."""
         names = [name for start, name in self.marks if start <= op]
         return names[-1] if names else ""
 
     def at_peak(self) -> dict[Kind, int]:
-        """Bytes of each kind at the moment when most bytes are alive."""
+        """Return the bytes of each kind at the peak of live bytes."""
         best, most = dict.fromkeys(KINDS, 0), -1
         for _, now in self.by_kind():
             if (total := sum(now.values())) > most:

@@ -1,4 +1,4 @@
-"""Following every tensor storage through a run, real or fake."""
+"""Dispatch mode that traces every tensor storage of a run, real or fake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lowtide.core.repeat import repeat_count
 from lowtide.memory.tracing.trace import Kind, OpRecord, StorageEvent, TensorFacts, Trace
 
-# What a fake tensor's ``device`` asks; it makes nothing.
+# Dispatched by a fake tensor's ``device`` attribute; it makes no tensor.
 DEVICE_QUERY = torch.ops.prim.device.default
 
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -26,12 +26,15 @@ def _plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class Tracer(TorchDispatchMode):
-    """Records a `Trace` of everything that runs inside; works on real and on fake tensors.
+    """Dispatch mode that records a `Trace` of real or fake tensors.
 
-    Storages are told apart by identity and followed by weak references, so views cost nothing
-    and a storage goes when its last tensor does. Sees what this thread dispatches: backward
-    passes on the CPU included, other threads not. Operators' own scratch is not seen here.
-    ``call`` makes the calls of operators, if they are not to be made as they come.
+    Storages are identified by object and followed by weak references, so views cost nothing
+    and a storage ends with its last tensor. The mode sees what this thread dispatches: backward
+    passes on the CPU, but no other threads. Operators' own workspace is not seen.
+
+    Args:
+        keep_calls: Whether to record the arguments of operators, for pricing and MAC counts.
+        call: Calls an operator in place of the direct call, for instance a `FakeCallCache`.
     """
 
     def __init__(self, *, keep_calls: bool = False, call: Call | None = None) -> None:
@@ -41,7 +44,7 @@ class Tracer(TorchDispatchMode):
         self._call = call or _plain
         self._live = 0
         self._entered, self._ended = 0, False
-        # Numbers are ours: addresses are used again as soon as a storage has gone.
+        # Own ids, because addresses are reused as soon as a storage is freed.
         self._known: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self._number = itertools.count()
 
@@ -51,12 +54,15 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        # Composite operators enter once more; what goes after the last leaving is no event.
+        # Composite operators re-enter the mode; releases after the last exit are no events.
         self._entered -= 1
         self._ended = self._entered == 0
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Say what storages are for; those not seen before were there before the run."""
+        """Assign a kind to the tensors' storages.
+
+        Storages not seen before count as held before the run.
+        """
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = self._known.get(storage._cdata)
@@ -67,7 +73,7 @@ class Tracer(TorchDispatchMode):
             self.trace.kinds[number] = kind
 
     def mark(self, phase: str) -> None:
-        """Name the part of the run that begins now, for tables and plots."""
+        """Start a named phase, for tables and plots."""
         self.trace.marks.append((len(self.trace.ops), phase))
 
     def __torch_dispatch__(
@@ -77,11 +83,11 @@ class Tracer(TorchDispatchMode):
         if func is DEVICE_QUERY:
             return self._call(func, args, kwargs)
         if _is_composite(func):
-            # Inference mode hands these over whole; their parts are what takes memory.
+            # Inference mode dispatches these undecomposed; only their parts take memory.
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         before = self._live
-        # Arguments are described before the call, which may change them in place.
+        # Describe arguments before the call, which may change them in place.
         call = None
         if self._keep_calls and _may_need_scratch(func):
             call = (
@@ -122,7 +128,7 @@ class Tracer(TorchDispatchMode):
 
 
 def describe_argument(value: Any) -> Any:
-    """An argument as plain data: tensors become `TensorFacts`, lists tuples."""
+    """Convert an argument to plain data: `TensorFacts` for tensors, tuples for lists."""
     if isinstance(value, Tensor):
         return TensorFacts(tuple(value.shape), value.stride(), value.dtype)
     if isinstance(value, list | tuple):
@@ -135,16 +141,17 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operator is only a recipe of others."""
+    """Return whether an operator only decomposes into others."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), "CPU")
 
 
 @functools.cache
 def _may_need_scratch(func: Any) -> bool:
-    """Whether an operator could take memory beyond its results.
+    """Return whether an operator could need workspace.
 
-    Views and reads of facts cannot; elementwise operators do only when they mix types.
+    Views and queries of a tensor's properties need none; elementwise operators do only when they
+    mix types.
     """
     aliases = any(
         argument.alias_info is not None and not argument.alias_info.is_write
@@ -156,11 +163,14 @@ def _may_need_scratch(func: Any) -> bool:
 def record_trace(
     run: Callable[[Tracer], Any], *, weights: Iterable[Tensor] = (), inputs: Iterable[Tensor] = ()
 ) -> Trace:
-    """The trace of ``run(tracer)``; ``weights`` and ``inputs`` count as alive from the start."""
+    """Run ``run(tracer)`` and return its trace.
+
+    ``weights`` and ``inputs`` count as alive from the start.
+    """
     tracer = Tracer()
     tracer.label(weights, "weights")
     tracer.label(inputs, "inputs")
-    del weights, inputs  # what the model replaces must be able to go
+    del weights, inputs  # tensors that the model replaces must be freed
     with tracer:
         run(tracer)
     return tracer.trace

@@ -1,1 +1,4 @@
-"""What a run may use, will use and has used. Pure decisions: costs and a budget in, a Plan out."""
+"""Memory budgets, cost models, plans and measurement of a run.
+
+Planning is pure: costs and a budget in, a `Plan` out.
+"""

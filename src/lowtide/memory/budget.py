@@ -1,4 +1,4 @@
-"""The bytes a run may use."""
+"""Memory budget of a run: bytes on the compute device, in host memory and on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.memory.meter import available_host_bytes, total_host_bytes
 if TYPE_CHECKING:
     from lowtide.memory.profiles import DeviceProfile
 
-# Left to the rest of the machine by `auto`: a desktop, a browser, the page cache.
+# `auto` leaves the rest to the machine: a desktop, a browser, the page cache.
 _AUTO_HOST_SHARE, _AUTO_DEVICE_SHARE = 0.6, 0.9
 
 
@@ -24,8 +24,8 @@ class Budget:
     """Bytes allowed on the compute device, in host memory and on disk.
 
     On the CPU the device is the host: ``device_bytes`` is what the run may add to the process's
-    resident memory once the libraries are loaded, and ``host_bytes`` is the same number. On
-    CUDA ``device_bytes`` counts the whole process, its context included.
+    resident memory once the libraries are loaded, and ``host_bytes`` has the same value. On CUDA
+    ``device_bytes`` counts the whole process, its CUDA context included.
     """
 
     device_bytes: int
@@ -43,10 +43,14 @@ class Budget:
         disk: str | int | None = None,
         scratch: Path | None = None,
     ) -> Budget:
-        """A budget from ``"6GiB"``, ``"80%"`` (of what is free now), ``"auto"`` or bytes.
+        """Parse a budget: ``"6GiB"``, ``"80%"`` (of free memory), ``"auto"`` or bytes.
 
-        ``host`` and ``disk`` take the same forms; left out, they are ``auto``. Raises
-        `UsageError` for text that is no size, or for more than the machine has.
+        ``host`` and ``disk`` take the same forms; None means ``"auto"``. ``"auto"`` is 90% of the
+        free memory of a CUDA device and of the free disk space at ``scratch``, and 60% of the
+        available host memory.
+
+        Raises:
+            UsageError: for text that is not a size, less than 1 MiB, or more than the machine has.
         """
         if isinstance(text, Budget):
             return text
@@ -57,16 +61,21 @@ class Budget:
         device_bytes = _resolve(text, memory if on_cpu else _device_room(device), "budget")
         host_bytes = _resolve(host, memory, "host budget")
         if on_cpu:
-            # One memory, two names: the explicit or the smaller one rules.
+            # Host and device memory are the same here: an explicit host budget can only lower the
+            # limit.
             device_bytes = host_bytes = min(device_bytes, host_bytes) if host else device_bytes
         disk_bytes = _resolve(disk, disk_room, "disk budget")
         return cls(device_bytes, host_bytes, disk_bytes, device)
 
     @classmethod
     def on(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:
-        """A budget for a device that need not be here: what its desktop leaves, or ``text``.
+        """Return a budget for the device of ``profile``, which need not be present.
 
-        Host memory and disk are taken to be no limit. Raises `UsageError` as `parse` does.
+        ``"auto"`` and percentages are of the memory that the desktop leaves. Host memory (except
+        for a CPU profile, where it is the device's) and disk are unlimited.
+
+        Raises:
+            UsageError: as `parse`.
         """
         if isinstance(text, Budget):
             return text
@@ -82,7 +91,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class _FreeBytes:
-    """Bytes of one kind: free, there at all, and the share of the free ones that `auto` takes."""
+    """Free and total bytes of one kind of memory, and the share of free for `auto`."""
 
     free: int
     total: int

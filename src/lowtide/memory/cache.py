@@ -1,4 +1,4 @@
-"""Measured costs, kept between runs so that a model is probed once on a machine."""
+"""On-disk cache of measured costs, so that a model is probed once per machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lowtide.memory.costs import ModelCosts, TracedPoint
 
 
 def cache_folder() -> Path:
-    """Where measurements are kept: ``LOWTIDE_CACHE``, or the platform's cache folder."""
+    """Return the cache folder: ``LOWTIDE_CACHE``, or the platform's default."""
     if given := os.environ.get("LOWTIDE_CACHE"):
         return Path(given)
     if sys.platform == "win32":
@@ -31,9 +31,11 @@ def cache_folder() -> Path:
 
 
 class FactStore:
-    """What was found out about one kind of thing: one JSON file for a device and set of versions.
+    """Key-value cache of measured facts in one JSON file per device and versions.
 
-    Values are what JSON can hold. With ``folder`` None nothing is kept on disk.
+    The file's name depends on ``kind``, the device and its hardware, the PyTorch version and build,
+    and the number of threads. Values are what JSON can hold. With ``folder`` None nothing is
+    written to disk.
     """
 
     def __init__(self, kind: str, folder: Path | None = None, *, device: str = "cpu") -> None:
@@ -52,20 +54,20 @@ class FactStore:
         self._changed = False
 
     def get(self, key: str) -> Any:
-        """What is stored under ``key``, or None."""
+        """Return the value stored under ``key``, or None."""
         if self._known is None:
             self._known = self._read()
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Remember ``value``; `save` writes it."""
+        """Store ``value`` under ``key`` in memory; `save` writes it to disk."""
         if self._known is None:
             self._known = self._read()
         self._known[key] = value
         self._changed = True
 
     def save(self) -> None:
-        """Write what is new, beside what other processes wrote meanwhile."""
+        """Write new values to disk, merged with what other processes wrote meanwhile."""
         if self._path is None or not self._changed:
             return
         write_cached(self._path, json.dumps({**self._read(), **(self._known or {})}))
@@ -77,12 +79,12 @@ class FactStore:
         try:
             found = json.loads(self._path.read_text())
         except (ValueError, RecursionError, OSError):
-            return {}  # damaged: it is measured again and replaced
+            return {}  # damaged: measured again and replaced
         return found if isinstance(found, dict) else {}
 
 
 class WorkspaceStore(FactStore):
-    """Bytes that operators need, by signature."""
+    """Cache of workspace bytes of operators, by operator signature."""
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
         super().__init__("operators", folder, device=device)
@@ -90,7 +92,10 @@ class WorkspaceStore(FactStore):
 
 @functools.cache
 def package_digest() -> str:
-    """Tells apart what different versions of this package found out, in development too."""
+    """Return a hash of this package's version and source, as part of cache keys.
+
+    It also changes with every edit during development.
+    """
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
@@ -98,15 +103,18 @@ def package_digest() -> str:
 
 
 class CostStore:
-    """One small JSON file for each model, device, precision and set of versions."""
+    """Cache of `ModelCosts`: one JSON file per model, device, precision and versions.
+
+    ``folder`` is `cache_folder` by default.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
 
     def key(self, sha256: str, device: str, precision: str, limit_bytes: int | None = None) -> str:
-        """Name of an entry; changes with anything that may change memory or speed.
+        """Return the cache key of a model; changes with whatever affects memory or speed.
 
-        Costs whose measuring was cut short by ``limit_bytes`` have a name of their own.
+        Costs whose measurement was cut short by ``limit_bytes`` have a key of their own.
         """
         import torch
 
@@ -120,24 +128,27 @@ class CostStore:
             str(torch.get_num_threads()),
             str(heap_is_tuned()),
             str(limit_bytes),
-            # Those kept before there was a fact lack it.
+            # Entries written before a field existed lack it.
             *ModelCosts.model_fields,
             *TracedPoint.model_fields,
         )
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
     def get(self, key: str) -> ModelCosts | None:
-        """The costs stored under ``key``, or None."""
+        """Return the costs stored under ``key``, or None."""
         path = self._folder / f"{key}.json"
         if not path.is_file():
             return None
         try:
             return ModelCosts.model_validate_json(path.read_text())
         except (ValueError, OSError):
-            return None  # damaged or of another version: it is measured again and replaced
+            return None  # damaged or of another version: measured again and replaced
 
     def put(self, key: str, costs: ModelCosts) -> None:
-        """Keep ``costs``; a folder that cannot be written only means measuring again."""
+        """Store ``costs`` under ``key``; a folder that cannot be written is ignored.
+
+        The costs are then measured again next time.
+        """
         write_cached(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
 
 
@@ -145,14 +156,14 @@ def _hardware(device: str) -> str:
     if device == "cpu":
         return cpu_name() or platform.machine()
     if not device.startswith("cuda"):
-        return device  # one that is not here is what its profile's name says
+        return device  # a device that is not present is identified by its profile's name
     import torch
 
     return torch.cuda.get_device_name(device)
 
 
 def write_cached(path: Path, text: str) -> None:
-    """Replace a file of the cache; where that is not possible, it is measured again next time."""
+    """Replace a cache file atomically; errors are ignored and it is measured again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:

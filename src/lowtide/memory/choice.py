@@ -1,4 +1,7 @@
-"""Choosing a plan: strategies contribute candidates, of which none is known here by name."""
+"""Choice of a plan among the candidates of all strategies, by budget and time.
+
+Strategies contribute candidates; none is known here by name.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import Place
 from lowtide.memory.plan import Accuracy, Alternative, Plan, Refusal
 
-# What a user may ask for: only exact plans, exact ones where they fit, or the fastest.
+# Accuracy that a user may request: only exact plans, exact ones where they fit, or the fastest.
 AccuracyRequest = Literal["exact", "bounded", "fast"]
 
-# A doubling of memory has to buy this share of the time.
+# A plan that takes twice the memory must save at least this share of the time.
 _DOUBLING_BUYS = 0.04
-# Rows of the ledger that follow from what processes took.
+# Rows of the ledger that are derived from measurements of processes.
 _OF_PROCESSES = {"allocator", "runtime", "context", "margin"}
 
 
@@ -27,15 +30,19 @@ def choose_plan(
     wanted: AccuracyRequest = "bounded",
     refused: Sequence[Refusal] = (),
 ) -> Plan:
-    """The candidate that fits and serves best.
+    """Return the best candidate whose upper bounds fit ``budget``.
 
-    ``wanted`` is ``"exact"`` (no other is considered), ``"bounded"`` (exact where that fits, else
-    that with the fewest seams) or ``"fast"`` (the least time, exact or not). Among those time
-    decides, where a doubling of memory must buy a few percent of it. ``refused`` are strategies
-    that gave no candidate.
+    Among the plans considered the fastest is taken, where twice the memory must save a few percent
+    of the time.
 
-    Raises `BudgetError` naming the smallest budget that any candidate would accept, and
-    `UsageError` where an exact one is wanted and there is none.
+    Args:
+        wanted: ``"exact"`` (only exact plans are considered), ``"bounded"`` (exact where that fits,
+            else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
+        refused: strategies that contributed no candidate, with reasons, for the report.
+
+    Raises:
+        BudgetError: if nothing fits; names the smallest budget that any candidate would accept.
+        UsageError: if an exact plan is wanted and there is none.
     """
     considered = accurate_enough(candidates, wanted)
     if not considered:
@@ -64,15 +71,15 @@ def choose_plan(
 
 
 def accurate_enough(candidates: Sequence[Plan], wanted: AccuracyRequest) -> list[Plan]:
-    """The candidates that are accurate enough for what is ``wanted``."""
+    """Return the candidates whose accuracy satisfies the request ``wanted``."""
     return [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
 
 
 def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
-    """The candidates that no other beats in memory without losing in time, smallest first.
+    """Return the Pareto front of memory and time among ``candidates``, smallest first.
 
-    Accuracy counts too: an exact plan is not beaten by one that is only bounded. ``chosen`` is
-    listed even where others are as good.
+    Accuracy counts too: a bounded plan does not dominate an exact one. ``chosen`` is listed even
+    where it is dominated.
     """
     front: list[Plan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.upper_bytes, plan.seconds)):
@@ -99,8 +106,10 @@ _RANKS: dict[Accuracy, int] = {"bounded": 0, "exact": 1}
 
 
 def _score(plan: Plan) -> float:
-    """Seconds, dearer by the memory that is known beforehand: what was measured of processes is
-    another figure each time, and so would now and then the choice be."""
+    """Seconds, weighted by the memory that is known before the run.
+
+    Rows measured in processes are excluded: they vary from run to run, and the choice would too.
+    """
     known = sum(
         row.value for row in plan.ledger if row.place != "disk" and row.name not in _OF_PROCESSES
     )
@@ -108,7 +117,7 @@ def _score(plan: Plan) -> float:
 
 
 def shortfall(plan: Plan, budget: Budget) -> str | None:
-    """Why a plan does not fit, or None if it does."""
+    """Return why ``plan`` does not fit ``budget``, or None if it fits."""
     limits: tuple[tuple[Place, int], ...] = (
         ("device", budget.device_bytes),
         ("host", budget.host_bytes),
@@ -137,7 +146,7 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
 
 
 def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[Refusal, ...]:
-    """The best of each other strategy, with the reason it lost."""
+    """Return the best plan of each other strategy, with the reason it was not chosen."""
     refused = []
     for strategy in dict.fromkeys(plan.strategy for plan in candidates):
         if strategy == best.strategy:
@@ -166,7 +175,7 @@ def _nothing_fits(
     refused: Sequence[Refusal],
 ) -> BudgetError:
     smallest = min(considered, key=lambda plan: plan.upper_bytes)
-    # Rounded up to a whole MiB, so that the hinted command is one that works.
+    # Rounded up to a whole MiB, so that the command in the hint works.
     need = -(-smallest.upper_bytes // MIB) * MIB
     if smallest.upper_bytes <= budget.device_bytes:
         reason = shortfall(smallest, budget)

@@ -1,4 +1,7 @@
-"""What a model costs as a function of the pixels given to it at once: measured, then fitted."""
+"""Cost model of a network: memory and time as functions of input pixels.
+
+Measured by probes and traces, then interpolated and extrapolated.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from lowtide.core.precision import Precision
 from lowtide.core.units import MIB
 
 _UNTRIED = 1.25
-# Multiply-adds in a second of one thread, and bytes alive in a run up to which its pace is that of
-# the smallest: from there on each doubling takes a seventh more, as it leaves the caches. Eight
-# networks took 1.1 to 2 times as long a pixel with 100 to 150 MiB alive as with less.
+# Multiply-adds per second of one thread, and bytes alive in a run up to which the speed is that of
+# the smallest: above that each doubling takes a seventh more, as data leave the caches. Eight
+# networks took 1.1 to 2 times as long per pixel with 100 to 150 MiB alive as with less.
 _PER_SECOND, _CACHED_BYTES, _LEAVING_CACHES = 3e10, 32 * MIB, 0.2
-# Sizes of blocks, half an octave apart, by which traces tell what lives in smaller ones: those of
-# a larger run are as many times as large.
+# Thresholds of block sizes, in steps of half an octave, by which traces record what is alive in
+# smaller blocks. The blocks of a larger run are larger by the ratio of the pixels.
 BLOCK_SIZES = tuple(round(REUSED_BELOW * 2 ** (-step / 2)) for step in range(8, -1, -1))
 
-# How much more than what grew a larger size may have, by rounding.
+# Tolerance for rounding: up to this factor, a larger size is explained by growth alone.
 _ALL_GROW = 1.2
-# Runs in tiles of 11 models: 1.0 to 3.4 times what lives in such blocks at most, mostly 2 to 2.6.
+# Runs in tiles of 11 models: 1.0 to 3.4 times the most bytes alive in such blocks, mostly 2 to 2.6.
 _GROWS_TO = 2.3
 
 
 class ProbePoint(BaseModel):
-    """One tiny run: input pixels, bytes alive at its peak, bytes resident then, seconds."""
+    """One probe run: input pixels, bytes alive at its peak, resident bytes, seconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,8 +43,10 @@ class ProbePoint(BaseModel):
 
 
 class ReusedBlocks(BaseModel):
-    """Bytes of a run in blocks that a heap which keeps them takes from what it kept: those alive at
-    the run's peak, and most at once."""
+    """Bytes of a run in blocks that a heap which keeps freed memory would reuse.
+
+    ``at_peak`` are those alive at the run's peak, ``most`` the most alive at once.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,19 +55,21 @@ class ReusedBlocks(BaseModel):
 
     @property
     def kept(self) -> int:
-        """What such a heap holds at the peak beyond what lives: it grew for the most, and by gaps
-        that no block fits into."""
+        """Bytes that such a heap holds at the peak beyond those alive.
+
+        The heap has grown for the most alive at once, and by gaps that no block fits into.
+        """
         return max(0, round(_GROWS_TO * self.most - self.at_peak))
 
     def times(self, factor: float) -> ReusedBlocks:
-        """So many times as much."""
+        """Return both byte counts multiplied by ``factor``."""
         return ReusedBlocks(at_peak=self.at_peak * factor, most=self.most * factor)
 
 
 class TracedPoint(BaseModel):
-    """Input pixels, and the bytes alive at the peak of a run on them, as a trace tells.
+    """One traced run: input pixels, and bytes alive at its peak.
 
-    ``reused`` are those in blocks below each of `BLOCK_SIZES`; a run on a card has none.
+    ``reused`` are the bytes in blocks below each of `BLOCK_SIZES`; empty for a run on a GPU.
     ``multiply_adds`` are those of the run; 0 where they were not counted.
     """
 
@@ -75,15 +82,15 @@ class TracedPoint(BaseModel):
 
 
 class ModelCosts(BaseModel):
-    """Measured facts of one model on one device at one precision.
+    """Measured costs of one model on one device at one precision.
 
-    ``reach`` is how many input pixels beyond its own place an output pixel depends on; None
-    means that no bound was found within ``reach_searched`` pixels, and tiles then differ from
-    the whole. ``context_bytes`` is what the driver takes on the device. ``batchable`` says
-    whether a batch gave the same results as single runs. ``points`` were run, ``traced`` only
-    traced, at sizes far beyond; a network that cannot be traced has none. Inside, the network pads
-    the sides of what it gets to multiples of ``grain``, and takes what the padded sides take.
-    ``threads`` are those that computed.
+    ``reach`` is the receptive field: how many input pixels away from its own position an output
+    pixel depends on. None means that no bound was found within ``reach_searched`` pixels, and tiles
+    then differ from the whole image. ``context_bytes`` is what the driver takes on the device.
+    ``batchable`` says whether a batch gave the same results as single runs. ``points`` were run,
+    ``traced`` only traced, at sizes far larger; a network that cannot be traced has none. The
+    network pads its input's sides to multiples of ``grain``, and costs what the padded sides cost.
+    ``threads`` is the number of CPU threads that computed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -103,11 +110,13 @@ class ModelCosts(BaseModel):
     traced: tuple[TracedPoint, ...] = ()
 
     def activation_bytes(self, pixels: int) -> int:
-        """Bytes alive at the peak of a run on ``pixels`` input pixels (a whole batch together).
+        """Return bytes alive at the peak of a run on ``pixels`` input pixels.
 
-        Between traced sizes it follows the line that joins them. Beyond them, and where none
-        were traced, it is a line through the two largest sizes, and where three show that it
-        bends upward (attention over the whole map), a parabola; never below a smaller one.
+        ``pixels`` are those of the whole batch.
+
+        Linear interpolation between traced sizes. Beyond them, and where none were traced, a line
+        through the two largest sizes, or a parabola where three show that it bends upward
+        (attention over the whole map); never below a smaller size.
         """
         if self.traced:
             return _follow([(p.pixels, p.peak_bytes) for p in self.traced], pixels)
@@ -117,9 +126,10 @@ class ModelCosts(BaseModel):
         return _extrapolate([(p.pixels, p.peak_bytes) for p in self.points], pixels)
 
     def slack_bytes(self, pixels: int) -> int:
-        """Bytes that the allocator holds at that peak beyond those alive, as in the probes.
+        """Return bytes that the allocator holds at the peak beyond those alive.
 
-        Beyond the probes never below what they had: what a heap kept for small blocks stays.
+        Interpolated between the probes. Beyond them never below theirs: what a heap kept for small
+        blocks stays.
         """
         kept = [(p.pixels, max(0, p.resident_bytes - p.peak_bytes)) for p in self.points]
         if pixels <= kept[-1][0]:
@@ -128,11 +138,11 @@ class ModelCosts(BaseModel):
         return max(resident - self._probed_bytes(pixels), *(slack for _, slack in kept))
 
     def reused(self, pixels: int) -> ReusedBlocks | None:
-        """What of a run lives in blocks that a heap which keeps reuses; None where no trace says.
+        """Return bytes of a run in blocks that the heap reuses; None without such a trace.
 
-        Blocks grow with the pixels, or are parts of one size. Where the next smaller size traced,
-        grown, does not explain the next larger one, there are such parts: the one of both that
-        leaves more counts then.
+        Blocks either grow with the pixels or are parts of a fixed size. Where the next smaller
+        traced size, scaled up, does not explain the next larger one, there are such parts: the
+        estimate that leaves more in the heap counts then.
         """
         known = [point for point in self.traced if point.reused]
         if not known:
@@ -140,7 +150,7 @@ class ModelCosts(BaseModel):
         number = bisect.bisect_right([point.pixels for point in known], pixels) - 1
         smaller = known[max(number, 0)]
         grown = _grown(smaller, pixels)
-        # Beyond all of them the last two say whether there are parts.
+        # Beyond all traced sizes the last two say whether there are such parts.
         left = max(min(number, len(known) - 2), 0)
         right = known[min(left + 1, len(known) - 1)]
         if right.reused[-1].most <= _ALL_GROW * _grown(known[left], right.pixels).most:
@@ -152,11 +162,12 @@ class ModelCosts(BaseModel):
 
     @property
     def speed(self) -> float:
-        """What the seconds of plans are multiplied by, so that they are this machine's.
+        """Factor that converts the seconds of the work model to this machine's seconds.
 
-        Where a trace counted the work, plans are ranked by that, which is the same each time: by a
-        clock it would be another plan now and then, and another rounding. Only the seconds that
-        are told follow the clock, all of them alike. 1 where plans are ranked by measured seconds.
+        Where a trace counted the work, plans are ranked by work, which is the same each time:
+        ranked by measured time, the choice of plan and so the rounding would vary between runs.
+        Only the reported seconds follow the clock, all by this one factor. 1 where plans are ranked
+        by measured seconds.
         """
         if not self._counted:
             return 1.0
@@ -165,7 +176,7 @@ class ModelCosts(BaseModel):
 
     @property
     def least_seconds_per_pixel(self) -> float:
-        """Those of the size that was run at the best pace."""
+        """Seconds per pixel of the probed size with the highest throughput."""
         return min(self.seconds(point.pixels) / point.pixels for point in self.points)
 
     @property
@@ -173,21 +184,23 @@ class ModelCosts(BaseModel):
         return len(self.traced) > 1 and all(point.multiply_adds for point in self.traced)
 
     def _work_seconds(self, pixels: int) -> float:
-        """What a run takes by its work and the bytes that are alive meanwhile, on a usual
-        processor. Below the smallest size that was traced, fixed costs rule."""
+        """Return the seconds of a run from its work and bytes alive, on a typical CPU.
+
+        Below the smallest traced size, fixed costs dominate and the time is constant.
+        """
         pixels = max(pixels, self.traced[0].pixels)
         work = _follow([(p.pixels, p.multiply_adds) for p in self.traced], pixels)
         leaving = max(1.0, self.activation_bytes(pixels) / _CACHED_BYTES) ** _LEAVING_CACHES
         return work / (_PER_SECOND * self.threads) * leaving
 
     def seconds(self, pixels: int) -> float:
-        """Predicted seconds of a run on ``pixels`` input pixels: its work at this machine's
-        `speed`, or where that was not counted, as it was measured.
+        """Return the predicted seconds of a run on ``pixels`` input pixels.
 
-        Measured seconds per pixel follow the logarithm of the size between the probes, and beyond
-        the largest go on as they rose: memory gets no faster. Sizes far beyond it are taken for a
-        quarter slower, since they outgrow what the heap reuses. Below the smallest, fixed
-        costs rule.
+        From the run's work and this machine's `speed`, or where work was not counted, from the
+        probes: seconds per pixel are interpolated over the logarithm of the size, and beyond the
+        largest probe keep rising as they rose (memory gets no faster). Above twice the largest
+        probe a quarter is added, since such runs outgrow what the heap reuses. Below the smallest,
+        fixed costs dominate and the time is constant.
         """
         if self._counted:
             return self.speed * self._work_seconds(pixels)
@@ -204,10 +217,10 @@ class ModelCosts(BaseModel):
         return pixels * max(high, low + share * (high - low)) * untried
 
     def _paces(self) -> list[float]:
-        """Seconds per pixel at each probe, none above both of its neighbors'.
+        """Return seconds per pixel at each probe, none above both of its neighbors'.
 
-        Small sizes are slower for what is fixed, large ones for outgrowing caches: a size between
-        that seems slower than either was disturbed while it was measured.
+        Small sizes are slower because of fixed costs, large ones because they outgrow caches: a
+        size in between that is slower than both was disturbed while it was measured.
         """
         measured = [point.seconds / point.pixels for point in self.points]
         between = [
@@ -218,15 +231,15 @@ class ModelCosts(BaseModel):
 
 
 def _grown(point: TracedPoint, pixels: int) -> ReusedBlocks:
-    """The same run on other pixels, each block so many times as large."""
+    """Return `ReusedBlocks` of the run with every block scaled to ``pixels``."""
     times = pixels / point.pixels
-    # The next larger size that was told of: rather too many blocks than too few.
+    # The next larger recorded threshold: rather too many blocks than too few.
     below = bisect.bisect_left(BLOCK_SIZES, min(REUSED_BELOW / times, REUSED_BELOW))
     return point.reused[below].times(times)
 
 
 def fit_growth(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
-    """(fixed, per pixel, per pixel²) bytes through (pixels, bytes), none of them negative."""
+    """Fit (fixed, per pixel, per pixel²) bytes to (pixels, bytes), none negative."""
     (left, left_bytes), (right, right_bytes) = points[-2:]
     linear = (right_bytes - left_bytes) / (right - left)
     if len(points) >= 3:

@@ -1,4 +1,4 @@
-"""The rows in which every estimate, plan and report states its memory."""
+"""Ledger rows: the itemized memory of every estimate, plan and report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Origin = Literal["known", "traced", "probed", "simulated", "prior", "calibrated"
 
 
 class LedgerRow(BaseModel):
-    """One use of memory: the expected bytes, an upper bound, and where the figure comes from."""
+    """One item of memory: expected bytes, upper bound, place and origin of the figure."""
 
     model_config = ConfigDict(frozen=True)
 

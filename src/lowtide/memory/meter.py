@@ -1,4 +1,4 @@
-"""What memory was used: the process's resident memory on the CPU, reserved bytes on CUDA."""
+"""Peak-memory meters: resident memory on the CPU, reserved bytes on CUDA."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Usage:
-    """Peak bytes of a run above its start.
+    """Peak bytes of a run above its baseline.
 
-    ``peak_bytes`` is judged against the budget. On the CPU it is anonymous resident memory,
-    sampled every 20 ms unless its meter was told otherwise; ``high_water_bytes`` is the
-    kernel's own high-water mark of all resident pages (mapped files and library code touched
-    for the first time included), an upper bound, or None where the kernel keeps none. On CUDA
-    ``peak_bytes`` is what the allocator reserved plus the context. ``spike_bytes`` is the peak
-    with what came and went between two samples: the kernel's mark without all that mapped files
-    had grown by. A file that was mapped as shortly would be taken for such a spike.
+    ``peak_bytes`` is compared with the budget. On the CPU it is anonymous resident memory, sampled
+    every 20 ms unless the meter has another interval; ``high_water_bytes`` is the kernel's own
+    high-water mark of all resident pages (mapped files and library code touched for the first time
+    included), an upper bound, or None where the kernel keeps none. On CUDA ``peak_bytes`` is what
+    the allocator reserved plus the CUDA context. ``spike_bytes`` is the peak including what came
+    and went between two samples: the kernel's mark minus the growth of mapped files. A file mapped
+    for as short a time would be counted as such a spike.
     """
 
     peak_bytes: int
@@ -56,7 +56,7 @@ class Usage:
     spike_bytes: int = 0
 
     def with_more(self, other: Usage) -> Usage:
-        """The peak over both laps."""
+        """Return the peak over both laps."""
         marks = (self.high_water_bytes, other.high_water_bytes)
         high = None if None in marks else max(mark or 0 for mark in marks)
         peak = max(self.peak_bytes, other.peak_bytes)
@@ -64,9 +64,9 @@ class Usage:
 
 
 class HostMeter:
-    """Follows this process's resident memory from `start` until `stop`, in laps.
+    """Meter of this process's resident memory (CPU), from `start` to `stop`, in laps.
 
-    It is looked at every ``sample_seconds``, and at each call.
+    A thread samples every ``sample_seconds``; every call samples too.
     """
 
     def __init__(self, sample_seconds: float = _SAMPLE_SECONDS) -> None:
@@ -78,8 +78,8 @@ class HostMeter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Take the baseline and begin to sample."""
-        # What the heap keeps from before, and what Python would let go of meanwhile, would hide
+        """Take the baseline and start sampling."""
+        # Memory that the heap still holds, and garbage that Python would free meanwhile, would hide
         # what the run adds.
         trim_heap(collect=True)
         self._marks = self._mark.restart()
@@ -100,18 +100,18 @@ class HostMeter:
 
     @property
     def now_bytes(self) -> int:
-        """Bytes above the baseline at this moment; what is seen here counts for the peak."""
+        """Bytes above the baseline now; this sample counts for the peak."""
         return max(0, self._look() - self._base)
 
     @property
     def peak_bytes(self) -> int:
-        """Highest sampled bytes above the baseline so far."""
+        """Highest sampled bytes above the baseline since `start` or the last lap."""
         self._look()
         return max(0, self._peak - self._base)
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """What stays of the work inside does not count: libraries that are loaded only now."""
+        """Exclude memory that the block leaves behind, such as libraries loaded inside."""
         before = resident_parts()
         yield
         with self._lock:
@@ -122,7 +122,7 @@ class HostMeter:
         self._mark.restart()
 
     def lap(self) -> Usage:
-        """The peak since `start` or the last lap, above the baseline of `start`."""
+        """Return the peak since `start` or the last lap, above the baseline of `start`."""
         peak, high, spike = self.peak_bytes, None, 0
         if self._marks:
             most = self._mark.peaks()[0]
@@ -135,14 +135,14 @@ class HostMeter:
         return usage
 
     def stop(self) -> None:
-        """End sampling."""
+        """Stop sampling."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
 
 class CudaMeter:
-    """Follows the bytes this process holds on one CUDA device beyond what it held before."""
+    """Meter of the bytes this process holds on one CUDA device above a baseline."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -150,11 +150,13 @@ class CudaMeter:
         self._before = self._outside = 0
 
     def start(self) -> None:
-        """Take what lives now as the baseline, and restart the allocator's peak; the context, which
-        every run needs, counts."""
+        """Take allocated memory as the baseline and reset the allocator's peak.
+
+        The CUDA context, which every run needs, counts as used by the run.
+        """
         import torch
 
-        # What the allocator kept of earlier runs is no one's, and would count for this one.
+        # Cached blocks of earlier runs belong to nobody, and would count for this one.
         trim_allocators(self._device, collect=True)
         self._peaks.restart()
         self._before = torch.cuda.memory_allocated(self._device)
@@ -162,21 +164,24 @@ class CudaMeter:
 
     @property
     def now_bytes(self) -> int:
-        """Bytes reserved above the baseline and the context, now."""
+        """Bytes reserved above the baseline now, plus the CUDA context."""
         import torch
 
         return self._above(torch.cuda.memory_reserved(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """Highest bytes reserved above the baseline, and the context, since `start`."""
+        """Highest reserved bytes above the baseline, plus the CUDA context.
+
+        Since `start` or the last lap.
+        """
         return self._above(self._peaks.peaks()[1])
 
     def _above(self, reserved: int) -> int:
         return max(0, reserved - self._before) + self._outside
 
     def lap(self) -> Usage:
-        """The peak since `start` or the last lap."""
+        """Return the peak since `start` or the last lap."""
         peak = self.peak_bytes
         usage = Usage(peak, None, "bytes reserved by the allocator, and the context", peak)
         self._peaks.restart()
@@ -184,15 +189,15 @@ class CudaMeter:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Libraries that are loaded inside are on the host, which does not count here."""
+        """Do nothing: libraries loaded inside take host memory, not counted here."""
         yield
 
     def stop(self) -> None:
-        """Nothing to end: the allocator counts by itself."""
+        """Do nothing: the allocator keeps its own statistics."""
 
 
 def open_meter(device: str) -> HostMeter | CudaMeter:
-    """The meter for a device such as ``"cpu"`` or ``"cuda:0"``, not yet started."""
+    """Return a meter for a device such as ``"cpu"`` or ``"cuda:0"``, not yet started."""
     return HostMeter() if device == "cpu" else CudaMeter(device)
 
 
@@ -211,19 +216,22 @@ def _marks_of(index: int) -> HighWaterMark:
 
 
 def cuda_peaks(device: str) -> HighWaterMark:
-    """The allocator's marks on a device such as ``"cuda:0"``: (allocated, reserved) bytes."""
+    """Return the CUDA allocator's peaks for a device: (allocated, reserved) bytes.
+
+    ``device`` is such as ``"cuda:0"``.
+    """
     import torch
 
-    torch.cuda.init()  # the allocator has no marks before
+    torch.cuda.init()  # the allocator keeps no statistics before
     index = torch.device(device).index
     return _marks_of(torch.cuda.current_device() if index is None else index)
 
 
 def cuda_context_bytes(device: str) -> int:
-    """Bytes this process holds on the device outside the allocator.
+    """Return bytes this process holds on a CUDA device outside the caching allocator.
 
-    Taken as everything in use minus what the allocator reserved, which is the context when no
-    other program uses the card; capped at 1 GiB, because others' memory is not ours.
+    Everything in use minus what the allocator reserved, which is the CUDA context if no other
+    program uses the GPU; capped at 1 GiB, because others' memory is not this process's.
     """
     import torch
 
@@ -232,7 +240,7 @@ def cuda_context_bytes(device: str) -> int:
 
 
 def held_bytes(make: Callable[[], Any]) -> int:
-    """What the process holds more on the CPU while what ``make`` returns lives."""
+    """Return resident bytes (CPU) that the result of ``make`` takes while alive."""
     trim_heap(collect=True)
     before = anonymous_bytes()
     made = make()
@@ -244,9 +252,9 @@ def held_bytes(make: Callable[[], Any]) -> int:
 
 
 def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
-    """What ``call``, run a few times, adds to the process's resident memory on the CPU.
+    """Return the peak that ``runs`` calls add to the process's resident memory (CPU).
 
-    More than is alive at once: the C heap keeps pieces it cannot reuse. Both differ by model.
+    More than is alive at once: the C heap keeps blocks it cannot reuse. Both differ by model.
     """
     trim_heap(collect=True)
     meter = HostMeter(sample_seconds=0.001)

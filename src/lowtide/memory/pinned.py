@@ -1,4 +1,4 @@
-"""Host memory whose pages are locked, so that a card copies from and to it while it computes."""
+"""Pinned (page-locked) host memory, for asynchronous copies to and from a GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lowtide.core.units import MIB
 from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.platform import current_platform
 
-# Of this size is a huge page of x86-64, and of most others.
+# The size of a huge page on x86-64 and most other architectures.
 _HUGE = 2 * MIB
 
 
 class PinnedMemory:
-    """Page-locked host memory of exact size, up to the share that the platform allows.
+    """Allocator of pinned host memory of exact size, up to the platform's share.
 
     PyTorch's own pinned allocator rounds up to powers of two (pytorch/pytorch#95823). Beyond the
-    share, or where the driver refuses, memory is ordinary: copies from it are slower, not wrong.
+    share, or where the driver refuses, memory is pageable: copies from it are slower, not wrong.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class PinnedMemory:
         self._registered: list[torch.Tensor] = []
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Uninitialized uint8 memory."""
+        """Return uninitialized uint8 memory, pinned where possible."""
         if not torch.cuda.is_available():
             return torch.empty(nbytes, dtype=torch.uint8)
         memory = _in_huge_pages(nbytes)
@@ -41,7 +41,7 @@ class PinnedMemory:
         return memory
 
     def close(self) -> None:
-        """Unlock everything; nothing may be copying any more."""
+        """Unpin all memory; no copy may be in flight."""
         for memory in self._registered:
             _runtime().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
@@ -49,13 +49,15 @@ class PinnedMemory:
 
 
 def _in_huge_pages(nbytes: int) -> torch.Tensor:
-    """Uninitialized uint8 memory. Where the system has huge pages, it is made of them: a card's
-    driver locks page by page, small ones at about a GiB in a second."""
+    """Return uninitialized uint8 memory in huge pages where the system has them.
+
+    The driver locks memory page by page, small pages at about 1 GiB per second.
+    """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None or nbytes < _HUGE:
         return torch.empty(nbytes, dtype=torch.uint8)
     region = mmap.mmap(-1, -(-nbytes // _HUGE) * _HUGE)
-    with contextlib.suppress(OSError):  # a kernel without them, for which small ones do
+    with contextlib.suppress(OSError):  # a kernel without huge pages: small ones will do
         region.madvise(advice)
     return torch.frombuffer(region, dtype=torch.uint8, count=nbytes)
 
@@ -63,7 +65,7 @@ def _in_huge_pages(nbytes: int) -> torch.Tensor:
 def _register(memory: torch.Tensor) -> bool:
     if int(_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
-    # The runtime reports the refusal again at the next kernel launch, whosever that is.
+    # The runtime reports the refusal again at the next kernel launch, anybody's.
     with contextlib.suppress(RuntimeError):
         torch.empty(1, device="cuda").fill_(0)
     return False

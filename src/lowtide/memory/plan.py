@@ -1,4 +1,4 @@
-"""A plan is pure data: what will be run, what it will use, and why not otherwise."""
+"""Plan of one run as pure data: what runs, predicted memory, refused candidates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Accuracy = Literal["exact", "bounded"]
 
 
 class Refusal(BaseModel):
-    """A candidate that was not chosen, in one line."""
+    """A candidate that was not chosen, and the reason in one line."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -23,7 +23,7 @@ class Refusal(BaseModel):
 
 
 class Alternative(BaseModel):
-    """A point of the front between memory and time: no candidate takes less of both."""
+    """A point of the Pareto front of memory and time: no candidate takes less of both."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,14 +36,15 @@ class Alternative(BaseModel):
 
 
 class BandPlan(BaseModel):
-    """How strategy `streamed` runs.
+    """Parameters of strategy `streamed`: segments, bands, recomputation and spilling.
 
-    ``cuts`` are operators before which the network is cut into segments, ``again`` the work for
-    each number up to which operators are run again rather than their results kept, ``bands`` how
-    many bands each segment is run in. Of what is kept between segments ``pages`` says where it
-    lies, but for the results in ``held``, which stay in memory: ``pages_bytes`` is the most of all,
-    ``away_bytes`` of what lies elsewhere. A card's allocator is given a piece of ``piece_bytes`` to
-    cut up. ``operators`` is a digest of the network's operators, which the numbers belong to.
+    ``cuts`` are the operators before which the network is cut into segments, ``again`` the number
+    of multiply-adds per element up to which operators are recomputed rather than their results
+    kept, ``bands`` the number of bands of each segment. ``pages`` says where results between
+    segments are spilled, except those in ``held``, which stay in memory: ``pages_bytes`` is the
+    most of all of them, ``away_bytes`` the most of those spilled. On a GPU the allocator is first
+    given an arena of ``piece_bytes`` to split. ``operators`` is a digest of the network's
+    operators, which the operator numbers refer to.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,30 +61,30 @@ class BandPlan(BaseModel):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others of one network and size, as the key of its layout does."""
+        """Identity among the band plans of one network and size, as the key of its layout."""
         return self.cuts, self.again, self.bands, self.pages, self.held
 
 
-# What is tried in this order when memory runs out in spite of a plan.
+# Recovery steps, tried in this order when memory runs out in spite of a plan.
 Recovery = Literal["again", "smaller batch", "smaller tile", "smaller plan"]
 RECOVERY: tuple[Recovery, ...] = ("again", "smaller batch", "smaller tile", "smaller plan")
 
 
 class Plan(BaseModel):
-    """How one image will be run. JSON in, JSON out; the same plan gives the same file.
+    """Execution plan of one image; the same plan serializes to the same JSON.
 
     Sizes are input pixels. ``run_pixels`` is the most that the network gets at once, all
-    ``images_per_tile`` (color and alpha) counted. ``upper_bytes`` is what is held against the
-    budget. Tiles are all of one size, padded where the image ends, and run row by row, so that
-    the first one shows what all of them take; ``recovery`` is what follows if memory runs out
-    nevertheless. ``heap`` is what the C heap of the command line's process does with freed blocks;
-    "as it is" leaves it alone. ``model_sha256`` names the weights that the figures are of.
-    ``front`` are the candidates that nothing beats in both memory and time, from the smallest up.
-    ``banded`` is set where the strategy is `streamed`; tiles are then panels as high as the image,
-    of which only a wide one has several, and ``run_pixels`` means nothing. ``lanes`` are how many
-    devices take tiles of the image at once, and ``in_flight`` how many batches are on their way to
-    a single one and back. ``compiled`` networks wait for PyTorch's compiler before the first tile,
-    and ``recorded`` ones are replayed from a CUDA graph.
+    ``images_per_tile`` (color and alpha) counted. ``upper_bytes`` is what is compared with the
+    budget. Tiles are all of one size, padded at the image's borders, and run row by row, so that
+    the first one shows the memory of all; ``recovery`` lists what is tried if memory runs out
+    nevertheless. ``heap`` is how the C heap of the command line's process treats freed blocks; "as
+    it is" leaves it unchanged. ``model_sha256`` identifies the weights that the figures belong to.
+    ``front`` is the Pareto front of memory and time, smallest first. ``banded`` is set where the
+    strategy is `streamed`; tiles are then panels as high as the image, of which only a wide one has
+    several, and ``run_pixels`` is meaningless. ``lanes`` is the number of devices that take tiles
+    of the image at once, ``in_flight`` the number of batches in flight on a single one.
+    ``compiled`` networks wait for PyTorch's compiler before the first tile, and ``recorded`` ones
+    are replayed from a CUDA graph.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -128,13 +129,13 @@ class Plan(BaseModel):
     recorded: bool = False
 
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
-        """Sum of the ledger at one place; on the CPU the host is the device."""
+        """Return the ledger's sum at ``place``; on the CPU, host and device are one."""
         places = {"device", "host"} if self.device == "cpu" and place != "disk" else {place}
         return sum(row.upper if upper else row.value for row in self.ledger if row.place in places)
 
     @property
     def network_size(self) -> tuple[int, int]:
-        """(height, width) of what the network is given by a streamed plan, band by band."""
+        """(height, width) of the network input of a streamed plan, run band by band."""
         return self.padded_height, self.tile_width
 
     @property
@@ -149,7 +150,7 @@ class Plan(BaseModel):
 
     @property
     def title(self) -> str:
-        """For people: the strategy with its sizes."""
+        """Summary for people: the strategy with its sizes."""
         more = ", compiled" if self.compiled else ", recorded" if self.recorded else ""
         more += ", memory given back at once" if self.heap == "gives back" else ""
         if self.banded is not None:

@@ -1,4 +1,4 @@
-"""Plans kept in files, to be run again as they are."""
+"""Plan files: plans saved as JSON, to be replayed unchanged."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from lowtide.memory.plan import Plan
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The plans of one file: a plan by itself, or those in a report, by the input's name."""
+    """The plans of one JSON file: a single plan, or those of a report by input name."""
 
     path: Path
     plans: tuple[tuple[str, Plan], ...]
 
     @classmethod
     def read(cls, path: Path) -> PlanFile:
-        """The plans in a JSON file made by ``plan --json`` or ``upscale --json`` or ``--report``.
+        """Read a JSON file made by ``plan --json``, ``upscale --json`` or ``--report``.
 
-        Raises `UsageError` for a file that holds none.
+        Raises:
+            UsageError: for a file that cannot be read or holds no plan.
         """
         try:
             data = json.loads(path.read_text())
@@ -47,9 +48,10 @@ class PlanFile:
         return cls(path, found)
 
     def find(self, source: str, width: int, height: int) -> Plan:
-        """The plan for an image: that of its name, else the one of its size.
+        """Return the plan for an image: that of its name and size, else of its size.
 
-        Raises `UsageError` where the file has none.
+        Raises:
+            UsageError: if the file has none.
         """
         sized = [(name, p) for name, p in self.plans if (p.width, p.height) == (width, height)]
         named = [plan for name, plan in sized if Path(name).name == Path(source).name]
@@ -63,10 +65,14 @@ class PlanFile:
 
 
 def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Plan:
-    """``plan`` with the budget it is held against now, if it suits this run.
+    """Return ``plan`` with the current budget, after checking that it suits this run.
 
-    ``expected`` are fields and the values that this run needs them to have. Raises `UsageError`
-    where one differs, `BudgetError` where the plan does not fit.
+    Args:
+        expected: names of plan fields, and the values that this run needs them to have.
+
+    Raises:
+        UsageError: if a field differs.
+        BudgetError: if the plan does not fit the budget.
     """
     for name, value in expected.items():
         if (planned := getattr(plan, name)) != value:

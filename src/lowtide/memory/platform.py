@@ -1,4 +1,4 @@
-"""What the platform allows, asked in one place so that a test can answer for another one."""
+"""Memory-related facts of the operating system, overridable for tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lowtide.core.units import MIB, format_bytes, format_seconds
 
 Name = Literal["linux", "windows", "darwin", "wsl"]
 
-# Kept free where the desktop shares the card and the driver spills rather than fails. A prior:
-# what ComfyUI reserves on Windows (comfy/model_management.py).
+# Kept free where the desktop shares the GPU and the driver spills instead of failing. A prior: what
+# ComfyUI reserves on Windows (comfy/model_management.py).
 _DESKTOP_BYTES = 600 * MIB
-# A driver that moves memory over the bus costs far more than this; clocks and other programs
-# cost less.
+# A driver that moves memory over the bus slows runs by far more than this factor; clocks and other
+# programs by less.
 _COLLAPSE = 4.0
 _BATCHES = 3
 
@@ -29,13 +29,18 @@ _BATCHES = 3
 class Platform:
     """Facts of an operating system that memory decisions depend on.
 
-    ``expandable_segments``: PyTorch's CUDA allocator can grow its segments. Linux alone; under
-    WSL the first allocation fails (pytorch/pytorch#192330).
-    ``spills_to_shared_memory``: the driver moves what does not fit on the card to host memory
+    ``expandable_segments``: PyTorch's CUDA allocator can grow its segments. Linux alone; under WSL
+    the first allocation fails (pytorch/pytorch#192330).
+
+    ``spills_to_shared_memory``: the driver moves what does not fit on the GPU to host memory
     instead of failing, and everything slows down.
-    ``pinned_share``: share of the host's memory that may be page-locked. A prior.
-    ``rename_over_open_files``: a file can be replaced or deleted while somebody reads it.
+
+    ``pinned_share``: share of the host's memory that may be pinned. A prior.
+
+    ``rename_over_open_files``: a file can be replaced or deleted while it is open for reading.
+
     ``process_data_limit``: RLIMIT_DATA makes an allocation fail where it should.
+
     ``high_water_mark``: procfs keeps, and can reset, the peak of resident memory.
     """
 
@@ -62,9 +67,9 @@ _pretended: ContextVar[Platform | None] = ContextVar("lowtide_platform", default
 
 
 def current_platform() -> Platform:
-    """The platform of this process, or the one that `as_platform` set.
+    """Return the platform of this process, or the one that `as_platform` set.
 
-    A system that is none of the four is taken for macOS, which promises least.
+    A system that is none of the four is treated as macOS, which guarantees least.
     """
     return _pretended.get() or _PLATFORMS[_detect()]
 
@@ -79,10 +84,13 @@ def _detect() -> Name:
 
 @contextlib.contextmanager
 def as_platform(name: str) -> Iterator[Platform]:
-    """Decide as on ``name`` ("linux", "windows", "darwin" or "wsl") inside the block.
+    """Override `current_platform` inside the block.
 
-    For tests and for planning on behalf of another machine. A context variable: threads that are
-    already running do not see it. Raises `UsageError` for any other name.
+    For tests, and for planning on behalf of another machine. ``name`` is "linux", "windows",
+    "darwin" or "wsl". A context variable: threads that are already running do not see it.
+
+    Raises:
+        UsageError: for any other name.
     """
     platform = _PLATFORMS.get(name)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if platform is None:
@@ -97,13 +105,15 @@ def as_platform(name: str) -> Iterator[Platform]:
 def allocator_cap(
     platform: Platform, budget_bytes: int, total_bytes: int, context_bytes: int
 ) -> float | None:
-    """The share of a CUDA device for `torch.cuda.set_per_process_memory_fraction`, or None.
+    """Return the fraction for `torch.cuda.set_per_process_memory_fraction`, or None.
 
-    ``total_bytes`` is the device's memory, ``context_bytes`` what this process holds outside
-    the allocator: the budget counts it, the cap does not. Where drivers spill there is always a
-    cap, below the whole card, so that PyTorch raises before the driver begins to move memory.
-    Elsewhere None means that the card itself is the smaller limit. Raises `BudgetError` if the
-    context takes all of the budget.
+    ``total_bytes`` is the device's memory, ``context_bytes`` what this process holds outside the
+    allocator: the budget counts it, the cap does not. Where drivers spill there is always a cap,
+    below the whole GPU, so that PyTorch raises before the driver begins to move memory. Elsewhere
+    None means that the GPU's own memory is the smaller limit.
+
+    Raises:
+        BudgetError: if the context takes all of the budget.
     """
     limit = budget_bytes
     if platform.spills_to_shared_memory:
@@ -120,11 +130,12 @@ def allocator_cap(
 
 
 def spill_warning(seconds: Sequence[float], *, platform: Platform) -> str | None:
-    """A sentence for the report if the driver seems to have begun to spill, else None.
+    """Return a warning if the driver seems to spill to host memory, or None.
 
-    ``seconds`` are those of equal-sized batches in the order they ran, all of one run. A
-    collapse is a median of the last three above four times the median of the first three; one
-    slow batch, or a slow start, is none. Always None where drivers fail instead of spilling.
+    ``seconds`` are those of equal-sized batches of one run, in the order they ran. A spill is
+    assumed where the median of the last three is above four times the median of the first three;
+    one slow batch, or a slow start, is not enough. Always None where drivers fail instead of
+    spilling.
     """
     if not platform.spills_to_shared_memory or len(seconds) < 2 * _BATCHES:
         return None

@@ -1,4 +1,4 @@
-"""What the system says of this process and of its machine: resident memory and its marks."""
+"""Resident memory of this process, its high-water marks, and host memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _MAPS = Path("/proc/self/maps")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Libraries that programs put in the place of the C library's heap.
+# Libraries that replace the C library's heap.
 _REPLACEMENTS = ("jemalloc", "tcmalloc", "mimalloc")
 
 
 def anonymous_bytes() -> int:
-    """Resident bytes of this process that belong to no file."""
+    """Return anonymous resident bytes of this process (not backed by a file)."""
     return resident_parts()[0]
 
 
 def resident_parts() -> tuple[int, int]:
-    """Resident bytes of this process: (those that belong to no file, those of mapped files)."""
+    """Return resident bytes of this process: (anonymous, of mapped files)."""
     if _STATM.exists():
         _, resident, shared, *_ = _STATM.read_text().split()
         return (int(resident) - int(shared)) * _PAGE, int(shared) * _PAGE
@@ -35,7 +35,7 @@ def resident_parts() -> tuple[int, int]:
 
 
 def available_host_bytes() -> int:
-    """Host memory that programs could still take without swapping."""
+    """Return host memory available to programs without swapping."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
@@ -45,12 +45,12 @@ def available_host_bytes() -> int:
 
 
 def total_host_bytes() -> int:
-    """Host memory of this machine, used or free."""
+    """Return the total host memory of this machine."""
     return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
 
 
 def status_bytes(field: str) -> int:
-    """A size in the kernel's status of this process, such as ``"VmRSS"``; 0 where it has none."""
+    """Return a size field of ``/proc/self/status`` such as ``"VmRSS"``; 0 if absent."""
     if not _STATUS.exists():
         return 0
     for line in _STATUS.read_text().splitlines():
@@ -60,7 +60,7 @@ def status_bytes(field: str) -> int:
 
 
 def allocator_name() -> str:
-    """The heap that serves this process, with its version or setting where that matters."""
+    """Return the name of this process's heap, with version or setting if relevant."""
     if _MAPS.exists():
         mapped = _MAPS.read_text()
         for name in _REPLACEMENTS:
@@ -79,10 +79,10 @@ def _has_glibc() -> bool:
 
 @contextlib.contextmanager
 def silence_stderr() -> Iterator[None]:
-    """Send file descriptor 2 nowhere, for libraries that write there past Python."""
+    """Redirect file descriptor 2 to the null device, for libraries that bypass Python."""
     try:
         kept = os.dup(2)
-    except OSError:  # a program without a standard error has nothing to be kept quiet
+    except OSError:  # a program without a standard error has nothing to silence
         yield
         return
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -96,9 +96,9 @@ def silence_stderr() -> Iterator[None]:
 
 
 class HighWaterMark:
-    """A mark of the system that any reset clears for everybody, read by several at once.
+    """System-wide high-water mark that any reset clears, shared by several readers.
 
-    ``read`` gives one or more byte counts that only grow until ``reset`` sets them back to what
+    ``read`` returns one or more byte counts that only grow until ``reset`` sets them back to what
     is used at that moment; ``reset`` returns whether that is possible here.
     """
 
@@ -108,19 +108,19 @@ class HighWaterMark:
         self._readings: weakref.WeakSet[MarkReader] = weakref.WeakSet()
 
     def reading(self) -> MarkReader:
-        """A reader of its own, to be begun by `MarkReader.restart`."""
+        """Return a new reader; start it with `MarkReader.restart`."""
         return MarkReader(self)
 
 
 class MarkReader:
-    """The highest values since this reader's own last `restart`, whatever others reset."""
+    """Highest values since this reader's own last `restart`, whatever others reset."""
 
     def __init__(self, mark: HighWaterMark) -> None:
         self._mark = mark
         self._best: tuple[int, ...] = ()
 
     def restart(self) -> bool:
-        """Forget the past for this reader alone; False where the mark cannot be reset."""
+        """Restart this reader alone; returns False where the mark cannot be reset."""
         mark = self._mark
         with mark._lock:
             now = mark._read()
@@ -132,7 +132,7 @@ class MarkReader:
         return works
 
     def peaks(self) -> tuple[int, ...]:
-        """Highest values since `restart`."""
+        """Return the highest values since `restart`."""
         with self._mark._lock:
             return _higher(self._best, self._mark._read())
 

@@ -1,4 +1,4 @@
-"""A limit that the system itself keeps: real allocation failures in this process, on the CPU."""
+"""RLIMIT_DATA limit on this process: real CPU allocation failures, for tests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _STATUS = Path("/proc/self/status")
 
 @contextlib.contextmanager
 def process_limit(extra_bytes: int) -> Iterator[None]:
-    """Let this process take at most ``extra_bytes`` more private memory than it has now.
+    """Limit this process to ``extra_bytes`` more private memory than it has now.
 
-    Inside, an allocation of PyTorch on the CPU beyond that raises the `RuntimeError` that
-    `is_out_of_memory` of ``lowtide.memory.oom`` recognizes, and one of numpy a
-    `MemoryError`. Memory counts from the moment it is asked for, used or not, stacks of new
-    threads included (8 MiB each, as a rule): threads should be there before. What the C heap
-    keeps for reuse can be had without asking. Libraries that do not check what they get may
-    crash, so this is for tests and for processes of their own.
+    Inside, a CPU allocation of PyTorch beyond that raises the `RuntimeError` that
+    `is_out_of_memory` of ``lowtide.memory.oom`` recognizes, and one of numpy a `MemoryError`.
+    Memory counts from the moment it is requested, used or not, stacks of new threads included
+    (usually 8 MiB each): start threads before. What the C heap keeps for reuse does not count
+    again. Libraries that do not check their allocations may crash, so this is for tests and for
+    separate processes.
 
-    It is the soft limit RLIMIT_DATA of the whole process, set back on leaving; a lower one that
-    was there stays. Raises `UsageError` on systems other than Linux and for no bytes at all,
-    and `LowtideError` where the kernel takes the limit but does not keep it, as some sandboxes.
+    It is the soft limit RLIMIT_DATA of the whole process, restored on exit; a lower existing limit
+    stays.
+
+    Raises:
+        UsageError: on systems other than Linux, and for ``extra_bytes`` below 1.
+        LowtideError: where the kernel accepts the limit but does not enforce it, as some sandboxes.
     """
     if extra_bytes < 1:
         raise UsageError(f"a limit of {extra_bytes} more bytes leaves nothing to run in")
@@ -50,7 +53,7 @@ def process_limit(extra_bytes: int) -> Iterator[None]:
 
 
 def _private_bytes() -> int:
-    """Writable private memory of this process, as the kernel counts it for RLIMIT_DATA."""
+    """Return writable private memory of this process, as RLIMIT_DATA counts it."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
@@ -58,7 +61,7 @@ def _private_bytes() -> int:
 
 
 def _try_to_exceed(extra_bytes: int) -> None:
-    """Raise `LowtideError` if twice the allowance can be had after all; it is not touched."""
+    """Raise `LowtideError` if twice the allowance can be mapped; it is not touched."""
     size = 2 * extra_bytes + mmap.PAGESIZE
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,1 +1,1 @@
-"""Weights beyond the budget, streamed block by block."""
+"""Weight offloading: weights larger than the budget are streamed block by block."""

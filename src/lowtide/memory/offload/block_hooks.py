@@ -1,4 +1,4 @@
-"""Whose turn it is: hooks that put a block's weights in place while it runs."""
+"""Forward hooks that install the weights of a block while it runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from lowtide.memory.offload.weight_blocks import set_tensor
 
 
 class BlockHooks:
-    """Keeps the blocks of one model in a few slots.
+    """Streams the blocks of one model through a few weight buffers, by forward hooks.
 
-    A slot is filled by the loading thread and by nobody else, and modules are changed by the
-    calling thread and by nobody else. A block that runs keeps its slot; all others may lose it.
+    Buffers are filled by the loading thread alone, and modules are changed by the calling thread
+    alone. A running block keeps its buffer; every other block may lose its own. ``in_flight`` is
+    the number of buffers. ``loads``, ``misses`` and ``loaded_bytes`` are counters as in
+    `WeightStream`.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class BlockHooks:
         self._turn = self.loads = self.misses = self.loaded_bytes = 0
 
     def open(self) -> None:
-        """Take the weights out of the modules and set the hooks."""
+        """Replace the modules' weights by placeholders and register the hooks."""
         modules = dict(self._model.named_modules())  # attributes may hide a module by its name
         for index, layout in enumerate(self._layouts):
             self._absent.append(
@@ -62,18 +64,21 @@ class BlockHooks:
             self._keep_in_place(layout)
             owners = {id(place.owner) for place in layout.places}
             for path in layout.block.modules:
-                # Its parts as well: a model may call them without calling the block.
+                # Submodules as well: a model may call them without calling the block.
                 for part in modules[path].modules():
                     if part is modules[path] or id(part) in owners:
                         self._hook(part, index)
-        # Last, to be called first: nothing runs when a pass begins, whatever ended the last.
+        # Last, to be called first: no block runs when a pass begins, however the last pass ended.
         self._hooks.append(
             self._model.register_forward_pre_hook(lambda *_: self._running.clear(), prepend=True)
         )
 
     def _keep_in_place(self, layout: BufferLayout) -> None:
-        """Recurrent layers on CUDA give their weights memory of their own, in cuDNN's order, when
-        they find others in place: what is loaded into the slot would no longer reach them."""
+        """Disable `flatten_parameters` of recurrent layers.
+
+        On CUDA it would copy their weights to memory of their own, in cuDNN's order, and what is
+        then loaded into the buffer would no longer reach them.
+        """
         for place in layout.places:
             if isinstance(place.owner, nn.RNNBase) and place.owner not in self._recurrent:
                 self._recurrent.append(place.owner)
@@ -86,7 +91,7 @@ class BlockHooks:
         self._hooks.append(part.register_forward_hook(after, always_call=True))
 
     def _before(self, index: int, module: nn.Module, inputs: Any) -> None:
-        self._running[index] += 1  # first of all: the hook after it is called in any case
+        self._running[index] += 1  # first of all: the post-forward hook is called in any case
         if torch.is_grad_enabled():
             raise UsageError(
                 "streamed weights have no gradients",
@@ -103,7 +108,7 @@ class BlockHooks:
         try:
             kept = _without_views(output, slot.buffer)
         finally:
-            # Only now: copies of what lies in the slot are issued after the block, and read it too.
+            # Only now: the copies out of the buffer are issued after the block, and read it too.
             self._lane.after(slot)
         if slot.buffer._version != slot.version:
             self._empty(slot)
@@ -115,7 +120,7 @@ class BlockHooks:
         return kept
 
     def _bring(self, index: int) -> None:
-        """Have the block's weights in its modules, and the next block's on their way."""
+        """Install the block's weights in its modules, and prefetch the next block's."""
         slot = self._slot_of(index)
         if slot is None:
             self.misses += 1
@@ -147,7 +152,7 @@ class BlockHooks:
         return next((slot for slot in self._slots if slot.block == index), None)
 
     def _free_slot(self) -> WeightBuffer | None:
-        """The slot whose block was needed longest ago, among those that do not run."""
+        """Return the least recently used buffer whose block is not running, or None."""
         free = [slot for slot in self._slots if slot.block is None or not self._running[slot.block]]
         return min(free, key=lambda slot: slot.turn, default=None)
 
@@ -184,7 +189,7 @@ class BlockHooks:
             set_tensor(place, absent)
 
     def close(self) -> None:
-        """End the loading thread, remove the hooks, put the model's own tensors back."""
+        """Stop the loading thread, remove the hooks, restore the model's own tensors."""
         for hook in self._hooks:
             hook.remove()
         self._loader.shutdown(cancel_futures=True)
@@ -199,11 +204,11 @@ class BlockHooks:
 
 
 def _stay() -> None:
-    """In the place of a recurrent layer's `flatten_parameters`."""
+    """Replaces `flatten_parameters` of a recurrent layer; does nothing."""
 
 
 def _weights(layout: BufferLayout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """What modules get while the block is in ``buffer``."""
+    """Return the block's parameters and buffers as views of ``buffer``."""
     return [
         view if place.is_buffer else nn.Parameter(view, requires_grad=False)
         for place, view in zip(layout.places, layout.views(buffer), strict=True)
@@ -211,7 +216,7 @@ def _weights(layout: BufferLayout, buffer: torch.Tensor) -> list[torch.Tensor]:
 
 
 class _Order:
-    """Which block follows which, learned as they run: after the last two, after the last."""
+    """Order of blocks, learned as they run: by the last two blocks, else by the last."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -219,7 +224,10 @@ class _Order:
         self._followers: dict[tuple[int, int] | int, int] = {}
 
     def after(self, index: int) -> int:
-        """Note that ``index`` runs, and guess what will: in the first pass, the next listed."""
+        """Record that ``index`` runs, and predict the next block.
+
+        In the first pass that is the next in the list.
+        """
         before, last = self._last
         if index != last:
             self._followers[before, last] = self._followers[last] = index
@@ -229,7 +237,10 @@ class _Order:
 
 
 def _without_views(output: Any, buffer: torch.Tensor) -> Any:
-    """A copy of what lies in the buffer itself, such as an embedding returned as it is."""
+    """Return ``output`` with tensors that share memory with ``buffer`` copied.
+
+    Returns None if there are none. An embedding returned unchanged is an example.
+    """
     storage = buffer.untyped_storage()._cdata
 
     def inside(value: Any) -> bool:

@@ -1,12 +1,12 @@
-"""Buffers that blocks of weights pass through, where their bytes come from, and who waits for whom.
+"""Weight buffers, sources of their bytes, and loaders for CPU and CUDA.
 
-Every call to a device is in this file. A lane belongs to one device and knows four moves:
+Every call to a device is in this file. A loader belongs to one device and has four operations:
 
-    load     fill a slot, in the loading thread; on CUDA the copy waits for the computation that
-             used the slot last
-    before   the computation about to be issued waits for the slot's copy
-    after    the slot may be overwritten once the computation issued so far is done
-    close    nothing is in motion any more
+    load     fill a buffer, in the loading thread; on CUDA the copy waits for the computation
+             that used the buffer last
+    before   the computation about to be issued waits for the buffer's copy
+    after    the buffer may be overwritten once the computation issued so far is done
+    close    no copy is in flight any more
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowtide.memory.pinned import PinnedMemory
 
 
 class BufferLayout:
-    """The tensors of one block and where each lies in a buffer."""
+    """The tensors of one block and their offsets in a buffer."""
 
     def __init__(self, block: WeightBlock, places: Sequence[TensorSlot]) -> None:
         self.block, self.places = block, tuple(places)
@@ -38,7 +38,10 @@ class BufferLayout:
         ]
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The block's tensors in ``buffer`` (uint8, at least ``nbytes``), with their strides."""
+        """Return the block's tensors as strided views of ``buffer``.
+
+        ``buffer`` is uint8, of at least ``nbytes``.
+        """
         return [
             buffer[offset : offset + nbytes].view(dtype).as_strided(shape, stride)
             for offset, (shape, stride, dtype, nbytes) in zip(
@@ -48,14 +51,14 @@ class BufferLayout:
 
 
 class WeightSource(Protocol):
-    """Where the bytes of blocks are kept."""
+    """Protocol of a source of block weights: files or host memory."""
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
         """Fill ``buffer``, uint8 in host memory, with the block."""
         ...
 
     def memory(self, layout: BufferLayout) -> torch.Tensor | None:
-        """The block as it lies in host memory already, or None."""
+        """Return the block if it is in host memory already, else None."""
         ...
 
 
@@ -66,42 +69,42 @@ class FileWeightSource:
         self._files, self._permuted = files, permuted
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """One read per tensor, in the order of the model."""
+        """Read each tensor of the block, in the order of the model."""
         for place, view in zip(layout.places, layout.views(buffer), strict=True):
             target = view.permute(memory_order(view)) if self._permuted else view
             self._files.read(place.name, target)
 
     def memory(self, layout: BufferLayout) -> None:
-        """Files are not memory."""
+        """Return None: files are not in host memory."""
 
 
 class HostWeightSource:
-    """Blocks in host memory, page-locked as far as the platform allows."""
+    """Blocks in host memory, pinned as far as the platform allows."""
 
     def __init__(self, pinned: PinnedMemory) -> None:
         self._pinned = pinned
         self._blocks: dict[str, torch.Tensor] = {}
 
     def take(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
-        """Make room for a block and have ``fill`` write it there."""
+        """Allocate memory for a block and let ``fill`` write the block into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
         self._blocks[layout.block.name] = memory
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """A copy."""
+        """Copy the block into ``buffer``."""
         buffer[: layout.nbytes].copy_(self._blocks[layout.block.name])
 
     def memory(self, layout: BufferLayout) -> torch.Tensor:
-        """No copy."""
+        """Return the block without a copy."""
         return self._blocks[layout.block.name]
 
 
 @dataclass(eq=False)
 class WeightBuffer:
-    """One buffer, the block that is in it or on its way into it, and the events of its lane.
+    """One weight buffer, the block that is loaded or loading, and its CUDA events.
 
-    ``tensors`` are the weights of each block as they lie in this buffer.
+    ``tensors`` are the weights of each block as views of this buffer.
     """
 
     buffer: torch.Tensor
@@ -117,33 +120,35 @@ class WeightBuffer:
 
 
 class HostLoader:
-    """The CPU: a load is done when the call returns, and so is a computation."""
+    """Loader for the CPU: loads and computations are synchronous."""
 
     device = torch.device("cpu")
 
     def slot(self, nbytes: int) -> WeightBuffer:
-        """A slot of exactly ``nbytes``."""
+        """Allocate a buffer of exactly ``nbytes``."""
         return WeightBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
     def load(self, slot: WeightBuffer, layout: BufferLayout, source: WeightSource) -> None:
-        """Read the block straight into the slot."""
+        """Read the block straight into the buffer."""
         source.read(layout, slot.buffer)
 
     def before(self, slot: WeightBuffer) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the load is done."""
 
     def after(self, slot: WeightBuffer) -> None:
-        """Nothing to mark."""
+        """Do nothing: the computation is done."""
 
     def close(self) -> None:
-        """Nothing is in motion."""
+        """Do nothing: no copy is in flight."""
 
 
 class CudaLoader:
-    """One CUDA device: copies on a stream of their own, ordered by two events for each slot.
+    """Loader for one CUDA device: asynchronous copies on a side stream.
 
-    Blocks that are not in host memory already are staged in page-locked memory, one staging
-    buffer for each slot.
+    Two events per buffer order copies and computation.
+
+    With ``staged``, blocks that are not in host memory are staged in pinned memory, one staging
+    buffer for each weight buffer.
     """
 
     def __init__(self, device: torch.device, pinned: PinnedMemory, *, staged: bool) -> None:
@@ -151,17 +156,17 @@ class CudaLoader:
         self._stream = torch.cuda.Stream(device)
 
     def slot(self, nbytes: int) -> WeightBuffer:
-        """A slot of exactly ``nbytes``, and its staging buffer where one is needed."""
+        """Allocate a buffer of exactly ``nbytes``, and its staging buffer where needed."""
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         staging = self._pinned.empty(nbytes) if self._staged else None
         slot = WeightBuffer(buffer, staging, torch.cuda.Event(), torch.cuda.Event())
-        # The allocator may have handed out memory that kernels issued earlier still read; that
-        # is safe on their own stream, but the first copy comes on another.
+        # The allocator may have returned memory that kernels issued earlier still read; that is
+        # safe on their own stream, but the first copy runs on another.
         self.after(slot)
         return slot
 
     def load(self, slot: WeightBuffer, layout: BufferLayout, source: WeightSource) -> None:
-        """Issue the copy; only for staging does the calling thread wait, for the copy before."""
+        """Issue the copy; with staging, first wait for the buffer's previous copy."""
         assert slot.copied is not None and slot.used is not None
         memory = source.memory(layout)
         if memory is None:
@@ -175,12 +180,12 @@ class CudaLoader:
             slot.copied.record(self._stream)
 
     def before(self, slot: WeightBuffer) -> None:
-        """Make the current stream wait for the slot's copy."""
+        """Make the current stream wait for the buffer's copy."""
         assert slot.copied is not None
         torch.cuda.current_stream(self.device).wait_event(slot.copied)
 
     def after(self, slot: WeightBuffer) -> None:
-        """Mark the point of the current stream after which the slot may be overwritten."""
+        """Record on the current stream when the buffer may be overwritten."""
         assert slot.used is not None
         slot.used.record(torch.cuda.current_stream(self.device))
 

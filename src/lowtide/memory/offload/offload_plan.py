@@ -1,4 +1,4 @@
-"""How the weights of a model fit in a budget: which stay, which stream, through which buffers."""
+"""Offload plan: which weights stay resident, which stream, in how many buffers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.offload.weight_blocks import WeightBlock, find_blocks
 
-# Splits to try, as shares of all weights; 0 is every module by itself.
+# Block sizes to try, as fractions 1/n of all weights; 0 is every module by itself.
 _SHARES = (8, 16, 32, 64, 0)
-# What starting a load costs, expressed in bytes that could be loaded in that time. A prior.
+# The overhead of starting a load, as the bytes that could be loaded in that time. A prior.
 _LOAD_OVERHEAD = MIB
-# Steps of this share of a list fall far from each other, whatever its length.
+# Multiples of this, modulo 1, spread blocks evenly over a list of any length.
 _GOLDEN = 0.618033988749895
 
 
 class OffloadPlan(BaseModel):
-    """Which blocks stay in memory and which pass through ``in_flight`` buffers. JSON in, JSON out.
+    """Blocks that stay resident and blocks streamed through ``in_flight`` buffers.
 
-    All sizes are bytes. ``activation_bytes`` is what the caller set aside of ``budget_bytes``.
+    Serializes to JSON. All sizes are bytes. ``activation_bytes`` is what the caller reserved of
+    ``budget_bytes``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,32 +37,32 @@ class OffloadPlan(BaseModel):
 
     @property
     def resident_bytes(self) -> int:
-        """Weights that stay in memory."""
+        """Bytes of weights that stay in memory."""
         return sum(block.nbytes for block in self.resident)
 
     @property
     def streamed_bytes(self) -> int:
-        """Weights loaded again on every pass through the model."""
+        """Bytes of weights loaded again on every pass through the model."""
         return sum(block.nbytes for block in self.streamed)
 
     @property
     def largest_streamed_bytes(self) -> int:
-        """The size of one buffer."""
+        """Bytes of one buffer."""
         return max((block.nbytes for block in self.streamed), default=0)
 
     @property
     def buffer_bytes(self) -> int:
-        """All buffers together."""
+        """Bytes of all buffers."""
         return self.in_flight * self.largest_streamed_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """What the plan takes of the budget: resident weights, buffers and activations."""
+        """Bytes of resident weights, buffers and activations together."""
         return self.resident_bytes + self.buffer_bytes + self.activation_bytes
 
     @property
     def title(self) -> str:
-        """For people: what stays, what passes, and through what."""
+        """Summary for people: resident and streamed bytes, and the buffers."""
         if not self.streamed:
             return f"all weights resident: {format_bytes(self.resident_bytes)}"
         return (
@@ -78,14 +79,22 @@ def plan_offload(
     activation_bytes: int = 0,
     resident: Iterable[str] = (),
 ) -> OffloadPlan:
-    """Which weights of ``model`` stay and which stream, so that all fits in ``budget_bytes``.
+    """Choose which weights of ``model`` stay resident and which stream, by a budget.
 
-    ``activation_bytes`` of the budget are left to everything that is not a weight. The model may
-    be on the meta device: only names, shapes and types are looked at. As much stays resident as
-    fits beside two buffers of the largest streamed block, one for the block that runs and one
-    for the next; where only one buffer fits, blocks are loaded when they are needed. Layers are
-    split only if whole ones do not fit. Raises `BudgetError`, naming the smallest budget that
-    would do, if one block, what cannot be streamed, and the activations do not fit together.
+    As much stays resident as fits with two buffers of the largest streamed block, one for the block
+    that runs and one to prefetch the next; where only one buffer fits, blocks are loaded when they
+    are needed. Layers are split only if whole ones do not fit.
+
+    Args:
+        model: may be on the meta device; only names, shapes and dtypes are read.
+        budget_bytes: for weights, buffers and activations together.
+        activation_bytes: part of the budget reserved for everything that is not a weight.
+        resident: names of modules, parameters and buffers that must not be streamed.
+
+    Raises:
+        BudgetError: if one block, what cannot be streamed, and the activations do not fit together;
+            names the smallest budget that would do.
+        UsageError: for a name in ``resident`` that the model does not have.
     """
     names, room = tuple(resident), budget_bytes - activation_bytes
     kept = dict(budget_bytes=budget_bytes, activation_bytes=activation_bytes)
@@ -125,7 +134,7 @@ def _cost(fit: _Fit) -> int:
 
 
 def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | None:
-    """The (resident, streamed) blocks that load the fewest bytes and fit in ``room`` bytes."""
+    """Return the (resident, streamed) blocks that fit in ``room`` and load least."""
     best: _Fit | None = None
     free = [block for block in blocks if block.modules]
     for limit in sorted({block.nbytes for block in free}):
@@ -134,8 +143,8 @@ def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | Non
         spare -= sum(b.nbytes for b in blocks if not b.modules or b.nbytes > limit)
         if spare < 0:
             continue
-        # Small ones first, they cost as many loads as large ones. The others far apart, so
-        # that a block can be loaded while resident ones are computed.
+        # Small blocks stay resident first: they cost as many loads as large ones. The others are
+        # spread out, so that a block can be loaded while resident ones are computed.
         spread = {block.name: index * _GOLDEN % 1 for index, block in enumerate(passing)}
         passing.sort(key=lambda block: (8 * block.nbytes > limit, spread[block.name]))
         streamed: set[str] = set()
@@ -153,7 +162,7 @@ def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | Non
 
 
 def _need(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
-    """The least bytes for weights, those of the largest streamed block among them, its name."""
+    """Return (least bytes for weights, those of the largest streamed block, its name)."""
     total = sum(block.nbytes for block in blocks)
     options = [(total, 0, "")]
     for largest in blocks:

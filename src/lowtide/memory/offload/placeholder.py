@@ -1,4 +1,4 @@
-"""What a module has in the place of a weight that is not loaded."""
+"""Placeholder parameter for a streamed weight that is not loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
-# What may be asked of a weight that is not there.
+# Metadata that may be read from a weight that is not loaded.
 _FORM = {
     torch.Tensor.size,
     torch.Tensor.stride,
@@ -51,14 +51,17 @@ _ON_DEVICE = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
 
 
 class WeightPlaceholder(nn.Parameter):
-    """Stands where a streamed weight belongs while it is not loaded: a form without values."""
+    """Parameter without values in place of a streamed weight that is not loaded.
+
+    Shape, strides, dtype and device can be read; any other use raises `ModelError`.
+    """
 
     weight_name: str
     weight_device: torch.device
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
-        """A stand-in for ``tensor``, which says that it is on ``device``."""
+        """Return a placeholder for ``tensor`` that reports ``device`` as its device."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         absent = torch.Tensor._make_subclass(cls, form, False)
         absent.weight_name, absent.weight_device = name, device

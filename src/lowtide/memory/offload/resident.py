@@ -1,4 +1,4 @@
-"""Weights that stay: loaded once, on the device where the model runs, and brought back after."""
+"""Resident weights of a streamed model: loading, moving to the device, restoring."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from lowtide.memory.offload.buffers import BufferLayout
 from lowtide.memory.offload.weight_blocks import TensorSlot, set_tensor, tensor_slots
 from lowtide.memory.offload.weight_files import WeightFiles
 
-# For each tensor, by its id: its name in the files, and all its places in the model.
+# By the id of a tensor: its name in the files, and all its slots in the model.
 _Named = dict[int, tuple[str, list[TensorSlot]]]
 
 
 def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
-    """Where in ``files`` each tensor of the model is that has no memory yet.
+    """Match each meta tensor of the model to its name in ``files``.
 
-    Raises `ModelError` for tensors that are missing or of another shape.
+    Raises:
+        ModelError: for tensors that are missing or of another shape.
     """
     groups: dict[int, list[TensorSlot]] = {}
     for place in tensor_slots(model):
@@ -28,7 +29,7 @@ def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
             groups.setdefault(id(place.tensor), []).append(place)
     named, missing = {}, []
     for key, group in groups.items():
-        # Checkpoints keep one of the names of a tied weight, and not all the same one.
+        # Checkpoints keep one of the names of a tied weight, and not always the same one.
         name = next((place.name for place in group if place.name in files), None)
         if name is None:
             missing.append(group[0].name)
@@ -56,7 +57,10 @@ def load_resident(
     device: torch.device,
     undo: ExitStack,
 ) -> None:
-    """Put real tensors where the plan streams none."""
+    """Load the weights that the plan does not stream from ``files`` to ``device``.
+
+    ``undo`` gets callbacks that put the meta tensors back.
+    """
     streamed = {id(place.tensor) for layout in layouts for place in layout.places}
     for key, (name, group) in named.items():
         if key in streamed:
@@ -75,7 +79,10 @@ def load_resident(
 def move_resident(
     model: nn.Module, layouts: Sequence[BufferLayout], device: torch.device, undo: ExitStack
 ) -> None:
-    """Move what is not streamed to ``device``; what shares memory there shares it here too."""
+    """Move tensors that are not streamed to ``device``; shared storages stay shared.
+
+    ``undo`` gets callbacks that move them back.
+    """
     seen = {id(place.tensor) for layout in layouts for place in layout.places}
     moved: dict[int, torch.UntypedStorage] = {}
     for place in tensor_slots(model):
@@ -98,6 +105,9 @@ def move_resident(
 
 
 def _bring_back(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    """Put ``before`` back into ``tensor``, with what the run changed (counters, say)."""
+    """Restore ``before`` as the data of ``tensor``, keeping the run's changes.
+
+    Counters, for example, change in a run.
+    """
     before.copy_(tensor.data)
     tensor.data = before

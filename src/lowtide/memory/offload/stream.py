@@ -1,8 +1,8 @@
-"""Weights larger than the budget: blocks are loaded before they are used and dropped after.
+"""Weight streaming: run a model whose weights exceed the budget, block by block.
 
 Works on any module and changes none of its code. A hook before each block waits for the block's
-weights and has the next one loaded by another thread; a hook after it lets the buffer go. The
-results are those of the resident model to the last bit.
+weights and prefetches the next block's in another thread; a hook after it releases the buffer.
+Results are bit-identical to those of the resident model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ Kept = Literal["disk", "host"]
 
 
 class WeightStream:
-    """A model whose weights stream; use it as a context manager, or call `close`.
+    """Handle of a model whose weights stream; a context manager, or call `close`.
 
     The model runs as before, under `torch.inference_mode` or `torch.no_grad`, one pass at a time.
-    Its parameters outside the running block have shape, type and device but no values: reading
-    them raises `ModelError`. ``loads`` counts loads, ``misses`` those that a block had to wait
-    for from the beginning, ``loaded_bytes`` what was loaded.
+    Its parameters outside the running block have shape, dtype and device but no values: reading
+    them raises `ModelError`.
     """
 
     def __init__(self, turns: BlockHooks, undo: ExitStack) -> None:
@@ -51,12 +50,12 @@ class WeightStream:
 
     @property
     def loads(self) -> int:
-        """Loads begun so far, for use or ahead of it."""
+        """Number of loads begun so far, prefetched or not."""
         return self._turns.loads
 
     @property
     def misses(self) -> int:
-        """Loads that began only when the block was needed."""
+        """Number of loads that were not prefetched: begun only when the block was needed."""
         return self._turns.misses
 
     @property
@@ -65,7 +64,10 @@ class WeightStream:
         return self._turns.loaded_bytes
 
     def close(self) -> None:
-        """Stop, and give the model back as it was: the weights are in memory again."""
+        """Stop streaming and restore the model as it was before.
+
+        Weights that were in memory are in memory again.
+        """
         with torch.inference_mode(False), torch.no_grad():
             self._undo.close()
 
@@ -86,18 +88,25 @@ def stream_weights(
 ) -> WeightStream:
     """Stream the weights of a ``model`` that is in memory now, by ``plan``.
 
-    ``source`` says where streamed weights wait: "disk", a temporary safetensors file in
-    ``scratch_dir`` (the system's folder for such files, left out; it must not lie in memory), or
-    "host", page-locked memory for a model that runs on CUDA. Weights that stay resident move to
-    ``device``. Closing restores the model, on the device where it was.
+    Weights that stay resident move to ``device``. Closing restores the model, on the device where
+    it was.
 
-    Memory: ``plan.peak_bytes`` on the device. On the host of a CUDA device, as many buffers again
-    with "disk", and the streamed weights with "host". What a block returns may be its weights,
-    in any container that PyTorch's pytree knows; it must not leave views of them elsewhere.
-    Recurrent layers that are streamed to CUDA copy their weights once more at each call, of which
-    PyTorch warns: cuDNN wants them in an order of its own.
-    Raises `UsageError` for a plan of another model or a source without sense, `ModelError` for
-    weights that cannot be written, and `OutputError` if there is no room for them.
+    Memory: ``plan.peak_bytes`` on the device. On the host of a CUDA device, buffers of the same
+    size again with "disk", and the streamed weights with "host". What a block returns may be its
+    weights, in any container that PyTorch's pytree knows; it must not leave views of them
+    elsewhere. Recurrent layers that are streamed to CUDA copy their weights once more at each call,
+    and PyTorch warns of it: cuDNN needs them in its own order.
+
+    Args:
+        source: where streamed weights are kept: "disk", a temporary safetensors file in
+            ``scratch_dir``, or "host", pinned memory for a model that runs on CUDA.
+        scratch_dir: folder of that file, by default the system's temporary folder; it must not be
+            in memory (tmpfs).
+
+    Raises:
+        UsageError: for a plan of another model, or a source that does not suit the device.
+        ModelError: for weights that cannot be written.
+        OutputError: if there is no room for them.
     """
     lane_device = _check(source, device)
     if any(place.tensor.is_meta for place in tensor_slots(model)):
@@ -128,15 +137,24 @@ def stream_from_file(
     source: Kept = "disk",
     device: str | torch.device = "cpu",
 ) -> WeightStream:
-    """Run a ``model`` that was built on the meta device with the weights in ``files``.
+    """Stream the weights of a ``model`` on the meta device from safetensors ``files``.
 
-    The weights are never in memory together: those that the plan keeps resident are read once,
-    the others block by block as the model runs (or, with "host" on CUDA, once into page-locked
-    memory). ``files`` is a safetensors file, or the parts of one checkpoint; names are those of
-    the model's ``state_dict``, types are converted to the model's, and other entries are
-    ignored. What the model already has in memory stays as it is, such as buffers that are not
-    part of a checkpoint. Closing puts the meta tensors back. Raises `ModelError` for files that
-    cannot be read, and for weights that are missing or of another shape.
+    The weights are never in memory together: those that the plan keeps resident are read once, the
+    others block by block as the model runs (or, with "host" on CUDA, once into pinned memory).
+    Closing puts the meta tensors back.
+
+    Args:
+        files: a safetensors file, or the parts of one checkpoint; names are those of the model's
+            ``state_dict``, dtypes are converted to the model's, and other entries are ignored. What
+            the model already has in memory stays unchanged, such as buffers that are not part of a
+            checkpoint.
+        source: where streamed weights are kept: "disk", these files, or "host", pinned memory.
+
+    Raises:
+        UsageError: for a plan of another model, or one made before the model was on the meta
+            device.
+        ModelError: for files that cannot be read, and for weights that are missing or of another
+            shape.
     """
     lane_device = _check(source, device)
     paths = [files] if isinstance(files, str | Path) else list(files)
@@ -163,7 +181,7 @@ def stream_from_file(
 
 
 def _check(source: str, device: str | torch.device) -> torch.device:
-    """The device with its index, if ``source`` makes sense for it."""
+    """Return the device with its index, after checking that ``source`` suits it."""
     found = torch.device(device)
     if source not in ("disk", "host"):
         raise UsageError(f"weights cannot wait in {source!r}", hint='"disk" or "host"')
@@ -203,7 +221,7 @@ def _layouts(model: nn.Module, plan: OffloadPlan) -> list[BufferLayout]:
 def _scratch(
     layouts: Sequence[BufferLayout], folder: Path | str | None, undo: ExitStack
 ) -> WeightFiles:
-    """All streamed weights in one temporary file."""
+    """Write all streamed weights to one temporary file."""
     size = sum(layout.nbytes for layout in layouts)
     try:
         scratch = Path(undo.enter_context(TemporaryDirectory(prefix="lowtide-", dir=folder)))
@@ -220,7 +238,7 @@ def _scratch(
             hint="scratch_dir on a disk with more room",
         ) from error
     files = WeightFiles([path])
-    undo.callback(files.close)  # before the folder goes: Windows deletes no open file
+    undo.callback(files.close)  # before the folder is removed: Windows deletes no open file
     return files
 
 
@@ -232,7 +250,7 @@ def _copy(layout: BufferLayout, memory: torch.Tensor) -> None:
 def _refill(
     layout: BufferLayout, kept: FileWeightSource | HostWeightSource, devices: Sequence[torch.device]
 ) -> None:
-    """Give the model's own tensors their values back."""
+    """Restore the values of the model's own tensors."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
     kept.read(layout, memory)
     for place, view, device in zip(layout.places, layout.views(memory), devices, strict=True):

@@ -1,4 +1,4 @@
-"""Which weights of a model are used together, one block after another."""
+"""Partition of a model's weights into blocks that are loaded together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lowtide.core.errors import UsageError
 
 # Kernels are chosen by alignment too: CUDA's allocator aligns to this, the CPU's to less.
 ALIGNMENT = 512
-# The largest module that is not split, as a share of all weights.
+# The largest module that is not split, as a fraction 1/n of all weights.
 _LARGEST = 8
-# Smaller neighbors share a block, up to this share of the largest.
+# Smaller neighbors share a block, up to this fraction 1/n of the largest.
 _GROUPED = 4
 
 _CONTAINERS = (
@@ -28,17 +28,17 @@ _CONTAINERS = (
     nn.TransformerEncoder,
     nn.TransformerDecoder,
 )
-# These read the weights of the modules in them without calling those.
+# These read the weights of their submodules without calling them.
 _ATOMS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class WeightBlock(BaseModel):
     """Weights that are loaded together.
 
-    ``tensors`` are the full names of parameters and buffers; ``modules`` are the modules that
-    need them while they run. Without modules the block cannot be streamed: tied weights, those
-    that belong to a module that was split, those whose memory is not plainly laid out, and what
-    the caller wanted resident. ``nbytes`` is the block in a buffer, alignment included.
+    ``tensors`` are the full names of parameters and buffers; ``modules`` are the modules that need
+    them while they run. Without modules the block cannot be streamed: tied weights, those of a
+    module that was split, those whose memory layout is not dense and strided, and what the caller
+    wanted resident. ``nbytes`` is the block's size in a buffer, alignment included.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,7 +51,7 @@ class WeightBlock(BaseModel):
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Where a module keeps a tensor. Tied tensors have several places."""
+    """One attribute of a module that holds a tensor; tied tensors have several."""
 
     name: str
     owner: nn.Module
@@ -61,7 +61,7 @@ class TensorSlot:
 
 
 def tensor_slots(model: nn.Module) -> Iterator[TensorSlot]:
-    """Every place of a parameter or buffer; a module that occurs twice is visited once."""
+    """Iterate over parameters and buffers; a module that occurs twice is visited once."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for is_buffer, store in ((False, module._parameters), (True, module._buffers)):
@@ -71,21 +71,21 @@ def tensor_slots(model: nn.Module) -> Iterator[TensorSlot]:
 
 
 def set_tensor(place: TensorSlot, tensor: torch.Tensor) -> None:
-    """Make ``tensor`` what the module has in this place."""
+    """Replace the parameter or buffer of ``place`` by ``tensor``."""
     if place.is_buffer:
         place.owner._buffers[place.key] = tensor
     else:
-        # Not by its dictionary: recurrent layers keep lists of their weights, and follow this.
+        # Not by its dictionary: recurrent layers keep lists of their weights, updated by setattr.
         setattr(place.owner, place.key, tensor)
 
 
 def align_bytes(nbytes: int) -> int:
-    """``nbytes`` rounded up to the alignment of a tensor in a buffer."""
+    """Round ``nbytes`` up to the alignment of a tensor in a buffer."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Dimensions from the slowest to the fastest in memory."""
+    """Return the dimensions of ``tensor`` from the slowest to the fastest in memory."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
 
@@ -97,14 +97,18 @@ def find_blocks(
     split_layers: bool = False,
     resident: Iterable[str] = (),
 ) -> list[WeightBlock]:
-    """A partition of the parameters and buffers into blocks, in the order of registration.
+    """Partition parameters and buffers into blocks, in the order of registration.
 
-    Modules larger than ``largest_bytes`` (an eighth of all weights, left out) are taken apart:
-    the model itself, and what is or contains a list of modules; with ``split_layers`` also the
-    layers in such lists, down to single modules. Small neighbors are grouped. A tied tensor
-    belongs to one block, under the first of its names. Tensors and modules named in
-    ``resident``, with all that is in them, are never streamed. Raises `UsageError` for a name
-    in ``resident`` that the model does not have.
+    Small neighbors are grouped. A tied tensor belongs to one block, under the first of its names.
+
+    Args:
+        largest_bytes: larger modules are split (an eighth of all weights by default): the model
+            itself, and what is or contains a list of modules.
+        split_layers: also split the layers in such lists, down to single modules.
+        resident: names of tensors and modules that, with all their contents, are never streamed.
+
+    Raises:
+        UsageError: for a name in ``resident`` that the model does not have.
     """
     finder = _Finder(model, split_layers, tuple(resident))
     total = finder.streamable_bytes
@@ -118,7 +122,7 @@ def find_blocks(
 
 
 class _Finder:
-    """Sorts tensors into those that may be streamed and those that may not, then splits."""
+    """Separates tensors that may be streamed from those that may not, then splits."""
 
     def __init__(self, model: nn.Module, split_layers: bool, resident: tuple[str, ...]) -> None:
         self._model, self._deep = model, split_layers
@@ -128,7 +132,7 @@ class _Finder:
         _check_names(model, everything, resident)
         storages = Counter(_storage(place.tensor) for place in everything)
         modules = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
-        # Real tensors of a model without memory are those that no file holds.
+        # In a model on the meta device, real tensors are those that no file holds.
         has_meta = any(place.tensor.is_meta for place in everything)
         counted: set[object] = set()
         for place in everything:
@@ -151,11 +155,11 @@ class _Finder:
 
     @property
     def streamable_bytes(self) -> int:
-        """Bytes that may be streamed, and those that no split has held back yet."""
+        """Bytes that may be streamed: those that no split has held back yet."""
         return sum(nbytes for found in self._direct.values() for _, nbytes in found)
 
     def split(self, path: str, module: nn.Module, limit: int) -> list[WeightBlock]:
-        """Blocks of one module and what is in it."""
+        """Return the blocks of one module and its submodules."""
         found = [item for part in module.modules() for item in self._direct.get(id(part), ())]
         nbytes = sum(size for _, size in found)
         if not nbytes:
@@ -163,7 +167,7 @@ class _Finder:
         if _is_callable(module) and (nbytes <= limit or not self._can_split(module)):
             names = tuple(place.name for place, _ in found)
             return [WeightBlock(name=path, modules=(path,), tensors=names, nbytes=nbytes)]
-        # Its own weights are used while the modules in it run, each with its block.
+        # Its own weights are used while its submodules run, each with its block.
         self.held += self._direct.pop(id(module), [])
         blocks = []
         for key, child in module.named_children():
@@ -179,7 +183,7 @@ class _Finder:
 
 
 def _is_callable(module: nn.Module) -> bool:
-    """Whether it has a forward: a list of modules or parameters is only ever looked into."""
+    """Return whether ``module`` has a forward (lists of modules have none)."""
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
@@ -213,7 +217,7 @@ def _check_names(model: nn.Module, known: Sequence[TensorSlot], asked: Iterable[
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is its bytes: no subclass with data of its own, and no holes."""
+    """Return whether the tensor is just its bytes: dense, strided, and no subclass."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
         return False
     dense = tensor.detach().permute(memory_order(tensor)).is_contiguous()
@@ -221,7 +225,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> object:
-    """The same for tensors that share memory, on any device (on meta none has an address)."""
+    """Return a key equal for tensors that share memory, on any device.
+
+    On meta no tensor has an address, so the storage's identity is used.
+    """
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
         return id(tensor)
     return "storage", tensor.untyped_storage()._cdata

@@ -1,7 +1,7 @@
-"""Safetensors files, read tensor by tensor into memory that is already there.
+"""Safetensors reader that fills preallocated tensors, and a matching writer.
 
 The library maps a file and makes a tensor for each entry. Reading into a buffer takes a sixth of
-the processor time of copying out of such a mapping, and adds no mapped pages to the process.
+the CPU time of copying out of such a mapping, and adds no mapped pages to the process.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _TYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-# What is held at once of a tensor whose type or layout in the file is another than in the model.
+# Bytes held at once of a tensor whose dtype or layout differs between file and model.
 _CONVERTED = 4 * MIB
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of a file: its type, its shape, and the byte where it starts."""
+    """One tensor of a file: its dtype, its shape, and the byte where it starts."""
 
     file: int
     dtype: torch.dtype
@@ -54,9 +54,12 @@ class _Entry:
 
 
 class WeightFiles:
-    """The tensors of one checkpoint in one or more files, read on demand by one thread.
+    """The tensors of one checkpoint in one or more files, read on demand.
 
-    Raises `ModelError` for a file that is missing, damaged or no safetensors file.
+    For use by one thread.
+
+    Raises:
+        ModelError: for a file that is missing, damaged or not a safetensors file.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -75,14 +78,19 @@ class WeightFiles:
         return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor as the file has it."""
+        """Return the shape of a tensor in the file."""
         return self._entries[name].shape
 
     def read(self, name: str, target: torch.Tensor) -> None:
-        """Fill ``target``, a CPU tensor of the same shape, converted to its type and layout.
+        """Read a tensor into ``target``, a CPU tensor of the same shape.
 
-        What needs no conversion goes straight from the file to its place; the rest passes
-        through 4 MiB, or one row of the first dimension where that is more.
+        Values are converted to its dtype and layout.
+
+        What needs no conversion is read straight into ``target``; the rest passes through 4 MiB, or
+        one row of the first dimension where that is more.
+
+        Raises:
+            ModelError: if the file ends too early.
         """
         entry = self._entries[name]
         file = self._open[entry.file]
@@ -136,12 +144,14 @@ def _entries(path: Path, number: int) -> dict[str, _Entry]:
 
 
 def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Write ``tensors`` to a safetensors file one by one, each in its order in memory.
+    """Write ``tensors`` to a safetensors file one by one, each in its memory order.
 
-    A tensor that is not contiguous is thus stored with its dimensions permuted, and read back
-    into the same permutation of its place; `safetensors.torch.save_file` takes only contiguous
-    ones. Raises OSError if the disk is full, and `ModelError` for a type of number that the
-    format does not have.
+    A tensor that is not contiguous is thus stored with its dimensions permuted, and read back into
+    the same permutation of its slot; `safetensors.torch.save_file` takes only contiguous ones.
+
+    Raises:
+        OSError: if the disk is full.
+        ModelError: for a dtype that the format does not have.
     """
     header, end = {}, 0
     for name, tensor in tensors:
@@ -166,6 +176,6 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> No
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor; writing to them writes to the tensor."""
+    """Return a writable view of the bytes of a contiguous CPU tensor."""
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)  # pyright: ignore[reportArgumentType]

@@ -1,1 +1,1 @@
-"""A device's allocator without the device."""
+"""Simulation of PyTorch's CUDA caching allocator, without a GPU."""

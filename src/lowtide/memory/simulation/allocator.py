@@ -1,10 +1,10 @@
-"""What PyTorch's CUDA caching allocator would reserve, simulated without a GPU.
+"""Simulation of PyTorch's CUDA caching allocator, without a GPU.
 
-The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h``
-in pytorch/pytorch (the ``native`` backend): requests are rounded to 512 bytes and served from
-the smallest free block that fits, of the same stream and of the same of two classes of size.
-What is left of a block can be used by others; what is freed is joined with its free neighbors
-and kept. Memory goes back to the device only when the device has no more.
+The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` in
+pytorch/pytorch (the ``native`` backend): requests are rounded to 512 bytes and served from the
+smallest free block that fits, of the same stream and of the same of two size classes. The remainder
+of a block can be used by others; freed blocks are merged with their free neighbors and cached.
+Memory is returned to the device only when the device has no more.
 
 Not modeled: private pools of CUDA graphs, ``garbage_collection_threshold``, and the
 ``cudaMallocAsync`` backend, which is another allocator.
@@ -32,14 +32,15 @@ from lowtide.memory.simulation.block_pool import (
 
 _SMALL = MIB  # the largest request that shares a small segment
 _SMALL_SEGMENT = 2 * MIB
-_OWN_SEGMENT = 10 * MIB  # from here on a request gets a segment of its own, in steps of
+_OWN_SEGMENT = 10 * MIB  # from here on a request gets its own segment, in steps of
 _SEGMENT_STEP = 2 * MIB
 
 
 class SimulatedOutOfMemory(torch.OutOfMemoryError):
-    """The simulated device has no room for a request; handled like the error of a real one.
+    """Out-of-memory error of the simulated device, a `torch.OutOfMemoryError`.
 
-    ``requested``, ``reserved`` and ``capacity`` are bytes; no capacity means an injected fault.
+    ``requested``, ``reserved`` and ``capacity`` are bytes; ``capacity`` is None for an unlimited
+    device, which only fails by fault injection.
     """
 
     def __init__(
@@ -50,18 +51,21 @@ class SimulatedOutOfMemory(torch.OutOfMemoryError):
 
 
 class CachingAllocator:
-    """The state of one device's allocator. All sizes are bytes.
+    """Simulated CUDA caching allocator of one device. All sizes are bytes.
 
-    ``capacity`` is what may be reserved at once, None for a device that never runs out. The
-    keywords are PyTorch's settings of the same names (``PYTORCH_ALLOC_CONF``), there partly in
-    MiB: free blocks of ``max_split_size`` or more are neither split nor given to requests
-    smaller than that or smaller than the block by ``max_non_split_rounding`` or more;
+    ``capacity`` is the most that can be reserved at once, None for a device that never runs out.
+    The keywords are PyTorch's settings of the same names (``PYTORCH_ALLOC_CONF``), some of which
+    are in MiB there: free blocks of ``max_split_size`` or more are neither split nor given to
+    requests smaller than that or smaller than the block by ``max_non_split_rounding`` or more;
     ``large_segment_size`` is the segment that requests from 1 to 10 MiB share, and the page of
     large expandable segments; ``roundup_power2_divisions`` above 1 rounds requests up to that
-    many steps between powers of two. Raises `UsageError` for what PyTorch would refuse.
+    number of steps between powers of two.
 
-    ``allocated`` counts the blocks that are held, whole as they are; ``active`` also those that
-    another stream still works on.
+    ``allocated`` counts allocated blocks at their full size; ``active`` also freed ones that
+    another stream still uses.
+
+    Raises:
+        UsageError: for settings that PyTorch would refuse.
     """
 
     def __init__(
@@ -91,24 +95,25 @@ class CachingAllocator:
 
     @property
     def capacity(self) -> int | None:
-        """What may be reserved at once."""
+        """The most bytes that can be reserved at once; None without a limit."""
         return self._device.capacity
 
     @property
     def reserved(self) -> int:
-        """Bytes taken from the device: those in use, and those kept for later."""
+        """Bytes reserved on the device: allocated and cached."""
         return self._device.reserved
 
     @property
     def peak_reserved(self) -> int:
-        """Most bytes reserved so far."""
+        """Peak of the reserved bytes so far."""
         return self._device.peak
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """A block for ``size`` bytes on ``stream``, as a handle for `free`.
+        """Allocate a block for ``size`` bytes on ``stream``; returns a handle for `free`.
 
-        Raises `SimulatedOutOfMemory` where not even the cached segments that could be given
-        back make room, and `ValueError` for sizes that no tensor asks for.
+        Raises:
+            SimulatedOutOfMemory: if there is no room even after cached segments are released.
+            ValueError: for sizes below 1.
         """
         if size < 1:
             raise ValueError(f"{size} bytes cannot be allocated")
@@ -128,19 +133,19 @@ class CachingAllocator:
         return handle
 
     def free(self, handle: int) -> None:
-        """Give a block back to the cache."""
+        """Return a block to the cache."""
         self.request_free(handle)
         self.complete_free(handle)
 
     def request_free(self, handle: int) -> None:
-        """Give a block up while another stream still works on it: active, but not allocated."""
+        """Free a block that another stream still uses: active, but not allocated."""
         block = self._leaving[handle] = self._used.pop(handle)
         self.allocated -= block.size
 
     def complete_free(self, handle: int) -> None:
-        """The other stream is done with a block given up before.
+        """Complete a `request_free`, once the other stream is done with the block.
 
-        Does nothing if that was waited for already, to make room.
+        Does nothing if the block was already released to make room.
         """
         block = self._leaving.pop(handle, None)
         if block is not None:
@@ -150,7 +155,7 @@ class CachingAllocator:
             block.pool.put(block)
 
     def empty_cache(self) -> None:
-        """Give every segment, or page of an expandable one, that nobody uses to the device."""
+        """Release all unused segments, or pages of expandable ones, to the device."""
         for handle in list(self._leaving):
             self.complete_free(handle)
         for pool in self._pools.values():
@@ -161,7 +166,7 @@ class CachingAllocator:
                     release_segment(self._device, block)
 
     def exhausted(self, size: int, why: str = "") -> SimulatedOutOfMemory:
-        """The error for a request of ``size`` bytes, not raised."""
+        """Return (not raise) the out-of-memory error for a request of ``size`` bytes."""
         of = "" if self.capacity is None else f" of {format_bytes(self.capacity)}"
         return SimulatedOutOfMemory(
             f"the simulated device is out of memory: {format_bytes(size)} requested,"
@@ -172,10 +177,11 @@ class CachingAllocator:
         )
 
     def rounded(self, size: int) -> int:
-        """The bytes that a request of ``size`` bytes takes of a block."""
+        """Return the block bytes that a request of ``size`` bytes takes."""
         divisions = self._divisions
         if divisions > 1 and size > MIN_BLOCK * divisions:
-            # Between two powers of two lie that many steps; only its own power of two counts.
+            # The interval between two powers of two has this number of steps; only its lower end
+            # counts.
             step = (1 << (size.bit_length() - 1)) >> (divisions.bit_length() - 1)
             return -(-size // step) * step
         return -(-size // MIN_BLOCK) * MIN_BLOCK
@@ -188,12 +194,12 @@ class CachingAllocator:
         return pool
 
     def _cached(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """The smallest free block that fits, taken out of the cache."""
+        """Remove and return the smallest cached block that fits, or None."""
         free, index = pool.free, pool.first_of(size)
         if index == len(free):
             return None
         if self.expandable_segments:
-            # A block that can grow counts as large as it can get, and is kept for others.
+            # A block that can grow is ranked by its largest possible size, and is kept for others.
             while index + 1 < len(free) and free[index + 1][2].room < free[index][2].room:
                 index += 1
         block = free[index][2]
@@ -210,7 +216,7 @@ class CachingAllocator:
         return size < self._max_split and block.size - size > _SMALL
 
     def _obtained(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Memory new to the cache, for which others may be given back; None if that fails."""
+        """Reserve memory, releasing cached blocks if needed; None if that fails."""
         block = self._new(pool, size)
         if block is None and self._release_oversize(pool, size):
             block = self._new(pool, size)
@@ -220,7 +226,7 @@ class CachingAllocator:
         return block
 
     def _new(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """A new segment, or more of an expandable one, if the capacity allows it."""
+        """Reserve a new segment, or pages of an expandable one, if the capacity allows."""
         if size <= _SMALL:
             wanted = _SMALL_SEGMENT
         elif size < _OWN_SEGMENT:
@@ -238,7 +244,7 @@ class CachingAllocator:
         return MemoryBlock(pool, device.addresses(wanted, _SEGMENT_STEP), wanted)
 
     def _release_oversize(self, pool: BlockPool, size: int) -> bool:
-        """Give back unsplit blocks that together are as large as a request; False if too few."""
+        """Release oversize blocks until they cover a request; False if too few."""
         target = max(size, self._max_split)
         if self._max_split == ENDLESS or self.expandable_segments:
             return False
@@ -254,10 +260,14 @@ class CachingAllocator:
 
 
 def replay_requests(events: Iterable[tuple[int, int]], allocator: CachingAllocator) -> None:
-    """Let ``allocator`` serve what a run asked for: (storage number, bytes) in order.
+    """Replay a run's requests, (storage number, bytes) in order, on ``allocator``.
 
-    More than zero bytes come, fewer go; a number may come again once it went. What never goes
-    stays allocated. Raises `SimulatedOutOfMemory`, and `KeyError` for what goes but never came.
+    Positive bytes allocate, negative bytes free; a number may be reused once it is freed. Storages
+    that are never freed stay allocated.
+
+    Raises:
+        SimulatedOutOfMemory: if the device has no room.
+        KeyError: for a free without an allocation.
     """
     handles: dict[int, int] = {}
     for storage, size in events:

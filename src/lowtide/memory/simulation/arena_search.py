@@ -1,5 +1,8 @@
-"""One piece of memory that a run cuts up: taken and given back before it starts, it leaves the
-allocator fewer gaps that nothing fits than segments of all the sizes that are asked for do."""
+"""Search for the arena size that minimizes the caching allocator's reserve.
+
+An arena is one block that is allocated and freed before the run starts, so that the run splits it.
+It leaves the allocator fewer gaps that nothing fits than segments of all the requested sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,29 @@ from lowtide.memory.simulation.allocator import CachingAllocator, replay_request
 
 # (storage number, bytes), as `replay_requests` takes them.
 Event = tuple[int, int]
-# A number that no storage has.
+# A storage number that no storage has.
 _PIECE = -9
-# What is tried, in hundredths of what the run holds at most: the best one depends on all that
-# follows. Of runs with many events fewer are tried, so that no more than these are replayed.
+# Arena sizes to try, in percent of the run's peak: the best one depends on all that follows. For
+# runs with many events fewer sizes are tried, to replay at most this number of events.
 _SHARES = range(40, 131, 3)
 _REPLAYED = 500_000
-# A smaller gain is not worth it.
+# A larger share of the bytes reserved without an arena is not worth it.
 _WORTH = 0.98
 
 
 def replay_with_arena(
     held: Sequence[Event], events: Sequence[Event], piece: int = 0
 ) -> CachingAllocator:
-    """The allocator after a run of ``events`` beside what is ``held`` from the start, with a piece
-    of so many bytes taken and given back between the two (0: none)."""
+    """Replay a run on a new allocator, after an arena of ``piece`` bytes is freed.
+
+    Args:
+        held: allocations that exist before the run.
+        events: those of the run.
+        piece: bytes of the arena that is allocated and freed between the two; 0 for none.
+
+    Returns:
+        The allocator after the run.
+    """
     allocator = CachingAllocator()
 
     def asked() -> Iterator[Event]:
@@ -31,7 +42,7 @@ def replay_with_arena(
         if piece:
             yield _PIECE, piece
             yield _PIECE, -piece
-            allocator.peak_allocated = allocator.allocated  # of the run alone
+            allocator.peak_allocated = allocator.allocated  # peak of the run alone
         yield from events
 
     replay_requests(asked(), allocator)
@@ -39,7 +50,7 @@ def replay_with_arena(
 
 
 def best_arena_bytes(held: Sequence[Event], events: Sequence[Event]) -> int:
-    """The bytes of the piece with which least is reserved; 0 where none is worth it."""
+    """Return the arena bytes with which least is reserved; 0 where none is worth it."""
     without = replay_with_arena(held, events)
     own = without.peak_allocated - sum(size for _, size in held)
     step = -(-len(events) * len(_SHARES) // _REPLAYED) or 1

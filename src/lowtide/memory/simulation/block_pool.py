@@ -1,4 +1,4 @@
-"""Pieces of simulated device memory, and how an allocator keeps and grows what it has of them.
+"""Blocks, segments and pools of the simulated caching allocator.
 
 After ``c10/cuda/CUDACachingAllocator.cpp`` in pytorch/pytorch; sizes and addresses in bytes.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-# Device addresses are aligned like this, and no block is smaller.
+# Alignment of device addresses, and smallest block.
 MIN_BLOCK = 512
-# Addresses without memory behind them cost nothing, and there are more than can be used.
+# Addresses without memory mapped to them are free, and there are more than can be used.
 ENDLESS = 1 << 50
 
 
 class SimulatedDevice:
-    """How much of a device's memory is reserved, and which addresses were handed out.
+    """Reserved bytes and used address ranges of a simulated device.
 
-    ``capacity`` is what can be reserved at once, None for no limit.
+    ``capacity`` is the most that can be reserved at once, None for no limit.
     """
 
     __slots__ = ("_next", "capacity", "peak", "reserved")
@@ -25,23 +25,23 @@ class SimulatedDevice:
         self.capacity, self.reserved, self.peak, self._next = capacity, 0, 0, 0
 
     def fits(self, size: int) -> bool:
-        """Whether so much more can be reserved."""
+        """Return whether ``size`` more bytes can be reserved."""
         return self.capacity is None or self.reserved + size <= self.capacity
 
     def reserve(self, size: int) -> None:
-        """Take so much more of the memory."""
+        """Reserve ``size`` more bytes."""
         self.reserved += size
         self.peak = max(self.peak, self.reserved)
 
     def addresses(self, size: int, step: int) -> int:
-        """The start of a range never used before, a multiple of ``step``."""
+        """Return the start of an unused address range, a multiple of ``step``."""
         start = -(-self._next // step) * step
         self._next = start + size
         return start
 
 
 class ExpandableSegment:
-    """An expandable segment: addresses from ``base`` on that get memory in pages."""
+    """Expandable segment: an address range from ``base``, mapped to memory in pages."""
 
     __slots__ = ("base", "page")
 
@@ -50,10 +50,10 @@ class ExpandableSegment:
 
 
 class MemoryBlock:
-    """A run of addresses, linked to its neighbors in the same segment.
+    """An address range, linked to its neighbors in the same segment.
 
-    ``in_use`` until its release is completed; ``mapped`` if memory stands behind the addresses
-    (always, outside expandable segments).
+    ``in_use`` until its free is completed; ``mapped`` if memory is mapped to the addresses (always,
+    outside expandable segments).
     """
 
     __slots__ = ("address", "in_use", "mapped", "next", "pool", "prev", "segment", "size")
@@ -67,7 +67,7 @@ class MemoryBlock:
         self.next: MemoryBlock | None = None
 
     def link(self, before: MemoryBlock | None, after: MemoryBlock | None) -> None:
-        """Put this block between two neighbors."""
+        """Link this block between two neighbors."""
         self.prev, self.next = before, after
         if before is not None:
             before.next = self
@@ -76,15 +76,15 @@ class MemoryBlock:
 
     @property
     def room(self) -> int:
-        """The size it has, or could grow to by mapping the addresses that follow."""
+        """Size of the block including an unmapped block after it, into which it can grow."""
         after = self.next
         return self.size + (after.size if after is not None and not after.mapped else 0)
 
 
 class BlockPool:
-    """The blocks of one stream and one class of size that nobody uses.
+    """Unused blocks of one stream and one size class.
 
-    ``free`` is in order of (size, address), ``unmapped`` of address.
+    ``free`` is sorted by (size, address), ``unmapped`` by address.
     """
 
     __slots__ = ("free", "small", "unmapped")
@@ -95,25 +95,28 @@ class BlockPool:
         self.unmapped: list[tuple[int, MemoryBlock]] = []
 
     def put(self, block: MemoryBlock) -> None:
-        """Keep a block that nobody uses."""
+        """Add an unused block to the pool."""
         if block.mapped:
             insort(self.free, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def drop(self, block: MemoryBlock) -> None:
-        """Forget a block that is kept, before it changes or goes."""
+        """Remove a block from the pool, before it changes or is released."""
         if block.mapped:
             del self.free[bisect_left(self.free, (block.size, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
     def first_of(self, size: int) -> int:
-        """Index in ``free`` of the smallest block of at least ``size`` bytes."""
+        """Return the index in ``free`` of the smallest block of at least ``size`` bytes."""
         return bisect_left(self.free, (size,))
 
     def merge(self, block: MemoryBlock) -> None:
-        """Make ``block``, which is not kept now, one with its unused neighbors of its kind."""
+        """Merge ``block``, which is not in the pool now, with its unused neighbors.
+
+        Mapped blocks merge with mapped neighbors, unmapped ones with unmapped.
+        """
         before, after = block.prev, block.next
         if before is not None and not before.in_use and before.mapped == block.mapped:
             self.drop(before)
@@ -125,7 +128,7 @@ class BlockPool:
             block.link(block.prev, after.next)
 
     def cut(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """Shorten ``block`` to ``size`` bytes; the rest is returned, and not kept yet."""
+        """Shorten ``block`` to ``size`` bytes; returns the rest, not in the pool yet."""
         rest = MemoryBlock(self, block.address + size, block.size - size, block.segment)
         rest.mapped = block.mapped
         rest.link(block, block.next)
@@ -134,7 +137,7 @@ class BlockPool:
 
 
 def release_segment(device: SimulatedDevice, block: MemoryBlock) -> None:
-    """Give a segment that is one free block back to the device."""
+    """Release a segment that is one free block to the device."""
     block.pool.drop(block)
     device.reserved -= block.size
 
@@ -142,9 +145,9 @@ def release_segment(device: SimulatedDevice, block: MemoryBlock) -> None:
 def map_segment(
     device: SimulatedDevice, pool: BlockPool, size: int, page: int
 ) -> MemoryBlock | None:
-    """Unused addresses of ``size`` bytes with memory mapped behind them, or None without room.
+    """Return a block of at least ``size`` mapped bytes, or None without room.
 
-    Pages mapped before the room ran out stay with the pool.
+    The block is removed from the pool. Pages mapped before the room ran out stay in the pool.
     """
     block = _unused_addresses(device, pool, size, page)
     if not block.mapped and not _map(device, block, min(block.size, size), page):
@@ -153,7 +156,7 @@ def map_segment(
         after = block.next
         if after is None or not _map(device, after, min(size - block.size, after.size), page):
             return None
-        block = after  # it has swallowed the block before it
+        block = after  # it was merged with the block before it
     pool.drop(block)
     return block
 
@@ -161,7 +164,10 @@ def map_segment(
 def _unused_addresses(
     device: SimulatedDevice, pool: BlockPool, size: int, page: int
 ) -> MemoryBlock:
-    """The lowest run of free and unmapped blocks of ``size`` bytes, or a new segment."""
+    """Return the start of the lowest unused range of ``size`` bytes, or a new segment.
+
+    The range consists of free and unmapped blocks.
+    """
     for _, block in pool.unmapped:
         before = block.prev
         start = before if before is not None and not before.in_use else block
@@ -170,7 +176,7 @@ def _unused_addresses(
             room, part = room + part.size, part.next
         if room >= size:
             return start
-    # PyTorch takes an eighth more than the device has, to move pages to the end.
+    # PyTorch reserves an eighth more addresses than the device has, to move pages to the end.
     reach = ENDLESS if device.capacity is None else device.capacity * 9 // 8
     length = -(-max(reach, size) // page) * page
     segment = ExpandableSegment(device.addresses(length, page), page)
@@ -181,7 +187,7 @@ def _unused_addresses(
 
 
 def _map(device: SimulatedDevice, block: MemoryBlock, size: int, page: int) -> bool:
-    """Put memory behind the first ``size`` bytes of a block, in whole pages, if there is any."""
+    """Map the first ``size`` bytes of a block, in whole pages; False without room."""
     pool, mapped = block.pool, -(-size // page) * page
     if not device.fits(mapped):
         return False
@@ -196,7 +202,7 @@ def _map(device: SimulatedDevice, block: MemoryBlock, size: int, page: int) -> b
 
 
 def unmap_block(device: SimulatedDevice, block: MemoryBlock, segment: ExpandableSegment) -> None:
-    """Take the memory from behind the whole pages of a free block."""
+    """Unmap the whole pages of a free block."""
     page, pool = segment.page, block.pool
     start = segment.base + -(-(block.address - segment.base) // page) * page
     end = segment.base + (block.address + block.size - segment.base) // page * page
@@ -212,4 +218,4 @@ def unmap_block(device: SimulatedDevice, block: MemoryBlock, segment: Expandable
     pool.merge(block)
     device.reserved -= end - start
     if block.prev is not None or block.next is not None:
-        pool.put(block)  # otherwise nothing of the segment is used, and it goes as a whole
+        pool.put(block)  # otherwise the segment is unused, and is released as a whole

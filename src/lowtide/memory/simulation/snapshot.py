@@ -1,4 +1,4 @@
-"""Checking the simulated allocator against what a real one recorded of itself."""
+"""Replay of a recorded CUDA memory history on the simulated allocator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GIVEN_BACK = frozenset({"segment_free", "segment_unmap"})
 
 @dataclass(frozen=True)
 class SnapshotReplay:
-    """Peaks in bytes: what the simulation reserved, and what the recorded allocator did.
+    """Peak reserved bytes, simulated and recorded, of one memory history.
 
-    ``unmatched`` counts releases of blocks that came before the recording; where there are
-    any, the recording began too late for the two to be compared.
+    ``unmatched`` counts frees of blocks that were allocated before the recording; if there are any,
+    the recording began too late for the two peaks to be compared.
     """
 
     predicted_reserved: int
@@ -27,7 +27,7 @@ class SnapshotReplay:
 
     @property
     def error(self) -> float:
-        """Prediction over recording, less 1; 0 where nothing was reserved."""
+        """Relative error: predicted / recorded - 1; 0 where nothing was reserved."""
         if not self.recorded_reserved:
             return 0.0
         return self.predicted_reserved / self.recorded_reserved - 1
@@ -36,13 +36,15 @@ class SnapshotReplay:
 def replay_snapshot(
     trace_entries: Iterable[Mapping[str, Any]], allocator: CachingAllocator | None = None
 ) -> SnapshotReplay:
-    """Let the simulation serve a recorded history, and compare what both reserved.
+    """Replay a recorded CUDA memory history, and compare the peaks reserved.
 
-    ``trace_entries`` is one device's list of ``torch.cuda.memory._snapshot()["device_traces"]``,
-    recorded by ``_record_memory_history`` from before the first allocation on. ``allocator`` is
-    a new one with the settings of the recorded one; left out, it has the defaults and expandable
-    segments if the recording shows any. One without a capacity gives memory back where the
-    recorded one did (`empty_cache`), as only that knows what its device had left.
+    Args:
+        trace_entries: one device's list of ``torch.cuda.memory._snapshot()["device_traces"]``,
+            recorded by ``_record_memory_history`` from before the first allocation on.
+        allocator: a new one with the settings of the recorded one; by default one with PyTorch's
+            defaults, and expandable segments if the recording has any. Without a capacity it
+            releases memory where the recorded one did (`empty_cache`), since only that one knew
+            what its device had left.
     """
     entries = list(trace_entries)
     if allocator is None:
@@ -57,7 +59,7 @@ def replay_snapshot(
 
 
 class _Replay:
-    """Entries one by one; a block is known by its recorded address while it lives."""
+    """Replays entries one by one; a block is identified by its recorded address."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
@@ -82,7 +84,8 @@ class _Replay:
         self._last = action
 
     def _allocate(self, entry: Mapping[str, Any]) -> None:
-        # Blocks of a graph's own pool serve no other requests, like those of another stream.
+        # Blocks of a CUDA graph's private pool serve no other requests, like those of another
+        # stream.
         lane = entry.get("stream", 0), tuple(entry.get("pool_id", (0, 0)))
         stream = self._streams.setdefault(lane, len(self._streams))
         self._handles[entry["addr"]] = self.allocator.allocate(entry["size"], stream)

@@ -1,4 +1,4 @@
-"""A device that exists only as its allocator: real CPU runs that run out of memory on purpose."""
+"""Virtual CUDA device: real CPU runs that run out of simulated memory on purpose."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _roles: dict[Any, Role] = {}
 
 
 class VirtualDevice:
-    """While it is entered, new CPU tensors take the memory of a simulated CUDA device.
+    """Context in which new CPU tensors are charged to a simulated CUDA allocator.
 
-    Each storage made by an operator is charged once, with its full size, to a
-    `CachingAllocator` of ``capacity`` bytes (None: no limit), until its last tensor goes.
-    Storages from before, and memory that others own (``torch.from_numpy``), are not charged.
-    Where the device has no room, or at the allocations numbered in ``fail_at`` (from 0 on, since
-    the device was entered, failed ones counted), the operator raises `SimulatedOutOfMemory`, and
-    its result is dropped. The numbers computed are those of the same run without the device. An
-    operator has run by the time it is refused, so the host must have what it asks for, except
-    for fake tensors, whose sizes are charged as if they were real.
+    Each storage made by an operator is charged once, with its full size, to a `CachingAllocator` of
+    ``capacity`` bytes (None: no limit), until its last tensor is freed. Storages from before, and
+    memory that others own (``torch.from_numpy``), are not charged. Where the device has no room, or
+    at the allocations numbered in ``fail_at`` (from 0, since the device was entered, failed ones
+    counted), the operator raises `SimulatedOutOfMemory`, and its result is dropped. Values are
+    those of the same run without the device. An operator has run by the time it is refused, so the
+    host must have the memory, except for fake tensors, whose sizes are charged as if they were
+    real.
 
-    An operator's own scratch is not seen, nor are sparse tensors. Only the entering thread
-    is followed, with the backward passes it calls for on the CPU; work that other threads do
-    meanwhile (a loader, say) is not. Can be entered again once it is left, then from a fresh
-    state, but not while it is entered, nor inside another: that raises `UsageError`.
+    Workspace of operators and sparse tensors are not charged. Only the entering thread is followed,
+    with the backward passes it runs on the CPU; work of other threads (a loader, say) is not. It
+    can be entered again after it is left, with a fresh state, but not while it is entered, nor
+    inside another: that raises `UsageError`.
     """
 
     _entered: VirtualDevice | None = None
@@ -76,7 +76,7 @@ class VirtualDevice:
 
     @property
     def allocations(self) -> int:
-        """How many storages were asked for, those refused included."""
+        """Number of storages requested, refused ones included."""
         return self._ledger.asked
 
     @property
@@ -87,17 +87,17 @@ class VirtualDevice:
 
     @property
     def peak_live(self) -> int:
-        """Most bytes alive at once."""
+        """Peak of the bytes alive at once."""
         return self._ledger.peak_live
 
     @property
     def peak_reserved(self) -> int:
-        """Most bytes that the allocator held of the device."""
+        """Peak of the bytes that the allocator reserved on the device."""
         return self._ledger.allocator.peak_reserved
 
 
 class _Charge(weakref.ref[Any]):
-    """A watch on one storage, with what it was charged for."""
+    """Weak reference to one storage, with what it was charged."""
 
     __slots__ = ("handle", "key", "size")
 
@@ -107,9 +107,9 @@ class _Charge(weakref.ref[Any]):
 
 
 class _Ledger:
-    """Which storages are charged. Storages are told apart by their address while they live.
+    """Charged storages, by address.
 
-    Addresses are used again, so `settle` comes before any is looked up.
+    Addresses are reused, so `settle` comes before any lookup.
     """
 
     def __init__(self, allocator: CachingAllocator, fail_at: frozenset[int]) -> None:
@@ -117,12 +117,12 @@ class _Ledger:
         self.asked = self.live = self.peak_live = 0
         self._fail_at = fail_at
         self._charges: dict[int, _Charge] = {}
-        # Storages go at any moment, in any thread and within a call of the allocator too. They
-        # are noted here and settled before the next one is charged, which comes to the same.
+        # Storages are freed at any moment, in any thread, even within a call of the allocator. They
+        # are queued here and settled before the next one is charged, which gives the same result.
         self._gone: deque[_Charge] = deque()
 
     def settle(self) -> None:
-        """Release what has gone since the last call."""
+        """Free what was released since the last call."""
         gone = self._gone
         while gone:
             charge = gone.popleft()
@@ -132,13 +132,13 @@ class _Ledger:
                 del self._charges[charge.key]
 
     def charge(self, result: Any, others: Iterable[Any]) -> SimulatedOutOfMemory | None:
-        """Charge the storages of an operator's result that are new; the error if one fails.
+        """Charge the new storages of an operator's result; returns the error if one fails.
 
-        ``others`` are the operator's arguments: what it only hands on is not new.
+        ``others`` are the operator's arguments: their storages in the result are not new.
         """
         self.settle()
         for tensor in (result,) if isinstance(result, Tensor) else _tensors(result):
-            # Sparse tensors have no storage of their own, and their parts are not followed.
+            # Sparse tensors have no storage of their own, and their components are not followed.
             if not tensor.is_cpu or not torch._C._has_storage(tensor):
                 continue
             storage = tensor.untyped_storage()
@@ -150,7 +150,7 @@ class _Ledger:
         return None
 
     def recharge(self, result: Any) -> SimulatedOutOfMemory | None:
-        """Charge storages anew that an operator made larger in place."""
+        """Charge again storages that an operator enlarged in place."""
         self.settle()
         for tensor in _tensors(result):
             if not torch._C._has_storage(tensor):
@@ -161,7 +161,7 @@ class _Ledger:
                 error = self._add(storage, storage._cdata)
                 if error is not None:
                     return error
-                # Both are there while the smaller one is copied into the larger.
+                # Both exist while the smaller one is copied into the larger.
                 self._gone.append(old)
                 self.settle()
         return None
@@ -176,7 +176,7 @@ class _Ledger:
         try:
             handle = self.allocator.allocate(size)
         except SimulatedOutOfMemory as error:
-            # Its traceback would hold the storage by way of this frame.
+            # Its traceback would hold the storage through this frame.
             return error.with_traceback(None)
         charge = self._charges[key] = _Charge(storage, self._gone.append)
         charge.key, charge.handle, charge.size = key, handle, size
@@ -186,7 +186,7 @@ class _Ledger:
 
 
 class _ChargeMode(TorchDispatchMode):
-    """Sees each operator of its thread and lets the ledger charge for what it made."""
+    """Dispatch mode that charges the storages made by each operator of its thread."""
 
     def __init__(self, ledger: _Ledger) -> None:
         super().__init__()
@@ -198,7 +198,8 @@ class _ChargeMode(TorchDispatchMode):
         role = _roles.get(func) or _role(func)
         kwargs = kwargs or {}
         if role == "composite":
-            # In inference mode these arrive whole; their parts allocate what must be seen.
+            # In inference mode composite operators arrive whole; their parts allocate what must be
+            # charged.
             with self:
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -218,7 +219,7 @@ class _ChargeMode(TorchDispatchMode):
 
 
 def _role(func: Any) -> Role:
-    """What an operator means for memory, by its registration and its schema."""
+    """Classify what an operator means for memory, by its registration and schema."""
     role: Role = "makes"
     returned = [value.alias_info for value in func._schema.returns]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -245,7 +246,7 @@ def _tensors(result: Any) -> Iterator[Tensor]:
 
 
 def _is_among(key: int, arguments: Iterable[Any]) -> bool:
-    """Whether some tensor among the arguments, in lists or not, has the storage ``key``."""
+    """Return whether a tensor among the arguments, nested or not, has storage ``key``."""
     for value in arguments:
         if isinstance(value, Tensor):
             if torch._C._has_storage(value) and value.untyped_storage()._cdata == key:

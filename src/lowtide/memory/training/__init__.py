@@ -1,1 +1,1 @@
-"""What makes a training step fit: the ladder, the plot, the usual call."""
+"""Fitting a training step to a memory budget: option search, plot, VRAM estimate."""

@@ -1,4 +1,4 @@
-"""What climbing the ladder gives: its rungs as data and as a table."""
+"""Report of `fit_to_budget`: the options tried, as data and as a table."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lowtide.memory.prediction.estimate import Estimate
 from lowtide.memory.training.options import Accuracy, StepSettings
 
 Status = Literal["asked", "taken", "not needed", "frees nothing", "not applicable"]
-# Those whose change stays when the next one is added.
+# Statuses whose change stays when the next one is added.
 STEPS: tuple[Status, ...] = ("asked", "taken", "not needed")
 
 
 class FitOption(BaseModel):
-    """One change, on top of those taken before it.
+    """One memory-saving option, on top of those taken before it.
 
     ``predicted_bytes`` and ``upper_bytes`` are the step's peak with it, as in `Estimate`.
-    ``freed_bytes`` is against the rung before, ``freed_in_all_bytes`` against the step as asked,
-    ``freed_alone_bytes`` what the change frees if it is the only one; all of the predicted peak,
-    negative where it takes more. ``work`` is the multiply-adds of a step in those of the asked
-    one. A rung that does not apply has ``reason`` and no figures.
+    ``freed_bytes`` is relative to the option before, ``freed_in_all_bytes`` to the step as
+    requested, ``freed_alone_bytes`` what the change frees as the only one; all of the predicted
+    peak, negative where it takes more. ``work`` is the multiply-adds of a step relative to the
+    requested one. An option that does not apply has ``reason`` and no figures.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,10 +46,10 @@ class FitOption(BaseModel):
 
 
 class FitReport(BaseModel):
-    """All rungs in the order in which they are tried, the step as asked first.
+    """All options in the order in which they are tried, the step as requested first.
 
-    ``chosen`` is the place of the first rung whose upper bound fits the budget, None if none
-    does. ``asked`` is the estimate of the step as asked, with its trace.
+    ``chosen`` is the index of the first option whose upper bound fits the budget, None if none
+    does. ``asked`` is the estimate of the step as requested, with its trace.
     """
 
     device: str
@@ -61,17 +61,21 @@ class FitReport(BaseModel):
 
     @property
     def choice(self) -> FitOption | None:
-        """The first rung that fits."""
+        """The first option that fits, or None."""
         return None if self.chosen is None else self.rungs[self.chosen]
 
     @property
     def smallest(self) -> FitOption:
-        """The rung with the lowest upper bound, of those that are on the way."""
+        """The option with the lowest upper bound, among those that can be taken."""
         on_the_way = [rung for rung in self.rungs if rung.upper_bytes and rung.status in STEPS]
         return min(on_the_way, key=lambda rung: rung.upper_bytes or 0)
 
     def require(self) -> FitOption:
-        """The first rung that fits; raises `BudgetError` naming the smallest if none does."""
+        """Return the first option that fits.
+
+        Raises:
+            BudgetError: if none does; names the smallest.
+        """
         if self.choice is not None:
             return self.choice
         least = self.smallest
@@ -84,11 +88,12 @@ class FitReport(BaseModel):
         )
 
     def __str__(self) -> str:
-        """One line a rung, then which one is the first to fit.
+        """Return a table, one line per option, and which one is the first to fit.
 
-        ``>`` marks that one, ``+`` the changes on the way to it, ``-`` those that are left out.
-        ``frees`` is against the rung before, ``in all`` against the step as asked, ``alone``
-        with no other change; ``work`` the multiply-adds of a step in those of the asked one.
+        ``>`` marks that one, ``+`` the changes before it that are taken, ``-`` those that are
+        skipped. ``frees`` is relative to the option before, ``in all`` to the step as requested,
+        ``alone`` with no other change; ``work`` is the multiply-adds of a step relative to the
+        requested one.
         """
         rows = [_HEAD, *(_cells(rung, at == self.chosen) for at, rung in enumerate(self.rungs))]
         full = [row for row in rows if len(row) == len(_HEAD)]

@@ -1,7 +1,7 @@
-"""The out-of-memory ladder of training: what each change frees, traced, until the step fits.
+"""Search for the options with which a training step fits a memory budget.
 
-Why traced: what a change frees depends on where the peak is. Checkpointing does nothing for a
-peak in the optimizer's step, and no attention kernel helps one in the convolutions.
+Each option is traced, because what a change frees depends on where the peak is: checkpointing does
+nothing for a peak in the optimizer's step, and no attention kernel helps one in the convolutions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOW = (torch.bfloat16, torch.float16)
 
 class _Figures(NamedTuple):
     estimate: Estimate
-    work: float  # multiply-adds of a whole step, validation aside
+    work: float  # multiply-adds of a whole step, without validation
 
 
 def fit_to_budget(
@@ -57,25 +57,30 @@ def fit_to_budget(
     calibration: Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FitReport:
-    """What must change for ``step`` to fit ``budget_bytes`` on ``device``, one rung at a time.
+    """Find the changes with which ``step`` fits ``budget_bytes`` on ``device``.
 
-    Every figure is that of a traced step (`traced_estimate`), none a fixed share. Changes are
-    added one to another until the upper bound fits; the others are shown all the same. A
-    change that frees nothing where it stands is left out, unless it costs nothing either, and
-    of the batches between half and one only those that are needed are tried.
+    Every figure is that of a traced step (`traced_estimate`), none a fixed share. Changes are added
+    one to another until the upper bound fits; the others are reported all the same. A change that
+    frees nothing where it is tried is skipped, unless it costs nothing either, and of the batches
+    between half and one only those that are needed are tried.
 
-    ``make_step(batch, (height, width))`` gives a step with other inputs, from which inputs,
-    keywords and loss are taken; without it batch and images stay as they are. ``batch`` and
-    ``size`` are what it made ``step`` with, by default the shape of the first tensor. Smaller
-    images have sides that are a multiple of ``multiple``, or are those in ``sizes``. With
-    ``full`` off the ladder ends at the first rung that fits, and no change is traced on its
-    own, which takes a fraction of the time. ``model``, ``device``, ``dtype``, ``operators`` and
-    ``calibration`` are as in `estimate`; ``progress`` is told the name of each rung before it
-    is traced.
+    Args:
+        model: as in `estimate`, like ``device``, ``dtype``, ``operators`` and ``calibration``.
+        make_step: ``make_step(batch, (height, width))`` returns a step with other inputs, from
+            which inputs, keywords and loss are taken; without it batch and images stay unchanged.
+        batch: the batch that it made ``step`` with, by default from the shape of the first tensor.
+        size: the (height, width) that it made ``step`` with, by the same default.
+        multiple: smaller images have sides that are a multiple of this.
+        sizes: smaller images have one of these (height, width) instead.
+        strict: whether to raise if nothing fits.
+        full: if False, the search ends at the first option that fits, and no change is traced on
+            its own, which takes a fraction of the time.
+        progress: called with the name of each option before it is traced.
 
-    Raises `BudgetError` naming the smallest rung if nothing fits, unless ``strict`` is off;
-    `ModelError` if the step as asked cannot be traced; `UsageError` for options that make no
-    sense.
+    Raises:
+        BudgetError: if nothing fits and ``strict``; names the smallest option.
+        ModelError: if the step as requested cannot be traced.
+        UsageError: for invalid options.
     """
     started = time.perf_counter()
     if budget_bytes <= 0:
@@ -120,7 +125,7 @@ def fit_to_budget(
 
 
 class _OptionSearch:
-    """Traces settings, each once, and walks the changes."""
+    """Traces each combination of settings once, and goes through the changes in order."""
 
     def __init__(
         self,
@@ -151,7 +156,7 @@ class _OptionSearch:
     def climb(
         self, changes: list[OptionChange], full: bool, progress: Callable[[str], None]
     ) -> list[FitOption]:
-        """The rungs, the step as asked first."""
+        """Return the options tried, the step as requested first."""
         now, at = self.first, self._asked
         rungs = [self._rung("as asked", "asked", at, now, now)]
         for change in changes:
@@ -162,7 +167,7 @@ class _OptionSearch:
             try:
                 figures = None if change.refusal else self._figures(settings)
                 single = self._alone(change) if full and not change.refusal else None
-            except Exception as error:  # noqa: BLE001 - whatever the model cannot do is told
+            except Exception as error:  # noqa: BLE001 - whatever the model cannot do is reported
                 change, figures, single = _refused(change, error), None, None
             if figures is None:
                 rungs.append(
@@ -225,7 +230,7 @@ class _OptionSearch:
         )
 
     def _average_bytes(self) -> int:
-        """Bytes of an average of the weights: that of the trainable ones, in their type."""
+        """Return bytes of an EMA of the weights: the trainable ones, in their dtype."""
         return sum(
             weight.numel() * (self._dtype or weight.dtype).itemsize
             for weight in self._model.parameters()
@@ -247,7 +252,7 @@ class _OptionSearch:
             work = multiply_adds(estimate.trace, ("forward", "backward"))
             passes = settings.accumulate / step.accumulate
             if self._known:
-                # Traces are large; only that of the asked step is of use later.
+                # Traces are large; only that of the requested step is used later.
                 estimate._trace = None
             self._known[settings] = _Figures(estimate, work * passes)
         return self._known[settings]
@@ -271,7 +276,7 @@ def _is_low(model: nn.Module, dtype: torch.dtype | None) -> bool:
 
 
 def _check_factory(make_step: MakeStep, step: TrainingStep, asked: StepSettings) -> None:
-    """The factory must make the step itself, or figures of other steps would not compare."""
+    """Check that ``make_step`` reproduces ``step``: other figures would not compare."""
     if asked.batch is None or asked.size is None:
         raise UsageError("batch= and size= cannot be read off the step's inputs: pass them")
     made = make_step(asked.batch, asked.size)

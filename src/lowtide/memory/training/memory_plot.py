@@ -1,4 +1,4 @@
-"""A picture of a run's memory: what is alive at each operator, by kind, against the budget."""
+"""Plot of a run's memory: bytes alive at each operator, by kind, and the budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg")
 _POINTS = 4000
-# Okabe and Ito's palette, which color-blind readers can tell apart, darkest at the bottom.
+# Okabe and Ito's colorblind-safe palette, darkest at the bottom.
 _COLORS: dict[str, str] = {
     "context": "#bdbdbd",
     "weights": "#0072b2",
@@ -38,29 +38,32 @@ _TITLES: dict[str, str] = {
     "activations": "activations",
 }
 _BUDGET, _INK = "#d55e00", "#333333"
-# Shares of the picture's width: a letter of a name, and the least room for a name on end.
+# Shares of the figure's width: a letter of a name, and the least room for a vertical name.
 _LETTER, _NARROWEST = 0.0105, 0.018
-# Letters of a title's line that fit over the picture.
+# Letters of a title's line that fit above the plot.
 _TITLE_WIDTH = 90
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes of each kind after chosen events; ``ops`` are their operator numbers, in order."""
+    """Bytes of each kind at sampled events of a trace, in order.
+
+    ``ops`` are the operator numbers of the events.
+    """
 
     ops: list[int]
     kinds: dict[Kind, list[int]]
 
     @property
     def totals(self) -> list[int]:
-        """All kinds together."""
+        """Bytes of all kinds together, at each point."""
         return [sum(at) for at in zip(*self.kinds.values(), strict=True)]
 
 
 def memory_curve(trace: Trace, points: int = _POINTS) -> MemoryCurve:
-    """The memory of ``trace`` in at most ``points`` points, its peak among them.
+    """Downsample the memory of ``trace`` to at most ``points`` points, peak included.
 
-    Events are divided into equal buckets, of each of which the highest moment is kept.
+    Events are divided into equal buckets; of each, the highest point is kept.
     """
     bucket = -(-(len(trace.events) + 1) // points)
     best: list[tuple[int, int, dict[Kind, int]]] = []
@@ -83,15 +86,22 @@ def plot_memory(
     budget_bytes: int | None = None,
     title: str | None = None,
 ) -> Path:
-    """Draw the memory of a traced run, by operator and kind, to a ``.png`` or ``.svg`` file.
+    """Plot the memory of a traced run, by operator and kind, to a PNG or SVG file.
 
-    Areas are bytes that tensors hold, exact. For an `Estimate` the context of the device is
-    drawn below them and what its allocator would have reserved for them as a line above; the
-    expected peak and its upper bound, which count scratch too, are lines across, and so is the
-    budget, in bytes. Returns the path.
+    Areas are bytes that tensors hold, exact. For an `Estimate` the CUDA context is drawn below
+    them, and what the allocator would have reserved for them as a line above; the expected peak and
+    its upper bound, which count workspace too, are horizontal lines, and so is the budget.
 
-    Raises `UsageError` for another suffix, for an estimate that was not traced, and where
-    matplotlib is not installed; `OutputError` if the file cannot be written.
+    Args:
+        path: ends with ``.png`` or ``.svg``.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: for another suffix, for an estimate that was not traced, and where matplotlib is
+            not installed.
+        OutputError: if the file cannot be written.
     """
     path = Path(path)
     figure = new_figure(path)
@@ -119,7 +129,11 @@ def plot_memory(
 
 
 def new_figure(path: Path) -> Any:
-    """An empty picture for ``path``; raises `UsageError` where none can be written there."""
+    """Return an empty matplotlib figure for ``path``.
+
+    Raises:
+        UsageError: for a suffix not in `SUFFIXES`, and where matplotlib is not installed.
+    """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"{path}: pictures are written as {' or '.join(SUFFIXES)}", hint="change the suffix"
@@ -134,7 +148,11 @@ def new_figure(path: Path) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a picture that `new_figure` began; raises `OutputError` where that fails."""
+    """Write a figure made by `new_figure`.
+
+    Raises:
+        OutputError: if that fails.
+    """
     with writing(path) as part:
         figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
 
@@ -145,7 +163,7 @@ def _context(estimate: Estimate | None) -> int:
 
 
 def _areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
-    """Stacked areas of what there is any of; each point holds until the next."""
+    """Draw stacked areas of the kinds present; each point holds until the next."""
     bands: list[tuple[str, list[float]]] = [("context", [context / MIB] * len(curve.ops))]
     bands += [(kind, [size / MIB for size in sizes]) for kind, sizes in curve.kinds.items()]
     bands = [band for band in bands if any(band[1])]
@@ -165,7 +183,10 @@ def _areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
 
 
 def _reserved(axes: Axes, trace: Trace, context: int) -> None:
-    """What the caching allocator holds: it grows, and does not shrink when tensors go."""
+    """Draw the bytes that the caching allocator reserves as a line.
+
+    They do not shrink as tensors are freed.
+    """
     allocator, handles = CachingAllocator(), {}
     ops, sizes = [0], [0.0]
     held = (StorageEvent(0, storage, size) for storage, size in trace.held.items())
@@ -206,7 +227,7 @@ def _line(axes: Axes, name: str, size: int, style: dict[str, Any]) -> None:
 
 
 def _phases(axes: Axes, trace: Trace) -> None:
-    """A thin line where each part of the run begins, and its name where there is room."""
+    """Draw a thin line where each phase begins, and its name where there is room."""
     starts = [*trace.marks, (len(trace.ops), "")]
     for (start, name), (end, _) in itertools.pairwise(starts):
         if start:
@@ -254,7 +275,7 @@ def _frame(axes: Axes, title: str) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     handles, names = axes.get_legend_handles_labels()
-    # As they are stacked: the highest area first, then the lines.
+    # In stacking order: the highest area first, then the lines.
     areas = [at for at, name in enumerate(names) if name in _TITLES.values()]
     order = [*reversed(areas), *(at for at in range(len(names)) if at not in areas)]
     axes.legend(

@@ -1,4 +1,4 @@
-"""Modules from functions, and inputs for them, without memory for either."""
+"""Building modules and example inputs on the meta device, without memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
 
 
 def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
-    """A module, or what a function builds, on the ``meta`` device if it can be built there.
+    """Return ``model``, or what a function builds, on the ``meta`` device if possible.
 
-    Raises `UsageError` for None, and `ModelError` where the function gives no module.
+    Raises:
+        UsageError: for None.
+        ModelError: if the function returns no module.
     """
     if model is None:
         raise UsageError(
@@ -27,11 +29,11 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Modul
         return model
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            # A state dict loaded into weights without data warns that it does nothing.
+            # Loading a state dict into meta weights warns that it has no effect.
             warnings.simplefilter("ignore")
             built = model()
     except (RuntimeError, TypeError):
-        # Reads a number off a tensor, or moves one, which only real ones allow.
+        # It reads a value of a tensor, or moves one, which only real tensors allow.
         built = model()
     if not isinstance(built, nn.Module):
         name = getattr(model, "__name__", repr(model))
@@ -42,10 +44,13 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Modul
 def make_inputs(
     model: nn.Module, batch: int, size: tuple[int, int], inputs: Inputs | None = None
 ) -> tuple[Any, ...]:
-    """What ``model`` is called with: ``inputs``, its own ``example_inputs``, or images.
+    """Return inputs for ``model``: ``inputs``, its own ``example_inputs``, or images.
 
-    Images are (batch, C, height, width) without data, C being that of the first convolution.
-    Raises `UsageError` for a model that has neither.
+    Images are meta tensors (B, C, H, W), with the channels of the first convolution. ``size`` is
+    (height, width).
+
+    Raises:
+        UsageError: for a model that has neither.
     """
     make = inputs or getattr(model, "example_inputs", None)
     if make is not None:
@@ -55,7 +60,11 @@ def make_inputs(
 
 
 def image_channels(model: nn.Module) -> int:
-    """Channels that the first convolution of ``model`` takes; `UsageError` if it has none."""
+    """Return the input channels of the first convolution of ``model``.
+
+    Raises:
+        UsageError: if it has none.
+    """
     for part in model.modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return part.in_channels

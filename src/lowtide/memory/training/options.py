@@ -1,4 +1,4 @@
-"""What may be changed about a training step that takes too much memory, mildest change first."""
+"""Memory-saving options of a training step, mildest change first."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _STEPS = (
 
 
 class StepSettings(BaseModel):
-    """What decides the memory of a training step, apart from the model.
+    """Settings that decide the memory of a training step, besides the model.
 
-    ``batch`` images of ``size`` (height, width) make a micro-batch, of which ``accumulate``
-    make a step. ``ema`` says where the average of the weights is kept, ``validation`` how many
-    images the pass after the step takes, None without one.
+    ``batch`` images of ``size`` (height, width) are a micro-batch, and ``accumulate`` micro-batches
+    a step. ``ema`` says where the average of the weights is kept, ``validation`` how many images
+    the validation pass after the step takes, None without one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,7 +49,7 @@ class StepSettings(BaseModel):
     def of(
         cls, step: TrainingStep, batch: int | None, size: tuple[int, int] | None
     ) -> StepSettings:
-        """Those of ``step``; batch and size are read off its first tensor where not given."""
+        """Return the settings of ``step``; batch and size default to its first tensor's."""
         shapes = [tuple(tensor.shape) for tensor in tensors_of(list(step.inputs))]
         if batch is None and shapes and shapes[0]:
             batch = shapes[0][0]
@@ -82,10 +82,10 @@ class StepSettings(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class OptionChange:
-    """One rung: the fields of `StepSettings` that it sets, or why it cannot be taken.
+    """One option: the fields of `StepSettings` it sets, or why it does not apply.
 
-    ``free`` ones cost neither time nor accuracy, and stay even where another part of the step
-    is the peak for now. Those ``between`` two others are of no interest once the step fits.
+    ``free`` ones cost neither time nor accuracy, and stay even where another part of the step is
+    the peak for now. Those ``between`` two others are skipped once the step fits.
     """
 
     name: str
@@ -98,17 +98,17 @@ class OptionChange:
 
 
 def size_text(size: tuple[int, int]) -> str:
-    """(height, width) as people say it, ``width×height``."""
+    """Format (height, width) as ``width×height``."""
     return f"{size[1]}×{size[0]}"
 
 
 def step_with(
     step: TrainingStep, asked: StepSettings, settings: StepSettings, make_step: MakeStep | None
 ) -> TrainingStep:
-    """``step``, which has the settings ``asked``, with ``settings`` instead.
+    """Return ``step``, whose settings are ``asked``, changed to ``settings``.
 
-    An average on the host is none of the device's business, and a third micro-batch finds the
-    memory as the second did, so that no more than two are run.
+    An EMA on the host takes no device memory, and a third micro-batch finds the memory as the
+    second did, so that no more than two are run.
     """
     if (settings.batch, settings.size) != (asked.batch, asked.size):
         assert make_step is not None and settings.batch is not None and settings.size is not None
@@ -139,8 +139,11 @@ def option_changes(
     multiple: int,
     sizes: Sequence[tuple[int, int]] | None,
 ) -> Iterator[OptionChange]:
-    """All rungs in the order in which they are tried: exact ones before the others, but for
-    autocast, which also saves time, and smaller batches before smaller images."""
+    """Iterate over all options in the order in which they are tried.
+
+    Exact ones come first, except that autocast, which also saves time, comes before checkpointing
+    and smaller batches; smaller images come last.
+    """
     yield _fused(asked)
     yield _validation(asked, step)
     yield _average(asked, profile)
@@ -223,7 +226,7 @@ def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator
     asked_batch = batch
     while batch > 1:
         first = batch == asked_batch
-        # The effective batch stays the same, so only divisors will do.
+        # The effective batch stays the same, so only divisors are possible.
         batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
         count = total // batch
         yield OptionChange(
@@ -275,7 +278,7 @@ def _images(inputs: tuple[Any, ...]) -> int:
 
 
 def _first_images(value: Any, count: int) -> Any:
-    """A tensor without data like the first ``count`` images of ``value``."""
+    """Return a meta tensor like the first ``count`` images of ``value``."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     return torch.empty_like(value[:count], device="meta")

@@ -1,4 +1,4 @@
-"""The memory of training a model on a card, by attention backend: one call, traced, no table."""
+"""VRAM estimate of training a model, by attention backend; traced, no table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FLASH, _EFFICIENT, _CUDNN, _MATH = (
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
 )
-# The kernels left on for each name. The forced one is tried first; the rest take what it refuses.
+# The kernels enabled for each name. The forced one is tried first; the rest are its fallbacks.
 _KERNELS: dict[str, list[SDPBackend]] = {
     "default": [_FLASH, _EFFICIENT, _CUDNN, _MATH],
     "flash": [_FLASH, _EFFICIENT, _MATH],
     "efficient": [_EFFICIENT, _MATH],
-    # Behind math it would never be tried on consumer cards.
+    # Alone: ranked after math, it would never be tried on consumer GPUs.
     "cudnn": [_CUDNN],
     "math": [_MATH],
 }
@@ -55,29 +55,38 @@ def estimate_vram_usage(
     optimizer: Optimizer = "adamw-foreach",
     loss: Callable[[Any], Tensor] | None = None,
 ) -> dict[str, Any]:
-    """What training ``model`` would hold on ``device``, with one backend of attention.
+    """Estimate the GPU memory of training ``model`` with one attention backend.
 
-    ``model`` is a module or a function that builds one; a function is called with the ``meta``
-    device as default, so that its weights take no memory, and again without where that fails.
-    It is called with ``inputs(batch_size, image_size)``, by default its own
-    ``example_inputs(batch_size, image_size)`` if it has that, else images of shape (batch_size,
-    C, height, width) with the channels of its first convolution. ``image_size`` is (height,
-    width). ``dtype`` is the precision of suitable operators by autocast, the weights staying as
-    they are; torch.float32 is none. The step is that of `TrainingStep`: forward, ``loss`` (mean
-    square by default), backward and ``optimizer``, AdamW as PyTorch runs it by default.
+    The step is that of `TrainingStep`: forward, ``loss``, backward and ``optimizer``.
 
-    ``backend`` is what scaled_dot_product_attention takes: ``"default"`` PyTorch's own choice
-    for the device, ``"flash"``, ``"efficient"``, ``"cudnn"``, or ``"math"``, which holds whole
-    score matrices. ``gradient_checkpointing`` recomputes every block in the backward pass.
+    Args:
+        backend: what scaled_dot_product_attention uses: ``"default"`` is PyTorch's own choice for
+            the device, others are ``"flash"``, ``"efficient"``, ``"cudnn"``, and ``"math"``, which
+            holds whole score matrices.
+        gradient_checkpointing: recompute every block in the backward pass.
+        model: a module or a function that builds one; a function is called with the ``meta`` device
+            as default, so that its weights take no memory, and again without where that fails.
+        image_size: (height, width).
+        device: name of a device profile, or the profile.
+        dtype: precision of suitable operators by autocast, the weights staying unchanged;
+            torch.float32 is no autocast.
+        inputs: ``inputs(batch_size, image_size)`` returns what the model is called with; by default
+            its own ``example_inputs(batch_size, image_size)`` if it has that, else images (B, C, H,
+            W) with the channels of its first convolution.
+        optimizer: AdamW as PyTorch runs it by default.
+        loss: of the model's output; mean square by default.
 
-    Returns ``total_estimated_gb`` and ``total_upper_gb``, the expected peak and its bound for
-    the whole process in decimal gigabytes (10^9 bytes); ``savings_vs_default_pct`` against the
-    default backend without checkpointing, traced for the same model and sizes, 0 where the
-    default is as good; ``ledger``, a list of the estimate's rows in bytes; and ``notes``.
+    Returns:
+        ``total_estimated_gb`` and ``total_upper_gb``, the expected peak and its upper bound for the
+        whole process in decimal gigabytes (10^9 bytes); ``savings_vs_default_pct`` relative to the
+        default backend without checkpointing, traced for the same model and sizes, 0 where the
+        default is as good; ``ledger``, a list of the estimate's rows in bytes; and ``notes``.
 
-    Raises `UsageError` without a model, for an unknown backend or device, for one that has no
-    backward pass (``"sage"``), and for one that takes no attention of this model on this
-    device; `ModelError` for a model that cannot be traced.
+    Raises:
+        UsageError: without a model, for an unknown backend or device, for a backend that has no
+            backward pass (``"sage"``), and for one that takes no attention of this model on this
+            device.
+        ModelError: for a model that cannot be traced.
     """
     _check(backend, batch_size, image_size)
     profile = load_profile(device) if isinstance(device, str) else device
@@ -110,7 +119,7 @@ def estimate_vram_usage(
 
 @dataclasses.dataclass
 class _Seen:
-    """The attention calls of a forward pass: by which kernel, and what ``wanted`` refused."""
+    """Attention calls of a forward pass by kernel, and why ``wanted`` refused some."""
 
     profile: DeviceProfile
     wanted: AttentionPath | None
@@ -119,7 +128,7 @@ class _Seen:
 
 
 class _Watch(TorchFunctionMode):
-    """Counts the kernels of attention that a trace takes, from outside of it."""
+    """Function mode that counts the attention kernels a trace takes, from outside it."""
 
     def __init__(self, seen: _Seen) -> None:
         super().__init__()
@@ -149,12 +158,12 @@ _PATHS: dict[Any, AttentionPath] = {
 }
 
 
-# Where the operators have dropout, which is followed by whether attention is causal.
+# Argument positions of dropout; whether attention is causal follows it.
 _DROPOUT: dict[AttentionPath, int] = {"flash": 3, "efficient": 5, "cudnn": 5, "math": 4}
 
 
 def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
-    """What the selection looked at before it took ``path`` with these arguments."""
+    """Return the attention call that the selection saw before it took ``path``."""
     query, key, value, mask = args[:4]
     dropout, causal = args[_DROPOUT[path] : _DROPOUT[path] + 2]
     spec = AttentionSpec(None, causal, dropout, kwargs.get("enable_gqa", False))
@@ -176,7 +185,7 @@ def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
 
 
 def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -> list[str]:
-    """What the figures rest on; raises `UsageError` for a backend that takes nothing at all."""
+    """Return notes on the figures; raises `UsageError` if the backend takes no call."""
     total = sum(found.kernels.values())
     units = "a GB is 10^9 bytes"
     if not total:

@@ -1,1 +1,4 @@
-"""Words every room shares. Imports no other room, and no heavy library on import."""
+"""Shared base layer: errors, units, progress, files and heap.
+
+Imports no other package of Lowtide, and no heavy library on import.
+"""

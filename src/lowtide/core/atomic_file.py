@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written beside their place, then renamed.
+"""Atomic file writes: a temporary part file, renamed when it is complete.
 
-Nothing that lies there already is ever opened for writing: whatever is made is a new file, so
-that no link leads elsewhere and no file of anybody else's is changed.
+No existing file is ever opened for writing: what is written is a new file, so that no link is
+followed and no file of anybody else is changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lowtide.core.errors import LowtideError, OutputError
 
-# Names of what a killed run left unfinished: hidden, so that no folder's images count them.
+# Names of part files that killed runs left: hidden, so that they do not count as images.
 PART_PATTERN = ".*.lowtide.part"
 SPACE_HINT = "free some space or write to another disk"
 _FULL_DISK = {
@@ -34,48 +34,58 @@ _HINTS = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _PROBE_BYTES = 1 << 20
-# Letters of a name that part files repeat: names have 255 bytes at most, and letters up to four.
+# Letters of a name that part files repeat: names have 255 bytes at most, letters up to four.
 _LONGEST = 50
 
 
 def part_path(path: Path) -> Path:
-    """``path`` as a part file is called: hidden, and with an ending of its own."""
+    """Return the part-file name of ``path``: hidden, ending in ``.lowtide.part``."""
     return path.with_name(f".{path.name}.lowtide.part")
 
 
 def new_part_name(path: Path) -> Path:
-    """A name beside ``path`` under which nobody else's file lies, for a file that will be there."""
+    """Return a random, unused part-file name in the folder of ``path``."""
     return part_path(path.with_name(f"{secrets.token_hex(8)}.{path.name[-_LONGEST:]}"))
 
 
 def unfinished(path: Path) -> list[Path]:
-    """What killed runs left of ``path``, by `new_part_name`; others may be writing theirs."""
+    """List part files named by `new_part_name` for ``path``, in sorted order.
+
+    Killed runs left them, or other runs may be writing them now.
+    """
     name = re.compile(rf"\.[0-9a-f]{{16}}\.{re.escape(path.name[-_LONGEST:])}\.lowtide\.part")
     found = path.parent.glob(PART_PATTERN)
     return sorted(part for part in found if name.fullmatch(part.name))
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed runs left of ``path``, in a folder where one run writes at a time."""
+    """Remove part files that killed runs left of ``path``.
+
+    For a folder in which one run writes at a time.
+    """
     for part in unfinished(path):
-        with suppress(OSError):  # it is in nobody's way
+        with suppress(OSError):  # a file left behind does no harm
             part.unlink()
 
 
 def create(path: Path) -> None:
-    """Make an empty file; OSError where anything has that name, a link to nowhere included."""
+    """Create an empty file.
+
+    Raises:
+        OSError: if anything has that name, a dangling link included.
+    """
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
     os.close(os.open(path, flags, 0o666))
 
 
 @contextmanager
 def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
-    """A new empty file beside ``path``, which is renamed to ``path`` when the block ends; ``part``
-    is its name, by default a random one.
+    """Write ``path`` atomically: yields a new part file, renamed at the end.
 
-    If the block raises, or is killed, what was at ``path`` stays; what the block wrote is removed
-    where it raised. A link at ``path`` is replaced, not what it leads to. Errors pass, those of
-    making and renaming too; `writing` turns them into the one to raise.
+    ``part`` is its name, by default a random one. If the block raises, or is killed, the old file
+    at ``path`` stays; what was written is removed if it raised. A link at ``path`` is replaced, not
+    its target. Errors propagate unchanged, those of creating and renaming too; `writing` converts
+    them.
     """
     part = part or new_part_name(path)
     create(part)
@@ -91,9 +101,9 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
-    """`atomic_write` that raises `OutputError` for whatever kept ``path`` from being written.
+    """`atomic_write` that raises `OutputError` for every failure to write ``path``.
 
-    What libraries raise on a full disk need not say so: then the disk is asked.
+    Other libraries may not report a full disk as such: then the disk is probed.
     """
     try:
         with atomic_write(path, part) as made:
@@ -110,7 +120,11 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder``, and those that it is to lie in; raises `OutputError` where that fails."""
+    """Create ``folder`` and its parents.
+
+    Raises:
+        OutputError: if that fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,8 +132,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> OutputError:
-    """The error to raise when ``error`` kept ``path`` from being written: space, or something
-    else."""
+    """Return the `OutputError` for an OSError in writing ``path``, with a hint."""
     text = error.strerror or str(error)
     if is_lack_of_space(error):
         return OutputError(f"{path}: {_FULL_DISK[error.errno or 0]} ({text})", hint=SPACE_HINT)
@@ -128,16 +141,18 @@ def write_error(path: Path, error: OSError) -> OutputError:
 
 
 def is_lack_of_space(error: OSError) -> bool:
-    """Whether the disk, a quota or the largest size of a file was reached."""
+    """Return whether ``error`` is a full disk, quota or file-size limit."""
     return error.errno in _FULL_DISK
 
 
 def disk_error(part: Path) -> OSError | None:
-    """Why nothing more can be written to ``part``, where a library does not tell; None if it
-    can."""
+    """Return the OSError of writing more to ``part``, or None if that works.
+
+    For libraries that do not report why a write failed.
+    """
     try:
         with part.open("ab", buffering=0) as file:
-            # One call may write a part of it, up to the last free byte.
+            # One call may write only a part, up to the last free byte.
             for _ in range(2):
                 file.write(bytes(_PROBE_BYTES))
     except OSError as error:
@@ -146,10 +161,12 @@ def disk_error(part: Path) -> OSError | None:
 
 
 def open_own(path: Path) -> int:
-    """A descriptor to read ``path`` and to append to it; the file is made where there is none.
+    """Open or create ``path`` for reading and appending; returns a descriptor.
 
-    Raises OSError where that is a link, or no file: a pipe would be waited for without end. A
-    file that has a second name is copied first, so that nothing is changed under the other.
+    A file with a second hard link is copied first, so that the other is unchanged.
+
+    Raises:
+        OSError: for a link, or for what is not a regular file: a pipe would block without end.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
@@ -170,8 +187,11 @@ def open_own(path: Path) -> int:
 
 
 def append(descriptor: int, text: str) -> None:
-    """Write all of ``text`` at the end of what `open_own` opened, onto the disk; or nothing of it,
-    where OSError is raised."""
+    """Append ``text`` to a file opened by `open_own` and sync; all of it or nothing.
+
+    Raises:
+        OSError: if nothing was appended.
+    """
     before, data = os.fstat(descriptor).st_size, memoryview(text.encode())
     try:
         while data:
@@ -184,7 +204,7 @@ def append(descriptor: int, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk."""
+    """Flush the file or folder to the disk (fsync)."""
     folder = path.is_dir()
     if folder and os.name == "nt":
         return

@@ -1,4 +1,4 @@
-"""What Linux tells of this machine's processors."""
+"""CPU model and vendor, from ``/proc/cpuinfo``."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """The name and, since virtual machines give one name to several generations, the numbers that
-    tell those apart; empty where it is not known."""
+    """Return the CPU's name with family and model numbers; empty if unknown.
+
+    Virtual machines give one name to several generations, which the numbers distinguish.
+    """
     name, *_ = *cpuinfo_field("model name"), platform.processor()
     numbers = cpuinfo_field("cpu family")[:1] + cpuinfo_field("model\t")[:1]
     return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
 
 
 def is_amd() -> bool:
-    """Whether AMD made it; Windows names the maker too."""
+    """Return whether the CPU is made by AMD; works on Windows too."""
     return "AuthenticAMD" in (*cpuinfo_field("vendor_id")[:1], platform.processor().split(", ")[-1])
 
 
 def cpuinfo_field(key: str) -> list[str]:
-    """What is said of each processor under ``key``; nothing on other systems."""
+    """Return the values of ``key`` in ``/proc/cpuinfo``, one per processor.
+
+    Empty on systems other than Linux.
+    """
     return [line.split(":", 1)[1].strip() for line in _lines() if line.startswith(key)]
 
 
 @cache
 def _lines() -> list[str]:
-    """Read once: where there are hundreds of processors, they take milliseconds to tell."""
+    """Return the lines of ``/proc/cpuinfo``, cached.
+
+    With hundreds of processors, reading takes milliseconds.
+    """
     info = Path("/proc/cpuinfo")
     return info.read_text().splitlines() if info.exists() else []

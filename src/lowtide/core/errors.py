@@ -1,7 +1,7 @@
-"""Everything Lowtide raises on purpose.
+"""Exception hierarchy of Lowtide, with the exit codes of the command line.
 
     LowtideError                 exit code 1
-    ├── UsageError               2   an option or argument that makes no sense
+    ├── UsageError               2   an invalid option or argument
     ├── InputError               2   a file that cannot be used
     │   ├── ImageError           2   ... an image
     │   └── ModelError           2   ... a model file, or a model that does not fit the job
@@ -12,15 +12,15 @@
     ├── BatchError               4   some inputs of a batch failed, the others are done
     └── Cancelled              130   interrupted by the caller
 
-A message says what happened, where, and with which numbers. ``hint`` is a command or a
-change that would work; the command line prints it on a line of its own.
+A message says what happened, where, and with which figures. ``hint`` is a command or a change that
+would work; the command line prints it on a line of its own.
 """
 
 from __future__ import annotations
 
 
 class LowtideError(Exception):
-    """Base of all deliberate errors; ``exit_code`` is what the command line returns."""
+    """Base class of Lowtide's errors; ``exit_code`` is what the command line returns."""
 
     exit_code = 1
 
@@ -31,7 +31,7 @@ class LowtideError(Exception):
 
 
 class UsageError(LowtideError):
-    """An option or argument that makes no sense, alone or with another."""
+    """An invalid option or argument, alone or in combination with another."""
 
     exit_code = 2
 
@@ -51,11 +51,14 @@ class ModelError(InputError):
 
 
 class OutputError(LowtideError):
-    """A result that cannot be written: no permission, no space, or past a format's limit."""
+    """A result that cannot be written: no permission, no space, or a format's limit."""
 
 
 class NotFiniteError(LowtideError):
-    """The model returned NaN or infinity, in fp32 too if it was run so; or a training step did."""
+    """The model or a training step returned NaN or infinity.
+
+    If the model was rerun in fp32, there too.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class BudgetError(LowtideError):
 
 
 class BatchError(LowtideError):
-    """Some inputs of a batch failed; ``failures`` maps each to what was wrong with it."""
+    """Some inputs of a batch failed; ``failures`` maps each to its error message."""
 
     exit_code = 4
 
@@ -96,6 +99,6 @@ class BatchError(LowtideError):
 
 
 class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
-    """The caller asked to stop; everything finished is kept, everything partial is removed."""
+    """The caller asked to stop; finished results are kept, partial ones removed."""
 
     exit_code = 130

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; reads it in pieces."""
+    """Return the SHA-256 of a file in hexadecimal, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The C heap: reusing freed memory, and giving it back to the system."""
+"""Control of the C heap (glibc malloc): reuse of freed memory, and trimming."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Literal
 
 # mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Blocks below this are reused; larger ones go back when they are freed, and come in huge pages.
+# Smaller blocks are reused; larger ones are unmapped when freed, and use huge pages.
 REUSED_BELOW = 16 << 20
 KEPT_AT_MOST = 512 << 20
 _GIVEN_BACK_FROM = 64 << 10
-# PyTorch asks for huge pages, 2 MiB each, for every block that is at least as large, if this is
-# set before its first one; Linux gives them to who asks, as most systems are set.
+# PyTorch requests huge pages, 2 MiB each, for every block of at least that size, if this is set
+# before its first one; by default most Linux systems grant them on request.
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 _tuned = False
@@ -26,7 +26,7 @@ _tuned = False
 
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
-    """The C library if it is glibc: only it has these calls, and only it needs them."""
+    """Return the C library if it is glibc: only glibc has, and needs, these calls."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -34,13 +34,16 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def tune_heap() -> bool:
-    """Make this process reuse the memory of one tile for the next; True if that could be set.
+    """Make this process's heap keep the memory of one tile for the next.
 
-    By default glibc returns large blocks to the system on every `free` and gets them back page
-    by page, which costs a small network on the CPU a third of its time. The largest blocks still
-    go back, but in huge pages, if this is called before PyTorch makes its first tensor; a value of
-    ``THP_MEM_ALLOC_ENABLE`` in the environment stays. These are settings of the whole process, so
-    only a program of its own should make them: the command line does.
+    By default glibc returns large blocks to the system on every `free` and gets them back page by
+    page, which costs a small network on the CPU a third of its time. The largest blocks are still
+    returned, but in huge pages, if this is called before PyTorch makes its first tensor; a value of
+    ``THP_MEM_ALLOC_ENABLE`` in the environment is kept. These are settings of the whole process, so
+    only an application should make them: the command line does.
+
+    Returns:
+        Whether the settings took effect.
     """
     global _tuned
     library = _glibc()
@@ -54,7 +57,7 @@ def tune_heap() -> bool:
 
 
 def heap_is_tuned() -> bool:
-    """Whether `tune_heap` is in effect; times measured with and without it differ."""
+    """Return whether `tune_heap` is in effect; it changes measured times."""
     return _tuned
 
 
@@ -62,10 +65,10 @@ HeapSetting = Literal["gives back", "keeps"]
 
 
 def set_heap_mode(setting: HeapSetting) -> None:
-    """Change what this process's C heap does with freed blocks, if it is `tune_heap`'s own.
+    """Set what the C heap does with freed blocks, if `tune_heap` is in effect.
 
-    ``"keeps"`` is faster. ``"gives back"`` takes what lives and no more: kept blocks that no new
-    one fits into made runs of window transformers take up to 1.8 times that.
+    ``"keeps"`` is faster. ``"gives back"`` takes only the bytes alive: kept blocks that no new one
+    fits into made runs of window transformers take up to 1.8 times that.
     """
     library = _glibc()
     if library is None or not _tuned:
@@ -78,11 +81,11 @@ def set_heap_mode(setting: HeapSetting) -> None:
 
 @contextlib.contextmanager
 def trimming_heap() -> Iterator[None]:
-    """What is freed inside leaves no gaps for what comes after, if the heap is `tune_heap`'s own.
+    """Return freed blocks to the system inside, to avoid fragmentation.
 
-    A heap that keeps blocks fills with those of a model file while it is read: gaps that a run's
-    own blocks hardly fit, and that no run in a heap which gives blocks back ever gives back, since
-    the C library takes what fits into a gap from there.
+    Only if `tune_heap` is in effect. A heap that keeps blocks fills with those of a model file
+    while it is read, with gaps that the blocks of a run hardly fit. Later runs that give blocks
+    back do not return such gaps either, since the C library serves from a gap what fits into it.
     """
     set_heap_mode("gives back")
     try:
@@ -92,11 +95,11 @@ def trimming_heap() -> Iterator[None]:
 
 
 def heap_mode() -> HeapSetting | None:
-    """What this process's C heap does with freed blocks, where that is settled.
+    """Return what the C heap does with freed blocks, or None if that varies.
 
-    ``"keeps"`` after `tune_heap`; ``"gives back"`` where the environment made every block of
-    1 MiB or less one of its own pages. Otherwise glibc changes its mind as the program runs,
-    and other libraries have their own ways.
+    ``"keeps"`` after `tune_heap`; ``"gives back"`` where the environment has every block above a
+    threshold of 1 MiB or less mapped on its own. Otherwise glibc adapts its threshold as the
+    program runs, and other heaps differ.
     """
     if _tuned:
         return "keeps"
@@ -106,9 +109,10 @@ def heap_mode() -> HeapSetting | None:
 
 
 def trim_heap(*, collect: bool = False) -> None:
-    """Return what the C allocator keeps after `free`; with ``collect``, Python's garbage first.
+    """Return freed memory that the C heap holds to the system (``malloc_trim``).
 
-    Large buffers that were freed stay resident otherwise, and count against a budget.
+    Large freed buffers stay resident otherwise, and count against a budget. With ``collect``,
+    Python's garbage is collected first.
     """
     if collect:
         gc.collect()

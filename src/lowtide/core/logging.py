@@ -1,4 +1,4 @@
-"""Keeping other libraries from talking to our users about their own affairs."""
+"""Suppression of other libraries' log messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silence_warnings(logger: str) -> Iterator[None]:
-    """No warnings of this logger."""
+    """Suppress warnings of ``logger`` inside the block."""
     speaker = logging.getLogger(logger)
     level = speaker.level
     speaker.setLevel(logging.ERROR)

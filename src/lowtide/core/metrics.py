@@ -1,8 +1,8 @@
-"""How far one image is from another, in the figures the field compares.
+"""Image quality metrics: PSNR, SSIM, PSNR-Y, SSIM-Y and maximum error.
 
-PSNR = 10 log10(peak**2 / mean squared error), in decibels; identical images give infinity.
-The super-resolution protocol (`psnr_y`) is that of the NTIRE challenges and of the papers
-since SRCNN: 8-bit pictures, luma only, a border left out.
+PSNR = 10 log10(peak**2 / mean squared error), in decibels; identical images give infinity. The
+super-resolution protocol (`psnr_y`) is that of the NTIRE challenges and of the papers since SRCNN:
+8-bit images, luma only, without a border.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-SSIM_WINDOW = 11  # pixels on a side, of which a picture must have one at least
+SSIM_WINDOW = 11  # side in pixels; images must be at least this large
 
 
 def max_error(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest absolute difference, in the samples' own unit; NaN where either has a NaN.
+    """Return the largest absolute difference; NaN where either image has a NaN.
 
-    Raises ValueError for different shapes or empty arrays.
+    In the samples' own unit.
+
+    Raises:
+        ValueError: for different shapes or empty arrays.
     """
     import numpy as np
 
@@ -28,11 +31,13 @@ def max_error(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def psnr(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
-    """PSNR in dB over all samples, computed in float64.
+    """Return the PSNR in dB over all samples, computed in float64.
 
-    ``peak`` is the value of white: 1 for floats in 0..1, 255 for 8 bits. Neither image is
-    rounded or clipped here. Raises ValueError for different shapes, empty arrays or a peak
-    that is not above 0.
+    ``peak`` is the value of white: 1 for floats in 0..1, 255 for 8 bits. Neither image is rounded
+    or clipped here.
+
+    Raises:
+        ValueError: for different shapes, empty arrays or a peak that is not above 0.
     """
     import numpy as np
 
@@ -44,10 +49,13 @@ def psnr(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
 
 
 def luma_bt601(rgb: np.ndarray) -> np.ndarray:
-    """BT.601 studio-range luma of 8-bit RGB, as MATLAB's ``rgb2ycbcr`` has it.
+    """Convert 8-bit RGB to BT.601 studio-range luma, as MATLAB's ``rgb2ycbcr``.
 
-    (..., 3) in 0..255 becomes float64 (...) in 16..235. It is not rounded: the papers' figures
-    are made that way.
+    (..., 3) in 0..255 becomes float64 (...) in 16..235. It is not rounded: the papers' figures are
+    computed that way.
+
+    Raises:
+        ValueError: if the last axis does not have 3 elements.
     """
     import numpy as np
 
@@ -58,17 +66,19 @@ def luma_bt601(rgb: np.ndarray) -> np.ndarray:
 
 
 def psnr_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
-    """PSNR-Y in dB of an upscaled image against its original, both uint8 of shape (H, W, 3).
+    """Return the PSNR-Y in dB of an upscaled image ``sr`` and its original ``hr``.
 
-    Protocol: luma by `luma_bt601`, ``crop`` pixels left out on all four sides (by convention
-    the enlargement factor), peak 255. Raises ValueError for other types or shapes, and where
-    the crop leaves nothing.
+    Both are uint8 (H, W, 3). Protocol: luma by `luma_bt601`, ``crop`` pixels removed on all four
+    sides (by convention the enlargement factor), peak 255.
+
+    Raises:
+        ValueError: for other dtypes or shapes, and where the crop leaves nothing.
     """
     return psnr(*_lumas(sr, hr, crop), peak=255.0)
 
 
 def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
-    """The luma of both, without their borders."""
+    """Return the luma of both images, without their borders."""
     import numpy as np
 
     for name, image in (("sr", sr), ("hr", hr)):
@@ -83,12 +93,14 @@ def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.nd
 
 
 def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
-    """Structural similarity, 1 for equal images, computed in float64 (Wang et al., 2004).
+    """Return the structural similarity (Wang et al., 2004), 1 for equal images.
 
-    Protocol: windows of 11x11 pixels with Gaussian weights of 1.5, only those that lie wholly in
-    the image; K1 = 0.01, K2 = 0.03; of color images the mean over the channels, which are last.
-    ``peak`` is the value of white. Raises ValueError for different shapes, and for images smaller
-    than a window.
+    Computed in float64. Protocol: windows of 11x11 pixels with Gaussian weights of sigma 1.5, only
+    those that lie wholly in the image; K1 = 0.01, K2 = 0.03; for color images the mean over the
+    channels, which are last. ``peak`` is the value of white.
+
+    Raises:
+        ValueError: for different shapes, and for images smaller than a window.
     """
     import numpy as np
 
@@ -107,14 +119,19 @@ def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
 
 
 def ssim_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
-    """SSIM of the luma of an upscaled image and its original, both uint8 of shape (H, W, 3), by
-    the protocol of `psnr_y`. Raises ValueError as that does, and as `ssim` does."""
+    """Return the SSIM of the luma of an upscaled image ``sr`` and its original ``hr``.
+
+    Both are uint8 (H, W, 3), by the protocol of `psnr_y`.
+
+    Raises:
+        ValueError: as `psnr_y`, and as `ssim`.
+    """
     pair = _lumas(sr, hr, crop)
     return ssim(*pair, peak=255.0)
 
 
 def _windowed(image: np.ndarray) -> np.ndarray:
-    """Gaussian means of all windows in an image: down, then across."""
+    """Return Gaussian-weighted means of all windows in an image (separable filter)."""
     import numpy as np
 
     places = np.arange(SSIM_WINDOW) - SSIM_WINDOW // 2
@@ -128,7 +145,10 @@ def _windowed(image: np.ndarray) -> np.ndarray:
 
 
 def _require_alike(a: np.ndarray, b: np.ndarray) -> None:
-    """Broadcasting would compare what was never meant to be compared."""
+    """Raise ValueError for images of different shapes or without samples.
+
+    Broadcasting would accept some different shapes.
+    """
     if a.shape != b.shape:
         raise ValueError(f"images differ in shape: {a.shape} and {b.shape}")
     if a.size == 0:

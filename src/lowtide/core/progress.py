@@ -1,4 +1,4 @@
-"""Progress and cancellation, as plain callables so that any program can take part."""
+"""Progress reports and cancellation, as plain callables for any program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Phase = Literal["load", "probe", "capture", "compile", "record", "run", "done"]
 
 @dataclass(frozen=True)
 class Progress:
-    """One moment of a job.
+    """Progress of a job at one moment, passed to a `ProgressCallback`.
 
-    ``done`` and ``total`` count output rows of the current image in phase ``run``; ``image``
-    and ``images`` number the inputs of a batch from 1. Bytes are what the run has added to
-    the process so far (CPU) or what the process holds on the device (CUDA).
+    ``done`` and ``total`` count output rows of the current image in phase ``run``; ``image`` and
+    ``images`` number the inputs of a batch from 1. Bytes are what the run has added to the process
+    so far (CPU) or what the process holds on the device (CUDA).
     """
 
     phase: Phase
@@ -34,7 +34,7 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds left for this image, from its own pace; None before the first step."""
+        """Seconds left for this image, at its average speed; None before the first step."""
         if not self.done or not self.total:
             return None
         return self.elapsed * (self.total - self.done) / self.done
@@ -45,7 +45,7 @@ Cancel = threading.Event | Callable[[], bool] | None
 
 
 def check_cancel(cancel: Cancel) -> None:
-    """Raise `Cancelled` when the caller's event is set or its callable returns true."""
+    """Raise `Cancelled` if the caller's event is set or its callable returns true."""
     if cancel is None:
         return
     stop = cancel.is_set() if isinstance(cancel, threading.Event) else cancel()

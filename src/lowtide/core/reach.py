@@ -1,4 +1,4 @@
-"""How far an output pixel of a model looks."""
+"""Receptive field of a model, in input pixels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """The farthest input pixel, along either axis, that an output pixel depends on.
+    """Radius of a model's receptive field in input pixels, the larger of both axes.
 
-    ``pixels`` is None when no bound was found up to ``searched`` pixels: the model looks at the
-    whole image (global pooling or attention), or farther than is practical for tiles.
+    ``pixels`` is None when no bound was found up to ``searched`` pixels: the model depends on the
+    whole image (global pooling or attention), or on more than is practical for tiles.
     """
 
     pixels: int | None
@@ -18,5 +18,8 @@ class ReceptiveField:
 
     @property
     def overlap(self) -> int | None:
-        """Pixels that neighboring tiles must share for their results to equal the whole run."""
+        """Overlap in pixels with which tiles give the result of the whole image.
+
+        None if the receptive field has no bound.
+        """
         return None if self.pixels is None else 2 * self.pixels

@@ -1,4 +1,4 @@
-"""Calls that stand for others just like them, while a run is traced without bytes."""
+"""Trace one of several identical calls, and count it for all of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ _times: ContextVar[int] = ContextVar("_times", default=1)
 
 
 def repeat_count() -> int:
-    """How many calls the one stands for that is made now; 1 outside of `repeat_call`."""
+    """Return how many calls the current one is traced for; 1 outside `repeat_call`."""
     return _times.get()
 
 
 def repeat_call(count: int, call: Callable[[int], object], *, alike: bool) -> None:
-    """``call`` with 0 to ``count`` - 1; where all take as much, with 0 for all of them."""
+    """Call ``call`` with 0 to ``count`` - 1, or once for all if they are ``alike``.
+
+    ``alike`` calls take the same memory: ``call(0)`` is then traced for all of them.
+    """
     if not alike:
         for number in range(count):
             call(number)

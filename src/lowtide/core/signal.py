@@ -1,7 +1,7 @@
-"""Images as rows: what a source gives, what a sink takes, and nothing about files.
+"""Row-wise image interfaces: sources to read from and sinks to write to.
 
-A source is read once from the top to the bottom and a sink is written the same way, so that
-neither image has to be in memory as a whole.
+A source is read once from top to bottom and a sink is written the same way, so that neither image
+has to be in memory as a whole. Nothing here knows about file formats.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ _SAMPLE_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Shape and sample type of an image.
+    """Size, number of bands and sample type of an image.
 
-    ``bands`` counts color bands plus the alpha band, which is always last:
-    1 gray, 2 gray + alpha, 3 RGB, 4 RGB + alpha. Integer samples span their full type,
-    float samples mean 0..1.
+    ``bands`` counts color bands plus the alpha band, which is always last: 1 gray, 2 gray + alpha,
+    3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples 0..1.
     """
 
     width: int
@@ -33,17 +32,17 @@ class ImageInfo:
 
     @property
     def alpha(self) -> bool:
-        """Whether the last band is an opacity."""
+        """Whether the last band is alpha (opacity)."""
         return self.bands in (2, 4)
 
     @property
     def color_bands(self) -> int:
-        """Bands without the alpha: 1 or 3."""
+        """Bands without alpha: 1 or 3."""
         return self.bands - self.alpha
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as it lies in memory."""
+        """Bytes of one row in memory."""
         return self.width * self.bands * _SAMPLE_BYTES[self.sample]
 
     @property
@@ -53,15 +52,15 @@ class ImageInfo:
 
 
 class RowSource(Protocol):
-    """An image that is read from top to bottom."""
+    """Protocol of an image that is read row by row, from top to bottom."""
 
     @property
     def info(self) -> ImageInfo:
-        """Shape and sample type of what `read` returns."""
+        """Size and sample type of what `read` returns."""
         ...
 
     def read(self, count: int) -> np.ndarray:
-        """The next ``count`` rows, shape (count, width, bands); fewer only at the end."""
+        """Read the next ``count`` rows, (count, width, bands); fewer only at the end."""
         ...
 
     def close(self) -> None:
@@ -70,18 +69,18 @@ class RowSource(Protocol):
 
 
 class RowWriter(Protocol):
-    """Takes rows from top to bottom."""
+    """Protocol of what takes image rows, from top to bottom."""
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, shape (n, width, bands), in the sample type the sink was opened with."""
+        """Append rows (n, width, bands), in the sample type the sink was opened with."""
         ...
 
 
 class RowSink(RowWriter, Protocol):
-    """An image that is written from top to bottom."""
+    """Protocol of an image that is written row by row, from top to bottom."""
 
     def commit(self) -> Path:
-        """Finish the file, give it its real name, and return that name."""
+        """Finish the file, rename it to its final name, and return that name."""
         ...
 
     def abort(self) -> None:

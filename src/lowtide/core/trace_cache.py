@@ -1,4 +1,7 @@
-"""What models make anew in every block, made once while a graph of them is captured."""
+"""Cache of values shared by a model's blocks while a graph of it is captured.
+
+Models recompute such values in every block; in the graph they appear once.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ from typing import Any, TypeVar
 _Made = TypeVar("_Made")
 _made: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=None)
 
-# Held while a module is traced, which PyTorch does for one at a time in a process: it puts other
-# weights into the module meanwhile. Who runs a module that may be traced holds it too.
+# Held while a module is traced, which PyTorch does for one at a time in a process: it replaces the
+# module's weights meanwhile. Whoever runs a module that may be traced holds it too.
 TRACING = threading.RLock()
 
 
 @contextlib.contextmanager
 def trace_cache() -> Iterator[None]:
-    """Inside, `cached_in_trace` makes each thing once; what a trace made is of no use to another.
-    Other threads' traces wait."""
+    """Cache `cached_in_trace` values within one trace; other threads' traces wait.
+
+    Values made in one trace are of no use in another.
+    """
     with TRACING:
         token = _made.set({})
         try:
@@ -29,9 +34,12 @@ def trace_cache() -> Iterator[None]:
 
 
 def cached_in_trace(key: object, make: Callable[[], _Made]) -> _Made:
-    """What ``make`` gives, the same each time within `trace_cache`, and new each time elsewhere.
+    """Return ``make()``, cached under ``key`` within `trace_cache`.
 
-    Keys are told apart by their text: sizes of a graph for all sizes are symbols without a hash.
+    Outside of it, the value is made at each call.
+
+    Keys are compared by their repr: sizes of a graph with dynamic shapes are symbols without a
+    hash.
     """
     known = _made.get()
     if known is None:

@@ -1,4 +1,7 @@
-"""Byte counts as people write them: ``6GiB``, ``900 MB``, ``1.5g``, ``80%``, ``auto``."""
+"""Parsing and formatting of byte counts and seconds.
+
+Byte counts are such as ``6GiB``, ``900 MB`` or ``1.5g``.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, *, what: str = "size") -> int:
-    """Bytes from ``"6GiB"``, ``"900MB"``, ``"512m"`` or a plain number of bytes.
+    """Parse ``"6GiB"``, ``"900MB"``, ``"512m"`` or a plain number of bytes.
 
-    Raises `UsageError` naming ``what`` for anything else, and for zero.
+    Raises:
+        UsageError: naming ``what``, for anything else and for zero.
     """
     match = _PATTERN.fullmatch(str(text))
     unit = match.group(2).lower() if match else None
@@ -46,7 +50,10 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
 
 
 def format_bytes(count: float) -> str:
-    """``1288490188`` as ``1.20 GiB``; three significant digits, binary units."""
+    """Format a byte count: ``1288490188`` as ``1.20 GiB``.
+
+    Three significant digits, binary units.
+    """
     sign = "-" if count < 0 else ""
     value, names = abs(float(count)), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1023.5 and len(names) > 1:
@@ -59,7 +66,10 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``4210`` as ``1:10:10``, ``70`` as ``1:10``, ``4.2`` as ``4.2 s``."""
+    """Format seconds: ``4210`` as ``1:10:10``, ``4.2`` as ``4.2 s``.
+
+    ``70`` is ``1:10``.
+    """
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

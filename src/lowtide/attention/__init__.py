@@ -1,4 +1,4 @@
-"""Attention: one call, every backend, and a reason for each that is not taken."""
+"""Scaled dot-product attention: one call, many backends, and why each is chosen."""
 
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.dispatch import Policy, Resolution, Verdict, resolve

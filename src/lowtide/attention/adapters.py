@@ -1,4 +1,4 @@
-"""Lowtide's attention in the terms of diffusers and transformers."""
+"""Adapters of `lowtide.attention.attention` for diffusers and transformers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from lowtide.core.errors import UsageError
 
 
 class RoutedProcessor:
-    """A processor of diffusers whose attention is computed by `lowtide.attention.attention`.
+    """Diffusers attention processor that computes with `lowtide.attention.attention`.
 
     ::
 
         unet.set_attn_processor(RoutedProcessor.of(unet, backend="chunked"))
 
-    It wraps the processor that a layer has, so that all else that one does stays, and `calls`
-    counts what ran. ``backend`` and ``policy`` are those of `lowtide.attention.use`.
+    It wraps the layer's own processor, so that everything else the processor does stays the same.
+    `calls` counts which backends ran. ``backend`` and ``policy`` are those of
+    `lowtide.attention.use`.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class RoutedProcessor:
     def of(
         model: Any, backend: str | None = None, *, policy: Policy | None = None
     ) -> dict[str, RoutedProcessor]:
-        """A processor for each layer of a diffusers model, for its ``set_attn_processor``."""
+        """Return a processor per attention layer, for the model's ``set_attn_processor``."""
         return {
             name: RoutedProcessor(
                 one.processor if isinstance(one, RoutedProcessor) else one, backend, policy=policy
@@ -44,11 +45,11 @@ class RoutedProcessor:
 
     @property
     def calls(self) -> dict[tuple[str, str], int]:
-        """How often each (backend, reason why not the one asked for) ran."""
+        """Calls per (backend, reason why it is not the requested one; "" if it is)."""
         return dict(self._router.taken)
 
     def __call__(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What the wrapped processor returns."""
+        """Run the wrapped processor with its attention routed, and return its result."""
         self._router.enter(layer, None)
         try:
             return self.processor(layer, *args, **kwargs)
@@ -59,15 +60,18 @@ class RoutedProcessor:
 def register_with_transformers(
     name: str = "lowtide", backend: str | None = None, *, policy: Policy | None = None
 ) -> None:
-    """Make ``attn_implementation=name`` known to transformers, with masks as for its ``sdpa``.
+    """Register an ``attn_implementation`` with transformers.
 
     ::
 
         register_with_transformers()
         model.set_attn_implementation("lowtide")
 
-    What `attention` has no field for (soft caps, sinks, paged caches, weights as output) is
-    refused when a model asks for it. Raises `UsageError` without transformers.
+    Its masks are those of ``sdpa``. What `attention` does not support (soft caps, sinks, paged
+    caches, attention weights as output) raises `UsageError` when a model requests it.
+
+    Raises:
+        UsageError: transformers is not installed, or older than 4.53.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -93,7 +97,7 @@ def register_with_transformers(
         _refuse(others)
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
-        # A mask has causality in it, and a single query sees all that came before.
+        # A mask already includes causality, and a single query sees all earlier keys.
         causal = is_causal and attention_mask is None and query.shape[2] > 1
         spec = AttentionSpec(scaling, causal, dropout, query.shape[1] != key.shape[1])
         bias = others.get("position_bias")
@@ -107,7 +111,7 @@ def register_with_transformers(
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-# What changes a result, and has no field in `AttentionSpec`.
+# Options of transformers that change the result and have no field in `AttentionSpec`.
 _REFUSED = {
     "softcap": "a soft cap on scores",
     "s_aux": "attention sinks",
@@ -126,7 +130,7 @@ def _refuse(others: dict[str, Any]) -> None:
 
 
 def _joined(mask: Tensor | None, bias: Tensor, query: Tensor, causal: bool) -> Tensor:
-    """A bias of scores and a mask as one mask of numbers."""
+    """Combine a bias of the scores and a mask into one additive mask."""
     if causal:
         seen = bias.new_ones(bias.shape[-2:], dtype=bias.dtype).tril() > 0
         return bias.masked_fill(~seen, float("-inf"))

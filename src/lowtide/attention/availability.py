@@ -1,4 +1,4 @@
-"""Which implementations of attention could run here, and what the others lack."""
+"""Which attention backends can run on this machine, and what the others need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _HALO = "triton-halo"
 
 @dataclass(frozen=True)
 class Availability:
-    """One implementation: whether it could run, and why not or what it is."""
+    """Whether one attention backend can run here, and why.
+
+    ``reason`` describes the backend if it is available, and says why not otherwise. ``fix`` is how
+    to make it available.
+    """
 
     name: str
     available: bool
@@ -25,8 +29,11 @@ class Availability:
 
 
 def availability() -> list[Availability]:
-    """Every backend, on this machine's first GPU or on its CPU, in order of preference; then the
-    kernel for windows over images, which is no backend."""
+    """Return the availability of every attention backend on this machine.
+
+    Checked for the first GPU, or for the CPU if there is none. Backends come in order of
+    preference; the Triton kernel for windows over images, which is not a `Backend`, comes last.
+    """
     device = LocalDevice.of(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
     found = []
     for name, backend in BACKENDS.items():

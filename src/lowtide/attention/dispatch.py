@@ -1,4 +1,4 @@
-"""Choosing a backend for a call, with a reason for each that is passed over."""
+"""Selection of an attention backend, with a reason for each one rejected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Policy = Literal["auto", "prefer", "strict"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one backend: ``reason`` is why it was taken or passed over."""
+    """Whether one backend was chosen, and the reason.
+
+    ``fix`` is how to make a rejected backend usable, if there is a way.
+    """
 
     backend: str
     taken: bool
@@ -28,10 +31,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The backend that a kind of call gets, what was said of all, and how it is cut.
+    """The backend chosen for one kind of call, with the verdict on every backend.
 
-    ``most_heads`` is how many batches × heads are given to it at once, None for all.
-    ``fallback`` tells why it is not the one asked for, if it is not.
+    ``most_heads`` is the most batches × heads that the backend gets in one launch, None for no
+    limit. ``fallback`` is the reason why the requested backend was not chosen, None if it was.
     """
 
     backend: str
@@ -40,7 +43,7 @@ class Resolution:
     fallback: str | None = None
 
     def explain(self) -> str:
-        """A line for each backend: the one taken first, then why not the others."""
+        """Format one line per backend: the chosen one, then why not the others."""
         ordered = sorted(self.verdicts, key=lambda verdict: not verdict.taken)
         width = max(len(verdict.backend) for verdict in ordered)
         return "\n".join(
@@ -58,13 +61,21 @@ def resolve(
     policy: Policy | None = None,
     trial: bool = True,
 ) -> Resolution:
-    """The backend for calls like ``call`` on ``device`` (by default the CPU of this machine).
+    """Choose the backend for an attention call on a device.
 
-    ``strict`` takes ``backend`` or raises; ``prefer`` takes it, or records why not and goes on as
-    ``auto``; ``auto`` takes the first that accepts every field and was verified on that kind of
-    device. Without a policy a backend asked for is meant strictly. Before a backend's first use
-    for a kind of call it is compared with the reference on a few tokens, unless ``trial`` is
-    False, as for devices that are not here. Raises `UsageError`.
+    Args:
+        call: what is computed; see `lowtide.attention.spec.describe_call`.
+        device: by default the CPU of this machine.
+        backend: name of the requested backend; required by ``"strict"`` and ``"prefer"``.
+        policy: ``"strict"`` takes ``backend`` or raises; ``"prefer"`` takes it, or records why not
+            and continues as ``"auto"``; ``"auto"`` takes the first backend that supports the whole
+            call and was verified on that kind of device. By default ``"strict"`` with a backend and
+            ``"auto"`` without.
+        trial: whether to compare a backend with the reference on a few tokens before its first use
+            for a kind of call. False for devices that are not in this machine.
+
+    Raises:
+        UsageError: unknown names, or no backend supports the call.
     """
     policy = policy or ("auto" if backend is None else "strict")
     if policy not in get_args(Policy):
@@ -94,7 +105,7 @@ def resolve(
 def _first(
     device: AttentionDevice, call: AttentionCall, verdicts: list[Verdict], trial: bool
 ) -> Resolution:
-    """The first backend in order that can do the call and may be taken unasked."""
+    """Choose the first backend in order that supports the call and needs no request."""
     fallback = verdicts[0] if verdicts else None
     taken: Backend | None = None
     for candidate in backends_in_order(device):
@@ -117,7 +128,10 @@ def _first(
 
 
 def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
-    """All backends, PyTorch's fused kernels in the order in which it tries them there."""
+    """Yield all backends in order of preference on a device.
+
+    PyTorch's fused kernels come first, in the order in which PyTorch itself tries them there.
+    """
     fused = [f"sdpa-{path}" for path in kernel_priority(device)] if device.kind == "cuda" else []
     names = dict.fromkeys([*fused, *BACKENDS])
     return (BACKENDS[name] for name in names)
@@ -131,7 +145,7 @@ def _problem(
     *,
     unasked: bool = False,
 ) -> Verdict | None:
-    """Why ``backend`` is not taken, or None if it is."""
+    """Return why ``backend`` is rejected, None if it can be chosen."""
     if (missing := backend.missing(device)) is not None:
         return Verdict(backend.name, False, missing.reason, missing.fix)
     part = _largest_part(backend, device, call)
@@ -166,7 +180,7 @@ def _most_heads(backend: Backend, device: AttentionDevice, call: AttentionCall) 
 
 
 def _largest_part(backend: Backend, device: AttentionDevice, call: AttentionCall) -> AttentionCall:
-    """The call as the backend gets it once it is cut to its limits."""
+    """Return the call as the backend gets it after the split to its launch limits."""
     most = _most_heads(backend, device, call)
     if most is None:
         return call

@@ -1,4 +1,4 @@
-"""Softmax by powers of two, for scores that are made where they are used."""
+"""Softmax by powers of two fused with the product with values, on the CPU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-# What scores are multiplied by, so that powers of two are what exponentials were.
+# Factor of the scores: exp(x) = exp2(x · log2 e).
 LOG2_E = math.log2(math.e)
-# Sums of powers within which nothing over- or underflows, so that no largest score need be taken
-# off before: scores of up to 41 in size.
+# Sums within these bounds mean that no exp2 over- or underflowed, so the row maximum need not be
+# subtracted first: scores up to about 41 in magnitude.
 _LEAST_SUM, _MOST_SUM = 2.0**-60, 2.0**60
 
 
 def supports_exp2_softmax(*tensors: Tensor) -> bool:
-    """Whether `exp2_softmax_matmul` can compute with these: fp32 or fp64, and neither gradients nor
-    a graph, which could not look at sums, are asked for."""
+    """Return whether `exp2_softmax_matmul` supports these tensors.
+
+    They must be fp32 or fp64, need no gradient, and not be compiled: a graph cannot inspect sums.
+    """
     if torch.compiler.is_compiling():
         return False
     learning = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
@@ -32,28 +34,28 @@ def exp2_softmax_matmul(
     *,
     zeros_for_blind: bool = False,
 ) -> None:
-    """Put softmax(scores / `LOG2_E`) · values into ``out``.
+    """Write softmax(scores / `LOG2_E`) · values into ``out``.
 
-    Powers of two take PyTorch's CPU kernels a third of the time of a softmax, and the sums divide
-    what comes of the values, which is smaller than the scores. Exact to rounding. A query whose sum
-    is out of bounds is computed again with its largest score taken off: it alone, so that no result
-    depends on what else is computed.
+    On the CPU, exp2 takes PyTorch's kernels a third of the time of a softmax, and the division by
+    row sums is applied to the result, which is smaller than the scores. Exact up to rounding. A
+    query whose sum is out of bounds is recomputed with its maximum subtracted: only that query, so
+    no result depends on what else is computed.
 
     Args:
-        scores: makes them anew, (..., queries, keys); called again if they are needed again.
-        weigh: multiplies weights, (..., queries, keys), and values.
-        out: (..., queries, channels).
-        zeros_for_blind: whether a query that sees no key, whose scores are all -inf, gets zeros;
-            otherwise it gets what a softmax gives, which is not a number.
+        scores: computes the scores, (..., queries, keys); called again if they are needed again.
+        weigh: multiplies weights, (..., queries, keys), with the values.
+        out: (..., queries, channels), written in place.
+        zeros_for_blind: whether a query that sees no key (all scores are -inf) gets zeros;
+            otherwise it gets NaN, as from softmax.
     """
     weights = scores()
     sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
     torch.div(weigh(weights), sums, out=out)
-    del weights  # or they would be held beside the next ones
+    del weights  # free them before the scores are computed again
     if isinstance(sums, FakeTensor):
         return
     least, most = (one.item() for one in torch.aminmax(sums))
-    if least >= _LEAST_SUM and most <= _MOST_SUM:  # not so if one is not a number
+    if least >= _LEAST_SUM and most <= _MOST_SUM:  # False if any sum is NaN
         return
     within = (sums >= _LEAST_SUM) & (sums <= _MOST_SUM)
     weights = scores()

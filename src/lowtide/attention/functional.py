@@ -1,4 +1,4 @@
-"""One call for attention, whatever computes it."""
+"""Scaled dot-product attention as a function, dispatched to the best backend."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ def attention(
     policy: Policy | None = None,
     resolution: Resolution | None = None,
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ + mask) V.
+    """Compute softmax(scale · Q Kᵀ + mask) V with the best backend.
 
     Args:
-        query: (..., heads, tokens, head dimension), at least 4 dimensions.
-        key: the same with its own tokens; heads may be fewer where ``spec.grouped``.
-        value: like ``key``, with a head dimension of its own.
-        mask: broadcast over (..., heads, query tokens, key tokens); True where a query sees a
-            key, or numbers that are added to the scores. May need a gradient.
-        spec: what else the result depends on.
-        backend: a backend by name, meant strictly unless ``policy`` is ``"prefer"``.
+        query: (..., heads, L, D), at least 4 dimensions; L tokens, D head dim.
+        key: like ``query`` with its own number of tokens; fewer heads only with ``spec.grouped``.
+        value: like ``key``, with its own head dim.
+        mask: broadcastable to (..., heads, query tokens, key tokens); boolean, True where a query
+            sees a key, or floating point, added to the scores. May require a gradient.
+        spec: scale, causality, dropout and grouped heads.
+        backend: name of a backend; strict unless ``policy`` is ``"prefer"``.
         policy: see `resolve`.
-        resolution: a choice made before for calls of this kind; nothing is decided then.
+        resolution: an earlier result of `resolve` for calls of this kind, which skips the
+            selection.
 
     Returns:
-        (..., heads, query tokens, value's head dimension) in the query's dtype. Queries that see
-        no key get zeros.
+        (..., heads, query tokens, value's head dim) in the query's dtype. Queries that see no key
+        get zeros. Accuracy is that of the backend; all but ``sage`` (8-bit scores) are exact up to
+        rounding.
 
-    Accuracy: that of the backend; all but ``sage`` (8-bit scores) are exact up to rounding.
-    Raises `UsageError` for tensors that do not fit together, and if nothing can compute the call.
+    Raises:
+        UsageError: tensors do not fit together, or no backend supports the call.
     """
     _check(query, key, value, mask, spec)
     lead = query.shape[:-3]
@@ -54,7 +56,7 @@ def attention(
         query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if mask is not None:
         mask = _four_dimensions(mask, lead, query)
-    # Described once: a window is so little work that each look at its tensors counts.
+    # Described once: windows are so small that repeated tensor inspection is measurable.
     call = describe_call((query, key, value), mask, spec)
     if resolution is None:
         device = LocalDevice.of(query.device)
@@ -76,7 +78,10 @@ def resolved(
     policy: Policy | None,
     trial: bool = True,
 ) -> Resolution:
-    """`resolve`, remembered: windows of one image ask the same thing hundreds of times."""
+    """Cached `resolve`.
+
+    The windows of one image need the same resolution hundreds of times.
+    """
     return resolve(call, device, backend=backend, policy=policy, trial=trial)
 
 
@@ -90,7 +95,7 @@ def explain(
     backend: str | None = None,
     policy: Policy | None = None,
 ) -> str:
-    """Which backend `attention` takes for these tensors, and why not each of the others."""
+    """Explain which backend `attention` chooses for these tensors, and why not others."""
     _check(query, key, value, mask, spec)
     call = describe(query, key, value, mask, spec)
     device = LocalDevice.of(query.device)
@@ -100,8 +105,10 @@ def explain(
 def describe(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
-    """The call as a backend gets it: 4 dimensions, and a mask that learns only if gradients are
-    recorded."""
+    """Describe tensors of any batch dimensions as the `AttentionCall` a backend gets.
+
+    The call has 4 dimensions, and its mask needs a gradient only if gradients are recorded.
+    """
     lead = query.shape[:-3]
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if mask is not None:
@@ -112,7 +119,7 @@ def describe(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> None:
-    """Raise `UsageError` naming what does not fit."""
+    """Raise `UsageError` that names what does not fit."""
     if (problem := _misfit(query, key, value, spec)) is not None:
         what, hint = problem
         shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
@@ -135,7 +142,7 @@ def _check(
 def _misfit(
     query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
 ) -> tuple[str, str] | None:
-    """(What of the tensors' shapes does not fit, and a word on it)"""
+    """Return (shape error, suffix of the hint), None if the shapes fit."""
     asked, seen, given = query.shape, key.shape, value.shape
     if min(len(asked), len(seen), len(given)) < 4:
         return "attention needs at least 4 dimensions", ""
@@ -172,9 +179,9 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _four_dimensions(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
-    """The mask with 4 dimensions, its first that of the flattened batch or 1.
+    """Reshape the mask to 4 dimensions, the first that of the flattened batch or 1.
 
-    Where no gradient is recorded it is detached: one that could need it costs fused kernels.
+    It is detached where no gradient is recorded: a mask that requires one rules out fused kernels.
     """
     if not torch.is_grad_enabled():
         mask = mask.detach()
@@ -196,8 +203,10 @@ def _in_parts(
     spec: AttentionSpec,
     most: int,
 ) -> Tensor:
-    """Run at most ``most`` batches × heads at once: more do not fit a launch, and are not added
-    up across, so that the result is the same."""
+    """Run at most ``most`` batches × heads per launch.
+
+    More exceed the limits of a CUDA grid. Nothing is summed across them, so the result is the same.
+    """
     batch, heads = query.shape[:2]
     if batch * heads <= most:
         return run(query, key, value, mask, spec)

@@ -1,4 +1,4 @@
-"""Products of many tokens with a matrix."""
+"""Linear layers and MLPs over many tokens, tuned for the CPU through oneDNN."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ Layer = tuple[Tensor, Tensor | None]
 
 
 def linear_layer(tensors: Sequence[Tensor]) -> Layer:
-    """The layer of a weight, and of a bias behind it or none."""
+    """Return the `Layer` of (weight,) or (weight, bias)."""
     weight, *bias = tensors
     return weight, bias[0] if bias else None
 
 
-# Bytes of a result that is made at once: it stays in the cache of a processor's core.
+# Bytes of the result per block: one block fits the cache of a CPU core.
 _AT_ONCE = 1 << 20
 _LEAST_TOKENS = 64
-# Most channels whose products are left to oneDNN, which adds them up one after another. So does
-# MKL up to 192; of more it adds the sums of parts, which rounds less. Up to here oneDNN's rounding
-# is at most half as large again, and is not seen in the results of a whole network.
+# Most input channels for oneDNN, which accumulates them one after another. So does MKL up to 192;
+# beyond that MKL sums partial sums, which rounds less. Up to this limit oneDNN's rounding error is
+# at most 1.5 times as large, which does not show in the results of a whole network.
 _ONEDNN_CHANNELS = 320
-# Of two layers: tokens that go through both at once, which stay in a cache without keeping threads
-# waiting, and most channels between them that are summed at once, beyond which sums round more.
+# For `mlp`: tokens per block, so that a block fits the cache and keeps all threads busy; and most
+# hidden channels accumulated at once, beyond which sums round more.
 _TOKENS_AT_ONCE, _SUMMED = 2048, 192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` of (..., tokens, channels), faster for many on a CPU.
+    """Compute ``F.linear`` of (..., L, C), faster for many tokens on a CPU.
 
-    There a product is added to a bias that was written to the whole result first. Here few channels
-    are left to oneDNN, which adds the bias as it goes; of more, some tokens at a time are made, so
-    that they are still in the cache: a quarter less time where there are ten thousand of them.
-    Where gradients are recorded, in other types than fp32 and on other devices it is PyTorch's own.
-    Exact: each number is the same sum, in the same order except for 193 to 320 channels on a CPU.
+    PyTorch first writes the bias to the whole result on a CPU, then adds the product. This function
+    gives up to 320 input channels to oneDNN, which adds the bias on the fly, and computes larger
+    ones in blocks of tokens that fit the cache: a quarter less time for ten thousand tokens. It
+    falls back to PyTorch if gradients are recorded, for dtypes other than fp32 and on other
+    devices. Exact: each value is the same sum, in the same order except for 193 to 320 channels on
+    a CPU.
     """
     if weight.shape[1] <= _ONEDNN_CHANNELS:
         return onednn_linear_any_layout(x, weight, bias)
     count, made = x.numel() // max(1, x.shape[-1]), weight.shape[0]
     at_once = max(_LEAST_TOKENS, _AT_ONCE // (4 * made) // _LEAST_TOKENS * _LEAST_TOKENS)
-    # Tensors without bytes, made by the dozen, would take long.
+    # Blocks of fake tensors would only take time.
     if count < 2 * at_once or isinstance(x, FakeTensor) or not _is_plain(x, weight):
         return F.linear(x, weight, bias)
     result = x.new_empty(*x.shape[:-1], made)
@@ -62,7 +63,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` leaves a product of these to oneDNN."""
+    """Return whether `linear` computes the product of these by oneDNN."""
     return weight.shape[1] <= _ONEDNN_CHANNELS and _can_onednn(x, weight)
 
 
@@ -74,12 +75,18 @@ def onednn_linear_any_layout(
     gelu: bool = False,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """`linear` by oneDNN, whatever the channels: faster still, but sums of hundreds of channels
-    round two to three times as much as PyTorch's own, which is some parts in ten million. With
-    ``gelu`` its results go through that (of the error function) while they are in a cache, or
-    ``plus``, of their shape, is added to them.
+    """Compute `linear` by oneDNN for any channels, with fused GELU or addition.
 
-    PyTorch's own where oneDNN is not known to be faster than what that takes.
+    Faster still than `linear`, but sums of hundreds of channels round two to three times as much as
+    PyTorch's own, whose error is some parts in ten million. Falls back to PyTorch where oneDNN is
+    not known to be faster.
+
+    Args:
+        x: (..., L, C).
+        weight: (out channels, C).
+        bias: (out channels,).
+        gelu: whether to apply GELU (by the error function) to the result while it is in the cache.
+        plus: tensor of the result's shape that is added to the result; not with ``gelu``.
     """
     if not _can_onednn(x, weight):
         found = F.linear(x, weight, bias)
@@ -96,9 +103,12 @@ def onednn_linear(
     gelu: bool = False,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """`onednn_linear_any_layout` of tensors that oneDNN is known to take, where `has_onednn`."""
+    """Compute `onednn_linear_any_layout` of tensors that oneDNN is known to support.
+
+    Only where `has_onednn`.
+    """
     assert ONEDNN_LINEAR is not None
-    # PyTorch knows the shape of one without a sum only.
+    # PyTorch has a fake kernel only for the operator without an addition.
     if plus is not None and not isinstance(x, FakeTensor):
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, weight, bias, "add")
     then, how = ("gelu", "none") if gelu else ("none", "")
@@ -108,12 +118,17 @@ def onednn_linear(
 def mlp(
     x: Tensor, first: Layer, second: Layer, plus: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """``second(gelu(first(x)))`` of (..., channels), and ``plus``, of the result's shape, added to
-    it: a third less time on a CPU than layer by layer, with no more rounding than PyTorch's own.
+    """Compute ``second(gelu(first(x)))`` in blocks, optionally plus a residual.
 
-    What lies between is made for some tokens and some channels at a time; the second layer's sums
-    go on from those of the channels before. The result is put into ``out``, if that is given: it
-    is in order, and may be ``x`` or ``plus`` itself.
+    A third less time on a CPU than layer by layer, with no more rounding error than PyTorch. The
+    hidden activations are computed for some tokens and some channels at a time; the second layer
+    accumulates over the blocks of channels.
+
+    Args:
+        x: (..., C).
+        first, second: weight and bias of each layer.
+        plus: tensor of the result's shape that is added to the result.
+        out: contiguous tensor for the result; may be ``x`` or ``plus`` itself.
     """
     if not _can_onednn(x, first[0], second[0]):
         found = linear(F.gelu(linear(x, *first)), *second)
@@ -134,7 +149,7 @@ def mlp(
             torch.add(sums, added[part], out=results[part])
 
     full, rest = divmod(len(tokens), _TOKENS_AT_ONCE)
-    # Without bytes one part is as good as all: none of them takes more.
+    # Fake tensors: one block stands for all, since all have the same peak.
     repeat_call(full, of_part, alike=isinstance(x, FakeTensor))
     if rest:
         of_part(full)
@@ -142,12 +157,12 @@ def mlp(
 
 
 def mlp_workspace_bytes(tokens: int, first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Bytes that `mlp` takes for itself, at most, of weights of these shapes."""
+    """Return the most bytes of `mlp`'s workspace, for weights of these shapes."""
     held = _SUMMED + 2 * second[0]
     return 4 * (min(tokens, _TOKENS_AT_ONCE) * held + first[0] * (first[1] + second[0]))
 
 
-# Of a first layer some results' weights and bias, and their weights in the second.
+# Per block of hidden channels: weights and bias in the first layer, columns of the second.
 _Pieces = list[tuple[Tensor, Tensor | None, Tensor]]
 
 
@@ -156,7 +171,7 @@ def _in_pieces(first: Layer, second: Layer) -> _Pieces:
     size = -(-between // -(-between // _SUMMED))
     weights = first[0].contiguous().split(size)
     biases = [None] * len(weights) if first[1] is None else first[1].split(size)
-    # oneDNN is a thousand times slower with columns of a larger matrix.
+    # oneDNN is a thousand times slower with non-contiguous columns of a larger matrix.
     columns = [one.contiguous() for one in second[0].split(size, 1)]
     return list(zip(weights, biases, columns, strict=True))
 
@@ -170,7 +185,7 @@ def _both_layers(tokens: Tensor, layers: _Pieces, bias: Tensor | None) -> Tensor
     return sums
 
 
-# The operator that PyTorch's own compiler takes for linear layers on the processors below.
+# The operator that PyTorch Inductor uses for linear layers on x86 CPUs.
 ONEDNN_LINEAR = (
     torch.ops.mkldnn._linear_pointwise.default
     if hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -188,7 +203,7 @@ def _can_onednn(x: Tensor, *weights: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether these are numbers of fp32 on a CPU, and no gradient is asked for."""
+    """Return whether these are fp32 tensors on a CPU that need no gradient."""
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if learning or type(x) not in (Tensor, FakeTensor) or not isinstance(weight, Tensor):
         return False

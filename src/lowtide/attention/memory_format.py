@@ -1,4 +1,4 @@
-"""Pixels become tokens and back: copies of tensors into the order of their dimensions."""
+"""Fast CPU copies between channels-first and channels-last memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from torch import Tensor
 
 
 def to_contiguous(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it, as (images, ...) in order.
+    """Return the tensor as contiguous (N, ...), copied image by image on a CPU.
 
-    On a CPU the pixels of an image and its channels change places a third to a quarter as fast as
-    they could: PyTorch goes block by block through a matrix that lies the other way round, and
-    number by number through anything else, a batch of one such matrix too. Here it is given one
-    image after another.
+    PyTorch transposes a single 2D matrix in blocks, but copies anything else element by element,
+    even a batch of one such matrix: that takes three to four times as long for the pixels and
+    channels of images.
     """
     if tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.dim() not in (3, 4):
         return tensor.contiguous()
@@ -26,7 +25,7 @@ def to_contiguous(tensor: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor | None:
-    """(images, a, b), b those of two dimensions if these lie as one."""
+    """View as (N, a, b) by merging the last two of 4 dimensions, None if impossible."""
     if tensor.dim() == 3:
         return tensor
     if tensor.stride(2) == tensor.stride(3) * tensor.shape[3]:

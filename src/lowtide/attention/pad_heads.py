@@ -1,4 +1,4 @@
-"""Heads with channels of zeros, as wide as kernels on a CPU want them."""
+"""Zero padding of attention heads to a width that CPU kernels are fast at."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from lowtide.attention.linear_ops import Layer
 
 
 def pad_heads(into: Layer, out_of: Layer, heads: int, more: int) -> tuple[Layer, Layer]:
-    """The layers before and after an attention, with so many ``more`` channels for each head.
+    """Pad each head of an attention's projections with ``more`` zero channels.
 
-    ``into`` makes queries, keys and values, one after another; ``out_of`` takes what was attended
-    to. Zeros add nothing to scores, and those of values meet zeros in ``out_of``: exact but for
+    Zeros add nothing to scores, and the zeros of the values meet zeros in ``out_of``: exact up to
     rounding.
+
+    Args:
+        into: the fused projection to queries, keys and values, in this order.
+        out_of: the output projection.
+        heads: number of heads.
+        more: channels to add to each head.
+
+    Returns:
+        The padded ``into`` and ``out_of``.
     """
     weight, bias = into
     columns = out_of[0].unflatten(1, (heads, -1))
@@ -22,6 +30,6 @@ def pad_heads(into: Layer, out_of: Layer, heads: int, more: int) -> tuple[Layer,
 
 
 def _padded(tensor: Tensor, heads: int, more: int) -> Tensor:
-    """(3 · heads · channels of a head, ...) with zeros after each head."""
+    """Append ``more`` zeros to each head of (3 · heads · D, ...)."""
     each = tensor.reshape(3, heads, tensor.shape[0] // (3 * heads), -1)
     return F.pad(each, (0, 0, 0, more)).reshape(-1, *tensor.shape[1:])

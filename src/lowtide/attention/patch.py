@@ -1,7 +1,7 @@
-"""Attention of other people's modules, computed here.
+"""Routing of third-party modules' scaled_dot_product_attention to backends.
 
-Nothing outside the module is changed: while its forward pass runs, in that thread, calls of
-PyTorch's scaled_dot_product_attention are taken over.
+Nothing outside the module changes: calls of PyTorch's scaled_dot_product_attention are intercepted
+only while the module's forward pass runs, and only in that thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import attention, describe, resolved
 from lowtide.attention.spec import AttentionSpec, LocalDevice
 
-# What runs in this thread: routers that are entered, and whether one computes right now.
+# Per thread: the routers that are entered, and whether one of them is computing.
 _THREAD = threading.local()
 
 
 def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None = None) -> Use:
-    """Compute the attention of ``module`` and all in it by `attention`, until it is removed.
+    """Route all attention inside ``module`` through `attention` until it is removed.
 
     ::
 
@@ -34,18 +34,24 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
             image = vae.decode(latent).sample
         print(used.report())
 
-    Every call of ``torch.nn.functional.scaled_dot_product_attention`` during its forward pass is
-    taken over, so that it works for diffusers, transformers with ``sdpa`` and
-    ``torch.nn.MultiheadAttention``. Attention that a module spells out in matrix products cannot
-    be seen; the report then says that there was no call. Without ``backend`` the first one that
-    can is taken; with it, another one where it cannot and the report says why, unless ``policy``
-    is ``"strict"``. Other modules, other threads and global settings stay as they are.
+    Every call of ``torch.nn.functional.scaled_dot_product_attention`` during the forward pass is
+    intercepted. This works for diffusers, transformers with ``sdpa`` and
+    ``torch.nn.MultiheadAttention``. Attention written as explicit matrix products cannot be
+    intercepted; the report then says that there was no call. Other modules, other threads and
+    global settings stay the same. Remove it before pickling the module.
 
-    Remove it before the module is pickled. Raises `UsageError` for unknown names.
+    Args:
+        module: the module, with all its submodules.
+        backend: name of the preferred backend; by default the first that supports each call.
+        policy: ``"strict"`` raises where ``backend`` does not support a call; by default another
+            backend is the fallback, and the report says why.
+
+    Raises:
+        UsageError: unknown names.
     """
     router = AttentionRouter(backend, policy)
     handles = []
-    # On every part, so that one that is recomputed by itself (checkpointing) is routed, too.
+    # Hooks on every submodule, so that one recomputed on its own (checkpointing) is routed, too.
     for part in module.modules():
         handles.append(part.register_forward_pre_hook(router.enter))
         handles.append(part.register_forward_hook(router.leave, always_call=True))
@@ -53,26 +59,29 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
 
 
 def lenient_policy(backend: str | None, policy: Policy | None) -> Policy:
-    """The policy for others' models, whose calls are not one's own: to prefer what is named."""
+    """Return the default policy for third-party models: prefer the named backend.
+
+    The user did not write their calls, so that an unsupported one falls back instead of raising.
+    """
     return policy or ("auto" if backend is None else "prefer")
 
 
 class Use:
-    """Attention that is taken over: `report` tells what ran, `remove` gives it back."""
+    """Handle of routed attention: `report` says what ran, `remove` undoes the routing."""
 
     def __init__(self, router: AttentionRouter, handles: list[Any]) -> None:
         self._router, self._handles = router, handles
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each backend ran."""
+        """Number of calls per backend."""
         counts: Counter[str] = Counter()
         for (backend, _), count in self._router.taken.items():
             counts[backend] += count
         return dict(counts)
 
     def report(self) -> str:
-        """A line for each backend that ran, with the reason where it is not the one asked for."""
+        """Format one line per backend that ran, with the reason if it is a fallback."""
         if not self._router.taken:
             return "no attention was seen: the module did not run, or spells its attention out"
         return "\n".join(
@@ -81,7 +90,7 @@ class Use:
         )
 
     def remove(self) -> None:
-        """Leave the module as it was before."""
+        """Remove all hooks from the module."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -94,7 +103,7 @@ class Use:
 
 
 class AttentionRouter:
-    """Takes over attention between `enter` and `leave`, and counts what it did."""
+    """Intercepts attention calls between `enter` and `leave`, and counts them."""
 
     def __init__(self, backend: str | None, policy: Policy | None) -> None:
         from lowtide.attention.backends import get
@@ -106,7 +115,7 @@ class AttentionRouter:
         self.taken: Counter[tuple[str, str]] = Counter()
 
     def enter(self, module: nn.Module, _: Any) -> None:
-        """Before a part's forward pass; the outermost one starts the taking over."""
+        """Start intercepting at the outermost module: a forward pre-hook."""
         entered = self._entered()
         if not entered.parts:
             entered.mode = _RouterMode(self)
@@ -114,14 +123,14 @@ class AttentionRouter:
         entered.parts.append(module)
 
     def leave(self, module: nn.Module, *_: Any) -> None:
-        """After it, or after its failure."""
+        """Stop intercepting after the outermost module, also on errors: a forward hook."""
         entered = self._entered()
         if not entered.parts or entered.parts[-1] is not module:
             return  # another hook failed before `enter`
         entered.parts.pop()
         if not entered.parts and entered.mode is not None:
             entered.mode.__exit__(None, None, None)
-            del _THREAD.entered[id(self)]  # another router may get this number
+            del _THREAD.entered[id(self)]  # another router may get the same id
 
     def _entered(self) -> _Entered:
         known: dict[int, _Entered] = _THREAD.__dict__.setdefault("entered", {})
@@ -138,7 +147,7 @@ class AttentionRouter:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """scaled_dot_product_attention, with its own names and rules."""
+        """Drop-in scaled_dot_product_attention, with PyTorch's parameters."""
         query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
         lead = torch.broadcast_shapes(
             *(
@@ -164,7 +173,10 @@ class AttentionRouter:
 
 
 def _as_autocast(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as autocast would give them to PyTorch's function, which it knows by name."""
+    """Cast the tensors as autocast would for PyTorch's function.
+
+    Autocast recognizes that function by name, and so does not cast for this one.
+    """
     place = query.device.type
     if not torch.is_autocast_enabled(place):
         return query, *others
@@ -176,7 +188,7 @@ def _as_autocast(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 
 
 class _Entered:
-    """Parts of one router's module that run in this thread, from the outermost in."""
+    """Submodules of one router that run in this thread, outermost first."""
 
     def __init__(self) -> None:
         self.parts: list[nn.Module] = []
@@ -184,6 +196,8 @@ class _Entered:
 
 
 class _RouterMode(TorchFunctionMode):
+    """Torch function mode that passes attention calls to an `AttentionRouter`."""
+
     def __init__(self, router: AttentionRouter) -> None:
         super().__init__()
         self._router = router
@@ -199,12 +213,12 @@ class _RouterMode(TorchFunctionMode):
         if getattr(_THREAD, "busy", False):
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            # It comes here as a whole, not by the calls it makes.
+            # A torch function mode sees this function as a whole, not the calls inside it.
             return _multi_head(self._compute)(*args, **kwargs)
         return (self._compute if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Tensor:
-        _THREAD.busy = True  # what computes it may call the same function
+        _THREAD.busy = True  # backends may call the same function
         try:
             return self._router.compute(*args, **kwargs)
         finally:
@@ -212,11 +226,11 @@ class _RouterMode(TorchFunctionMode):
 
 
 def _multi_head(compute: Callable[..., Tensor]) -> Callable[..., Any]:
-    """PyTorch's multi_head_attention_forward, with another function for its attention."""
+    """Copy PyTorch's multi_head_attention_forward with ``compute`` as its attention."""
     names = {
         **F.multi_head_attention_forward.__globals__,
         "scaled_dot_product_attention": compute,
-        "has_torch_function": lambda _: False,  # or it would ask to be taken over again
+        "has_torch_function": lambda _: False,  # prevents recursive interception
     }
     plain = F.multi_head_attention_forward
     return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)

@@ -1,8 +1,8 @@
-"""Which kernel PyTorch's scaled_dot_product_attention takes on a device, and why not the others.
+"""Predict which kernel PyTorch's scaled_dot_product_attention selects, and why.
 
 The conditions are those of PyTorch's own selection, in aten/src/ATen/native/transformers
-(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.8 to 2.15, stated here anew as one table
-of refusals per kernel. Nested tensors and AMD cards are not covered.
+(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.8 to 2.15, restated as one table of
+refusals per kernel. Nested tensors and AMD GPUs are not covered.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice
 AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
 
 _HALF = (torch.float16, torch.bfloat16)
-# The cuDNN of PyTorch's wheels, by the release they came with; for builds that have none.
+# The cuDNN version of PyTorch's wheels by minimum release, for builds without cuDNN.
 _BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
 
 
 def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPath:
-    """The kernel that ``device`` takes for ``call``."""
+    """Return the kernel that PyTorch selects for ``call`` on ``device``."""
     if device.kind == "cpu":
         return "math" if refusal("cpu_flash", device, call) else "cpu_flash"
     for path in kernel_priority(device):
@@ -37,18 +37,18 @@ def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPa
 
 
 def kernel_priority(device: AttentionDevice) -> tuple[AttentionPath, ...]:
-    """Fused kernels of a CUDA device, in the order in which they are tried."""
+    """Return a CUDA device's fused kernels, in the order PyTorch tries them."""
     if prefers_cudnn(device.capability, *installed_versions()):
         return "cudnn", "flash", "efficient"
-    # Without the preference cuDNN stands behind math, which never refuses.
+    # Otherwise cuDNN comes after math, which never refuses.
     return "flash", "efficient"
 
 
 def prefers_cudnn(capability: tuple[int, int], release: Version, cudnn: int) -> bool:
-    """Whether cuDNN is tried first: on data center Hopper and Blackwell, by version.
+    """Return whether PyTorch tries cuDNN first.
 
-    ``cudnn`` is a number such as 91900 for 9.19.0. The threshold follows pytorch#162073 (2.9) and
-    pytorch#169849 (2.10 on).
+    It does on data center Hopper and Blackwell GPUs, by version. ``cudnn`` is a version such as
+    91900 for 9.19.0. The threshold follows pytorch#162073 (2.9) and pytorch#169849 (from 2.10 on).
     """
     if capability[0] not in (9, 10) or release < Version("2.9"):
         return False
@@ -59,7 +59,10 @@ def prefers_cudnn(capability: tuple[int, int], release: Version, cudnn: int) -> 
 
 @cache
 def installed_versions() -> tuple[Version, int]:
-    """(PyTorch's release, its cuDNN as a number); for builds without, that of its wheels."""
+    """Return (PyTorch's release, its cuDNN version as an integer).
+
+    Builds without cuDNN get the version of that release's wheels.
+    """
     release = Version(Version(metadata.version("torch")).base_version)
     if torch.backends.cudnn.is_available() and (version := torch.backends.cudnn.version()):
         return release, version
@@ -68,10 +71,10 @@ def installed_versions() -> tuple[Version, int]:
 
 @cache
 def promotes_three_dimensions() -> bool:
-    """Whether this release runs attention on 3 dimensions as one batch of heads.
+    """Return whether this PyTorch runs 3-dimensional attention as one batch of heads.
 
-    Asked of PyTorch itself, on the CPU: pytorch#192271 changed it for every device. A fake tensor
-    would give the answer of the meta device, which has no fused kernel.
+    Queried from PyTorch itself on the CPU: pytorch#192271 changed it for every device. A fake
+    tensor would give the answer of the meta device, which has no fused kernel.
     """
     with _disable_current_modes():
         three = torch.empty(1, 2, 8)
@@ -80,7 +83,7 @@ def promotes_three_dimensions() -> bool:
 
 
 def refusal(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
-    """Why ``path`` does not take ``call`` on the device, or None if it does."""
+    """Return why PyTorch's kernel ``path`` refuses ``call``, None if it accepts."""
     if path == "math":
         return None
     if path != "cpu_flash" and path not in call.enabled:

@@ -1,4 +1,4 @@
-"""What attention is asked to compute, and everything that the choice of a kernel looks at."""
+"""Descriptions of attention calls and devices, for the backend selection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import Tensor
 
 
 class AttentionDevice(Protocol):
-    """What a rule may ask of a device; profiles of cards that are not here answer too."""
+    """Device facts that selection rules may use.
+
+    Profiles of GPUs that are not in this machine implement it, too.
+    """
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
-        """The kind of device."""
+        """Kind of device."""
         ...
 
     @property
@@ -25,15 +28,19 @@ class AttentionDevice(Protocol):
 
 
 def _threads() -> int:
-    """Of PyTorch's here. PyTorch's compiler cannot ask, and what it compiles takes no backend that
-    depends on it."""
+    """Return PyTorch's number of threads, 0 while compiling.
+
+    Dynamo cannot trace the query, and compiled code takes no backend that depends on it.
+    """
     return 0 if torch.compiler.is_compiling() else torch.get_num_threads()
 
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """A device of this machine; ``threads`` share the work of its processor, and with it which
-    backend is best."""
+    """A CPU or CUDA device of this machine.
+
+    ``threads`` is PyTorch's number of CPU threads, on which the best backend depends.
+    """
 
     kind: Literal["cpu", "cuda"] = "cpu"
     capability: tuple[int, int] = (0, 0)
@@ -41,7 +48,7 @@ class LocalDevice:
 
     @staticmethod
     def of(device: torch.device) -> LocalDevice:
-        """The facts of the device that a tensor is on; anything but CUDA counts as the CPU."""
+        """Describe a tensor's device; anything but CUDA counts as the CPU."""
         if device.type != "cuda":
             return LocalDevice()
         return LocalDevice("cuda", torch.cuda.get_device_capability(device))
@@ -49,11 +56,12 @@ class LocalDevice:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The meaning of one call. A backend computes every field or says why it cannot.
+    """Options of one attention call: scale, causality, dropout and grouped heads.
 
-    ``scale`` multiplies the scores, by default 1 / √(head dimension). With ``causal`` query i sees
-    keys 0..i, counted from the first key. ``dropout`` is the share of weights set to zero. With
-    ``grouped`` query heads share key heads: head h takes key head h // (heads / key heads).
+    A backend computes every field or says why it cannot. ``scale`` multiplies the scores, by
+    default 1 / √(head dim). With ``causal`` query i sees keys 0..i, counted from the first key.
+    ``dropout`` is the fraction of weights set to zero. With ``grouped`` query heads share key
+    heads: head h takes key head h // (heads / key heads).
     """
 
     scale: float | None = None
@@ -64,13 +72,14 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Everything that the selection looks at. Tokens and head dimensions are sizes.
+    """Shapes, dtype and options of a call: everything that the backend selection uses.
 
-    ``has_unit_stride`` says that the last dimension of every tensor is contiguous,
-    ``is_aligned`` that every storage offset is a multiple of 16 bytes, ``is_uniform`` that
-    query, key and value agree in batch and heads (but for heads declared as shared),
-    ``mask_fits`` that a mask has 2 or 4 dimensions, ``mask_is_truth`` that it holds true and false.
-    ``enabled`` are the kernels that nobody switched off.
+    ``query_tokens``, ``key_tokens`` and the head dims are sizes. ``has_unit_stride`` means that the
+    last dimension of every tensor is contiguous, ``is_aligned`` that every storage offset is a
+    multiple of 16 bytes, ``is_uniform`` that query, key and value agree in batch and heads (except
+    for heads declared as shared), ``mask_fits`` that a mask has 2 or 4 dimensions,
+    ``mask_is_truth`` that it is boolean. ``enabled`` are the PyTorch kernels that are not switched
+    off.
     """
 
     dtype: torch.dtype
@@ -96,7 +105,7 @@ class AttentionCall:
 
     @property
     def value_dim(self) -> int:
-        """Head dimension of the value, by default that of query and key."""
+        """Head dim of the value, by default that of query and key."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
     @property
@@ -106,14 +115,17 @@ class AttentionCall:
 
     @property
     def scores(self) -> int:
-        """Scores of the whole call."""
+        """Number of scores of the whole call."""
         return self.batch * self.heads * self.query_tokens * self.key_tokens
 
 
 def describe_call(
     tensors: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
-    """The call that these tensors make, with gradients if they are recorded now."""
+    """Describe the call that these 4-dimensional tensors make.
+
+    ``tensors`` are query, key and value. ``needs_grad`` is set only if gradients are recorded now.
+    """
     query, key, value = tensors
     # Heads may differ only where they are declared to be shared.
     outer = {t.shape[:-3] if spec.grouped else t.shape[:-2] for t in tensors}
@@ -154,7 +166,7 @@ def _enabled() -> frozenset[str]:
     ]
 
 
-# By which of them are on.
+# Enabled kernels by the four switches.
 _NAMED = {
     switches: frozenset(compress(("flash", "efficient", "cudnn", "math"), switches))
     for switches in product((False, True), repeat=4)

@@ -1,7 +1,8 @@
-"""A backend's first use for a kind of call: a few tokens, compared with the reference.
+"""Numerical verification of a backend before its first use for a kind of call.
 
-Kernels have been wrong for masks of another type, for long masks, and in their gradients for one
-length in 128, each without an error. A trial takes milliseconds once in a process.
+It compares a few tokens with the reference. Kernels have been wrong for masks of another dtype, for
+long masks, and in their gradients for one length in 128, each without an error. A trial takes
+milliseconds, once per process.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.attention.backends import Backend, get
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
-# One tile of 64 beyond a multiple of 128, and an odd length, as window attention has them.
+# A multiple of 128 plus one tile of 64, and an odd length, as in window attention.
 _TOKENS = 64, 83
-# How much farther from exact attention than PyTorch's plain operators in the same precision.
+# Allowed error relative to that of PyTorch's plain operators in the same dtype.
 _TIMES = {torch.float64: 10.0, torch.float32: 10.0, torch.bfloat16: 4.0, torch.float16: 4.0}
-_ROUNDINGS = 8  # in a sum of a few dozen terms, where the plain operators happen to have none
-_EIGHT_BITS = 64.0  # of backends whose scores have 8 bits
+# Least error allowed, where the plain operators happen to have none: the roundings of a sum of a
+# few dozen terms.
+_ROUNDINGS = 8
+_EIGHT_BITS = 64.0  # for backends with 8-bit scores
 _NAMES = "its result", *(f"the {name}'s gradient" for name in ("query", "key", "value", "mask"))
 
 
 def verification_failure(
     backend: Backend, device: AttentionDevice, call: AttentionCall
 ) -> str | None:
-    """Why ``backend`` must not be used for calls like this one, or None where its results hold.
+    """Return why ``backend`` fails a trial of this kind of call, None if it passes.
 
-    Runs where ``device`` is, both forward and, if gradients are asked for, backward. Dropout is
-    left out, since its results cannot be compared.
+    Runs on ``device``, forward and, if gradients are needed, backward. Dropout is left out, since
+    its results cannot be compared.
     """
-    if backend.name in ("reference", "sdpa-math"):  # what is compared with
+    if backend.name in ("reference", "sdpa-math"):  # the references themselves
         return None
     kind = (
         call.dtype,
@@ -70,7 +73,7 @@ def _tried(
         made = torch.randn(shape, generator=generator).to(device, dtype)
         return made.requires_grad_(learns)
 
-    # Whoever traces, meters or checkpoints the caller is not meant to see this.
+    # Hide the trial from the caller's dispatch modes, hooks and autocast.
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
@@ -113,7 +116,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _results(backend: Backend, tensors: list[Tensor], spec: AttentionSpec) -> list[Tensor]:
-    """The result and the gradients of what needs them."""
+    """Return the result and the gradients of all tensors that require one."""
     query, key, value, *rest = tensors
     result = backend.run(query, key, value, rest[0] if rest else None, spec)
     learning = [tensor for tensor in tensors if tensor.requires_grad]

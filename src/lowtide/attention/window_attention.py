@@ -1,4 +1,4 @@
-"""Attention within many windows that share a bias, and of which few are masked."""
+"""Attention in batches of windows with a shared bias and masks for a few."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul, supports
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec
 
-# Heads with fewer channels are faster written out: a block of them is too little work for PyTorch's
-# kernel on a CPU.
+# Heads with fewer channels are faster as explicit matrix products: a block of them is too little
+# work for PyTorch's CPU kernel.
 LEAST_CHANNELS = 16
-# Scores that are held at once where they are written out: they stay in a processor's cache.
+# Bytes of scores per block of explicit products: they fit the CPU's cache.
 _SCORE_BYTES = 4 << 20
-# Processors multiply 8 or 16 numbers at once, and products of 30 channels take longer than of 32.
-# Of wider heads they gain less than it takes to make them wider.
+# CPUs multiply 8 or 16 values at once, and products of 30 channels take longer than of 32. Padding
+# wider heads costs more than it gains.
 _MULTIPLES, _MOST_MORE, _WIDEST = (16, 8), 1.08, 96
-# Of queries, keys and values that are made wider at once: they stay in a cache until they are used.
+# Bytes of padded queries, keys and values per block: they fit the cache until they are used.
 _WIDER_BYTES = 4 << 20
-# Part of the windows that is done as if it were all: less is copied together first.
+# Fraction of windows with one pattern above which the pattern is applied to all of them, which
+# avoids gathering copies.
 _NEARLY = 0.75
 
 
 @dataclass(frozen=True)
 class MaskPattern:
-    """Windows (``places``) to whose scores something is ``added`` beside the bias; None where
-    nothing is. A range is of windows beside one another, which need not be copied together."""
+    """Indices of windows that share one additive mask, as in shifted-window attention.
+
+    ``places`` are the indices of the windows. ``added`` is added to their scores on top of the
+    bias, None for nothing. If ``places`` is a range, the windows are contiguous and need no
+    gathering copy.
+    """
 
     places: Sequence[int]
     added: Tensor | None
@@ -40,15 +45,20 @@ class MaskPattern:
     )
 
     def indices(self, device: torch.device) -> Tensor:
-        """The places as a tensor, made once: no memory of the host is read while a CUDA graph
-        is recorded."""
+        """Return the indices as a tensor, cached per device.
+
+        Cached so that no host memory is read while a CUDA graph is captured.
+        """
         if device not in self._indices:
             self._indices[device] = torch.tensor(self.places, device=device)
         return self._indices[device]
 
 
 def patterns_in_range(patterns: Sequence[MaskPattern], first: int, end: int) -> list[MaskPattern]:
-    """What is left of ``patterns`` between these windows, counted from the first."""
+    """Restrict patterns to windows ``first`` to ``end``.
+
+    Indices of the result are relative to ``first``.
+    """
     found = []
     for one in patterns:
         places = one.places
@@ -62,7 +72,7 @@ def patterns_in_range(patterns: Sequence[MaskPattern], first: int, end: int) -> 
 
 
 def padded_head_dim(width: int) -> int:
-    """The channels that a head of ``width`` is computed with on a CPU, the others zeros."""
+    """Return the head dim, with zero padding, that is fastest on a CPU for ``width``."""
     for multiple in _MULTIPLES:
         wide = -(-width // multiple) * multiple
         if wide <= min(_WIDEST, width * _MOST_MORE):
@@ -78,15 +88,21 @@ def attend_windows(
     patterns: Sequence[MaskPattern],
     scale: float,
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ + bias + pattern) V in every window.
+    """Compute softmax(scale · Q Kᵀ + bias + pattern) V in every window.
 
-    ``query`` is (windows, heads, places, channels), ``key`` and ``value`` may have other places;
-    ``bias`` is (1, heads, places, places) and what a pattern adds (1, 1, places, places), or both
-    have fewer dimensions in front. ``patterns`` tell of all windows or of none. Exact to rounding;
-    no scores are kept.
+    Exact up to rounding; no scores are kept. If nearly all windows share one pattern, as with the
+    mask of shifted windows, it is applied to all of them and the others are recomputed.
 
-    Where nearly all windows have one pattern, as of a mask of windows that are shifted round an
-    image, it is taken for all, and the others are done again.
+    Args:
+        query: (N, heads, L, D).
+        key, value: like ``query``; their number of tokens may differ.
+        bias: (1, heads, L, L) or with fewer leading dimensions.
+        patterns: cover all windows or are empty; ``added`` is (1, 1, L, L) or with fewer leading
+            dimensions.
+        scale: factor of the scores.
+
+    Returns:
+        (N, heads, L, D).
     """
     bias = None if bias is None else _four(bias)
     if not patterns:
@@ -114,7 +130,7 @@ def _attend_ranges(
     patterns: Sequence[MaskPattern],
     scale: float,
 ) -> Tensor:
-    """Each pattern's windows as they lie."""
+    """Attend each pattern's contiguous windows through views, without copies."""
     found = []
     for one in sorted(patterns, key=lambda one: one.places[0]):
         part = slice(one.places[0], one.places[-1] + 1)
@@ -126,7 +142,7 @@ def _attend_ranges(
 
 
 def _empty(query: Tensor, value: Tensor) -> Tensor:
-    """A result, in memory as PyTorch's kernels leave it: heads beside one another."""
+    """Allocate a result in the memory layout (N, L, heads, D) of PyTorch's kernels."""
     windows, heads, places = query.shape[:3]
     return query.new_empty(windows, places, heads, value.shape[-1]).transpose(1, 2)
 
@@ -138,7 +154,7 @@ def _sum(bias: Tensor | None, added: Tensor | None) -> Tensor | None:
 
 
 def _four(added: Tensor) -> Tensor:
-    """As many dimensions as scores have: PyTorch's fast kernels take no others."""
+    """Reshape to the 4 dimensions of the scores, which PyTorch's fast kernels require."""
     return added.reshape(*(1,) * (4 - added.dim()), *added.shape[-4:])
 
 
@@ -146,7 +162,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
 ) -> Tensor:
     if not _is_on_cpu(query):
-        # By the backend that is best there, within the limits of its launches.
+        # Dispatch to the best backend of the device, within its launch limits.
         return attention(query, key, value, added, AttentionSpec(scale))
     if query.shape[-1] < LEAST_CHANNELS:
         return _written_out(query, key, value, added, scale)
@@ -169,7 +185,7 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
 ) -> Tensor:
-    """By products and a softmax, some windows at a time."""
+    """Attend by explicit products and a softmax, in blocks of windows."""
     windows, heads, places = query.shape[:3]
     at_once = max(1, _SCORE_BYTES // (heads * places * key.shape[2] * query.itemsize))
     result = _empty(query, value)
@@ -186,17 +202,20 @@ def _written_out(
 
 
 def _scores(query: Tensor, key: Tensor, added: Tensor | None, scale: float, unit: float) -> Tensor:
-    """``unit`` times (scale · Q Kᵀ + added)."""
+    """Compute ``unit`` times (scale · Q Kᵀ + added)."""
     scores = (query * (scale * unit)) @ key.transpose(-2, -1)
-    # In place, and without a copy of what may be as large as many windows' queries.
+    # In place, and without a scaled copy of ``added``, which may be as large as many windows'
+    # queries.
     return scores if added is None else scores.add_(added, alpha=unit)
 
 
 def _widened(
     query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
 ) -> Tensor:
-    """By PyTorch's kernel, some windows at a time, which are copied with channels of zeros: these
-    add nothing to scores, and their own values are left out."""
+    """Attend by PyTorch's kernel with zero-padded heads, in blocks of windows.
+
+    The zeros add nothing to scores, and the padding of the result is dropped.
+    """
     given, width = (query, key, value), query.shape[-1]
     wide, result = padded_head_dim(width), _empty(query, value)
     window = query.shape[1] * wide * query.itemsize * sum(one.shape[2] for one in given)
@@ -207,12 +226,12 @@ def _widened(
         q, k, v = (room[: len(one[part])] for room, one in zip(held, given, strict=True))
         for room, one in zip((q, k, v), given, strict=True):
             room[..., :width] = one[part]
-        # Not named, or there would be those of two parts.
+        # Not bound to a name, which would keep two blocks' results alive.
         result[part] = F.scaled_dot_product_attention(q, k, v, added, scale=scale)[..., :width]
     return result
 
 
 def _zeros(like: Tensor, wide: int) -> Tensor:
-    """Of such windows, heads of a place beside one another."""
+    """Allocate zeros like these windows in the memory layout (N, L, heads, ``wide``)."""
     windows, heads, places = like.shape[:3]
     return like.new_zeros(windows, places, heads, wide).transpose(1, 2)

@@ -1,4 +1,7 @@
-"""Implementations of attention, in the order in which they are preferred where they are equal."""
+"""Attention backends, in order of preference.
+
+The order decides between backends that support the same call.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ BACKENDS = {backend.name: backend for backend in _ALL}
 
 
 def get(name: str) -> Backend:
-    """The backend called ``name``. Raises `UsageError` for one that is not known."""
+    """Return the backend called ``name``; raises `UsageError` for unknown names."""
     from lowtide.core.errors import UsageError
 
     if name not in BACKENDS:

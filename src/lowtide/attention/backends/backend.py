@@ -1,4 +1,4 @@
-"""What every implementation of attention answers before it may run."""
+"""Interface of attention backends."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
-# What one launch of a CUDA grid takes along its second and third axis, and so batches × heads.
+# Limit of a CUDA grid along its second and third axis, and so of batches × heads per launch.
 MOST_HEADS_ON_CUDA = 65_535
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why an implementation cannot run here at all, and what would bring it."""
+    """Why a backend cannot run on this machine, and how to install what it needs."""
 
     reason: str
     fix: str = ""
 
 
 class Backend(ABC):
-    """One implementation on (batch, heads, tokens, head dimension).
+    """One implementation of attention on (B, heads, L, D), D the head dim.
 
-    ``verified`` are the kinds of device on which its results were compared with the reference by
-    this project; elsewhere it is *unverified* and only taken when asked for by name.
+    ``verified`` are the kinds of device on which this project compared its results with the
+    reference; elsewhere it is *unverified* and only chosen by name.
     """
 
     name: str
@@ -34,25 +34,25 @@ class Backend(ABC):
 
     @abstractmethod
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """Why it cannot run on ``device``; None where it can."""
+        """Return what the backend needs to run on ``device``, None if it can run."""
 
     @abstractmethod
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """The first thing about ``call`` that it cannot compute; None if it can do all."""
+        """Return the first part of ``call`` that is not supported, None if all is."""
 
     def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Why it is not taken unasked though it could be; None where nothing speaks against it."""
+        """Return why the backend is only chosen by name, None if it is chosen by default."""
         return
 
     @abstractmethod
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Bytes held at the peak of the forward pass beyond inputs and result, about."""
+        """Estimate the forward pass's peak in bytes, beyond inputs and result."""
 
     @abstractmethod
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result, (batch, heads, query tokens, value's head dimension), in query's dtype."""
+        """Compute attention: (B, heads, query tokens, value's head dim), in query's dtype."""
 
     def run_described(
         self,
@@ -63,14 +63,14 @@ class Backend(ABC):
         mask: Tensor | None,
         spec: AttentionSpec,
     ) -> Tensor:
-        """`run` of a call that is described already, for backends that look at it again."""
+        """`run` with the call's description, for backends that would describe it again."""
         return self.run(query, key, value, mask, spec)
 
     def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
-        """Batches × heads that one launch takes; None for any number."""
+        """Return the most batches × heads per launch, None for no limit."""
         return MOST_HEADS_ON_CUDA if device.kind == "cuda" else None
 
 
 def scale_of(query: Tensor, spec: AttentionSpec) -> float:
-    """What the scores are multiplied by."""
+    """Return the factor of the scores, by default 1 / √(head dim)."""
     return query.shape[-1] ** -0.5 if spec.scale is None else spec.scale

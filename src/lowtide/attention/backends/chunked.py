@@ -1,9 +1,9 @@
-"""Attention in blocks of scores with an online softmax: any mask, bounded memory, own backward.
+"""Memory-efficient attention: an online softmax over blocks of scores.
 
-The online softmax is that of Milakov and Gimelshein (arXiv 1805.02867); memory that does not grow
-with the number of scores follows Rabe and Staats (arXiv 2112.05682), the backward pass from the
-logarithm of each row's sum FlashAttention (arXiv 2205.14135). Unlike PyTorch's fused kernels it
-takes biases that are trained, fp64, and value heads of another width, on any device.
+The online softmax is that of Milakov and Gimelshein (arXiv 1805.02867). Memory that does not grow
+with the number of scores follows Rabe and Staats (arXiv 2112.05682), the backward pass from each
+row's log-sum-exp FlashAttention (arXiv 2205.14135). Unlike PyTorch's fused kernels it supports
+biases that are trained, fp64, and values of another head dim, on any device.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from lowtide.attention.backends.backend import Backend, scale_of
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
-# Scores of one block: 4 MiB in fp32, which a processor's last cache holds.
+# Scores per block: 4 MiB in fp32, which fit a CPU's last-level cache.
 SCORES = 1 << 20
 _KEYS = 1024
 
 
 class Chunked(Backend):
-    """Blocks of at most ``scores`` scores in fp32 (fp64 for fp64 input)."""
+    """Online softmax over blocks of ``scores`` scores in fp32 (fp64 for fp64 input)."""
 
     name = "chunked"
     about = "blocks of scores with an online softmax; also for biases that are trained"
@@ -34,17 +34,17 @@ class Chunked(Backend):
         self._scores = scores
 
     def missing(self, device: AttentionDevice) -> None:
-        """It is plain PyTorch, and runs anywhere."""
+        """Return None: plain PyTorch runs on any device."""
         return
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Neither dropout nor shared heads."""
+        """Refuse dropout and shared key heads."""
         if call.dropout:
             return "there is dropout"
         return "several query heads share a key head" if call.is_grouped else None
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Two blocks of scores, the rows that go with them, and the sum of each query."""
+        """Count two blocks of scores, their rows, and the log-sum-exp of each query."""
         block, size = self._block(call), max(4, call.dtype.itemsize)
         heads = block.batches * call.heads
         beside = (2 * block.queries + block.keys) * (call.head_dim + call.value_dim)
@@ -54,7 +54,10 @@ class Chunked(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result; queries that may see no key get zeros. Gradients of a float mask too."""
+        """Compute attention; queries that see no key get zeros.
+
+        Differentiable with respect to a floating-point mask, too.
+        """
         batch, heads, queries, _ = query.shape
         block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)
         return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
@@ -67,7 +70,7 @@ class Chunked(Backend):
 
 @dataclass(frozen=True)
 class ChunkSize:
-    """How much is computed at once; heads are always taken together."""
+    """Batches, queries and keys per block; heads are never split."""
 
     batches: int
     queries: int
@@ -75,13 +78,15 @@ class ChunkSize:
 
     @staticmethod
     def of(batch: int, heads: int, queries: int, keys: int, scores: int) -> ChunkSize:
-        """As many keys, then queries, then batches as ``scores`` allow, one of each at least."""
+        """Fit as many keys, then queries, then batches as ``scores`` allows, at least one."""
         wide = max(1, min(keys, _KEYS))
         high = max(1, min(queries, scores // max(1, heads * wide)))
         return ChunkSize(max(1, min(batch, scores // max(1, heads * wide * high))), high, wide)
 
 
 class _Chunked(torch.autograd.Function):
+    """Autograd function that saves the log-sum-exp and recomputes scores in backward."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -146,7 +151,7 @@ def _attend(
     causal: bool,
     block: ChunkSize,
 ) -> tuple[Tensor, Tensor]:
-    """(Result, logarithm of the sum of exponentials) of the scaled queries ``piece``."""
+    """Return (result, log-sum-exp) of the scaled queries ``piece``."""
     most = piece.new_full(piece.shape[:3], -torch.inf)
     total = torch.zeros_like(most)
     gathered = piece.new_zeros(*piece.shape[:3], value.shape[-1])
@@ -154,7 +159,7 @@ def _attend(
         keys, values = (t[:, :, columns].to(piece.dtype) for t in (key, value))
         scores = _scores(piece, keys, mask, rows, columns, causal)
         new = torch.maximum(most, scores.amax(-1))
-        anchor = new.masked_fill(new == -torch.inf, 0)  # of rows that saw nothing yet
+        anchor = new.masked_fill(new == -torch.inf, 0)  # rows that have seen no key yet
         weights = scores.sub_(anchor[..., None]).exp_()
         shrink = (most - anchor).exp_()
         total.mul_(shrink).add_(weights.sum(-1))
@@ -165,7 +170,7 @@ def _attend(
 
 
 def _of_batch(mask: Any, batch: slice) -> Any:
-    """The rows of a mask for a span of the batch, which it may hold for all at once."""
+    """Slice a mask along its batch dimension, unless that has size 1."""
     return mask if mask is None or len(mask) == 1 else mask[batch]
 
 
@@ -175,14 +180,14 @@ def _spans(length: int, step: int) -> Iterator[slice]:
 
 
 def _columns(length: int, step: int, rows: slice, causal: bool) -> Iterator[slice]:
-    """Blocks of keys that any of these queries may see."""
+    """Yield blocks of the keys that any of these queries may see."""
     yield from _spans(min(length, rows.stop) if causal else length, step)
 
 
 def _scores(
     piece: Tensor, keys: Tensor, mask: Tensor | None, rows: slice, columns: slice, causal: bool
 ) -> Tensor:
-    """Scores of one block, masked; ``piece`` is scaled already."""
+    """Compute the masked scores of one block of the scaled queries ``piece``."""
     scores = piece @ keys.mT
     if mask is not None:
         part = _part(mask, rows, columns)
@@ -199,14 +204,14 @@ def _scores(
 
 
 def _part(mask: Tensor, rows: slice, columns: slice) -> Tensor:
-    """The block of a mask, whose dimensions of size 1 hold for all."""
+    """Slice one block of a mask along its dimensions larger than 1."""
     if mask.shape[-2] > 1:
         mask = mask[..., rows, :]
     return mask[..., columns] if mask.shape[-1] > 1 else mask
 
 
 def _add_reduced(of_mask: Tensor, change: Tensor, rows: slice, columns: slice) -> None:
-    """Add the gradient of a block of scores to that of the mask that was broadcast over it."""
+    """Accumulate a block's gradient into that of the mask broadcast over it."""
     part = _part(of_mask, rows, columns)
     shared = [dim for dim in range(4) if part.shape[dim] == 1 and change.shape[dim] != 1]
     part += change.sum(shared, keepdim=True) if shared else change

@@ -1,4 +1,4 @@
-"""The package flash-attn, version 2 (Dao, arXiv 2307.08691)."""
+"""Backend for the package flash-attn, version 2 (Dao, arXiv 2307.08691)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NEEDS = "flash-attn 2, an NVIDIA GPU from Ampere on, and nvcc with a C++ compil
 
 
 class Flash2(Backend):
-    """``flash_attn_func``, which wants (batch, tokens, heads, head dimension)."""
+    """Attention by ``flash_attn_func``, whose layout is (B, L, heads, D)."""
 
     name = "flash2"
     about = "the package flash-attn: fp16 and bf16, no mask"
 
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """It needs the package and a GPU from Ampere on."""
+        """Require the package and an NVIDIA GPU of compute capability 8.0 or more."""
         if importlib.util.find_spec("flash_attn") is None:
             return Missing(f"not installed; needs {_NEEDS}", "pip install lowtide[flash]")
         if device.kind != "cuda" or device.capability < (8, 0):
@@ -28,7 +28,11 @@ class Flash2(Backend):
         return None
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Masks, wide heads, other types; and unequal tokens, which it aligns by the last key."""
+        """Refuse masks, head dims over 256 and dtypes other than fp16 and bf16.
+
+        Causal attention with unequal numbers of tokens as well, since the package aligns them by
+        the last key.
+        """
         rules = (
             ("there is a mask", call.has_mask),
             ("the type is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
@@ -43,13 +47,13 @@ class Flash2(Backend):
         return next((reason for reason, refused in rules if refused), None)
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """A sum for each query."""
+        """Count the log-sum-exp of each query."""
         return 4 * call.batch * call.heads * call.query_tokens
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result, through views of its layout."""
+        """Compute attention through transposed views."""
         from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
 
         views = (tensor.transpose(1, 2) for tensor in (query, key, value))

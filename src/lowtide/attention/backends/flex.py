@@ -1,4 +1,4 @@
-"""PyTorch's FlexAttention, compiled (Dong et al., arXiv 2412.05496)."""
+"""Backend for PyTorch's FlexAttention, compiled (Dong et al., arXiv 2412.05496)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _MIN_DIM = 16
 
 
 class Flex(Backend):
-    """Any mask as a function of indices, compiled for the shape; the first call takes seconds."""
+    """FlexAttention with masks as a ``score_mod``, compiled per shape.
+
+    The first call for a shape takes seconds.
+    """
 
     name = "flex"
     about = "PyTorch's FlexAttention, compiled by Triton"
 
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """It needs Triton and a GPU: on the CPU its kernels are slower than the plain ones."""
+        """Require Triton and a GPU; compiled CPU kernels are slower than sdpa-flash."""
         if device.kind != "cuda":
             return Missing("needs a CUDA device: compiled for the CPU it is slower than sdpa-flash")
         if importlib.util.find_spec("triton") is None:
@@ -31,7 +34,7 @@ class Flex(Backend):
         return None
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Dropout, narrow heads and fp64."""
+        """Refuse dropout, head dims below 16 and fp64."""
         rules = (
             ("there is dropout", call.dropout > 0),
             (f"a head dimension is below {_MIN_DIM}", call.head_dim < _MIN_DIM),
@@ -41,13 +44,13 @@ class Flex(Backend):
         return next((reason for reason, refused in rules if refused), None)
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """A sum for each query."""
+        """Count the log-sum-exp of each query."""
         return 4 * call.batch * call.heads * call.query_tokens
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result; mask and causality are applied to each score as it is made."""
+        """Compute attention, with mask and causality fused as a ``score_mod``."""
         change = None if mask is None and not spec.causal else _score_change(query, key, mask, spec)
         return _compiled()(
             query, key, value, score_mod=change, scale=spec.scale, enable_gqa=spec.grouped
@@ -64,7 +67,7 @@ def _compiled() -> Callable[..., Any]:
 def _score_change(
     query: Tensor, key: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> Callable[..., Tensor]:
-    """A function that masks one score."""
+    """Return the ``score_mod`` that applies mask and causality to one score."""
     shape = *query.shape[:3], key.shape[2]
     whole = None if mask is None else mask.expand(shape)
     truth = whole is not None and whole.dtype == torch.bool

@@ -1,4 +1,4 @@
-"""Attention by oneDNN's products, with all scores of some queries at once."""
+"""CPU attention by oneDNN matrix products over whole rows of scores."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 from lowtide.core.cpuinfo import is_amd
 from lowtide.core.repeat import repeat_call
 
-# Scores of one head from which it pays, for each thread that shares them: with fewer, threads wait
-# for each other too often. PyTorch's kernel shares out heads.
+# Least scores of one head, per thread: with fewer, threads wait for each other too often. PyTorch's
+# kernel instead distributes heads over threads.
 _LEAST_SCORES = 1 << 16
 
 
 class OneDnn(Backend):
-    """Product, powers of two and product of one head after another.
+    """Attention head by head: a oneDNN product, exp2, and another product.
 
-    PyTorch's fused kernel leaves its products to MKL, which takes twice as long on AMD's processors
-    with AVX-512, and has small blocks of queries where there are fewer than 768.
+    PyTorch's fused kernel uses MKL for its products, which takes twice as long on AMD CPUs with
+    AVX-512, and uses small blocks of queries where there are fewer than 768.
     """
 
     name = "onednn"
@@ -33,13 +33,13 @@ class OneDnn(Backend):
     verified = frozenset({"cpu"})
 
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """It is for x86 processors, and builds of PyTorch with oneDNN."""
+        """Require an x86 CPU and a build of PyTorch with oneDNN."""
         if device.kind != "cpu":
             return Missing("needs the CPU")
         return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Attention in fp32, perhaps with numbers added to its scores, without gradients."""
+        """Refuse all but fp32 inference, optionally with an additive mask."""
         rules = (
             ("the type is not fp32", call.dtype != torch.float32),
             ("gradients are recorded", call.needs_grad or call.mask_needs_grad),
@@ -53,7 +53,7 @@ class OneDnn(Backend):
         return next((reason for reason, refused in rules if refused), None)
 
     def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Where PyTorch's own kernel has good products, or there is little to compute."""
+        """Prefer PyTorch's kernel except on AMD CPUs with AVX-512 and many scores."""
         if not (is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"):
             return "PyTorch's own kernel is as fast on this processor"
         least = _LEAST_SCORES * torch.get_num_threads()
@@ -61,16 +61,15 @@ class OneDnn(Backend):
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """What some queries of a head take, and its keys and values."""
+        """Add up `copied_bytes` and `part_bytes`."""
         return self.copied_bytes(call) + self.part_bytes(call)
 
     def copied_bytes(self, call: AttentionCall) -> int:
-        """A head's keys and values, unless they lie together already."""
+        """Count the contiguous copies of one head's keys and values, in bytes."""
         return 4 * call.key_tokens * (call.head_dim + call.value_dim)
 
     def part_bytes(self, call: AttentionCall) -> int:
-        """Queries that are computed at once, their scores, what is added to these, and what comes
-        of them."""
+        """Count one block of queries, its scores, their mask and the result, in bytes."""
         rows = min(call.query_tokens, _rows(call.key_tokens))
         scores = call.key_tokens * (2 if call.has_mask else 1)
         return 4 * rows * (call.head_dim + scores + call.value_dim)
@@ -78,16 +77,18 @@ class OneDnn(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result, heads beside one another in memory. Rounds as sums in one order do: in the
-        last two bits."""
+        """Compute attention; the result's memory layout is (B, L, heads, D).
+
+        Rounds as sums in one fixed order do: in the last two bits.
+        """
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         rows = min(queries, _rows(key.shape[2]))
         room, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
         added = None if mask is None else mask.expand(-1, heads, queries, key.shape[2])
-        # What is added to the scores of all images, as windows have it, is made once for them.
+        # A mask shared by all images, as for windows, is scaled once.
         apart = added is not None and len(added) > 1
-        # Without bytes one head is as good as all.
+        # Fake tensors: one head stands for all.
         alike = isinstance(query, FakeTensor)
 
         def of_image(head: int, part: slice, shared: Tensor | None, image: int) -> None:
@@ -110,12 +111,12 @@ class OneDnn(Backend):
 
 
 def _in_units(added: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
-    """What is added to some queries' scores, as powers of two take it: in order, in fp32."""
+    """Scale some queries' mask by log2 e, as contiguous fp32."""
     if added is None:
         return None
     return torch.mul(added[image, head, part].to(torch.float32), LOG2_E).contiguous()
 
 
 def _rows(keys: int) -> int:
-    """Queries whose scores are there at once."""
+    """Return the number of queries per block of scores."""
     return max(1, SCORES // max(1, keys))

@@ -1,4 +1,4 @@
-"""Attention as its formula: slow, exact, differentiable; what all others are compared with."""
+"""Reference attention by its formula: slow, exact and differentiable."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 
 class Reference(Backend):
-    """softmax(scale · Q Kᵀ + mask) V in fp32, or fp64 for fp64 input, all scores at once."""
+    """softmax(scale · Q Kᵀ + mask) V in fp32, with all scores at once.
+
+    In fp64 for fp64 input. All other backends are compared with it.
+    """
 
     name = "reference"
     about = "the formula, in fp32 or fp64"
     verified = frozenset({"cpu", "cuda"})
 
     def missing(self, device: AttentionDevice) -> None:
-        """It runs anywhere."""
+        """Return None: it runs on any device."""
         return
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Everything but dropout, whose result is another with each generator."""
+        """Refuse dropout, whose result depends on the generator."""
         return "there is dropout" if call.dropout else None
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Scores, their masked copy and their softmax, beside the inputs in fp32."""
+        """Count scores, masked copy and softmax, and the fp32 copies of the inputs."""
         size = max(4, call.dtype.itemsize)
         rows = call.batch * call.heads * (call.query_tokens + 2 * call.key_tokens)
         return size * (3 * call.scores + rows * call.head_dim)
@@ -33,7 +36,7 @@ class Reference(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result; queries that may see no key get zeros."""
+        """Compute attention; queries that see no key get zeros."""
         exact = torch.promote_types(query.dtype, torch.float32)
         q, k, v = (tensor.to(exact) for tensor in (query, key, value))
         if spec.grouped:
@@ -51,5 +54,5 @@ class Reference(Backend):
 
 
 def causal_mask(scores: Tensor) -> Tensor:
-    """True where a query may see a key, counted from the first of each."""
+    """Return the boolean causal mask of scores: True where query i sees keys 0..i."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

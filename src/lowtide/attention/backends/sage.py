@@ -1,7 +1,7 @@
-"""The package sageattention: scores from 8-bit integers, for inference only.
+"""Backend for the package sageattention: 8-bit scores, inference only.
 
-Version 1 (Zhang et al., arXiv 2410.02367) is what the registry has; version 2 (arXiv 2411.10958)
-is installed from its own sources and keeps the name of the call.
+The registry has version 1 (Zhang et al., arXiv 2410.02367). Version 2 (arXiv 2411.10958) is
+installed from its sources and has the same function name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ _ARCHITECTURES = ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0), (12, 1))
 
 
 class Sage(Backend):
-    """``sageattn``; its result differs from exact attention by its rounding to 8 bits."""
+    """Quantized attention by ``sageattn``.
+
+    Its results differ from exact attention by the rounding of scores to 8 bits.
+    """
 
     name = "sage"
     about = "the package sageattention: 8-bit scores, inference only"
 
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """It needs the package, Triton, and one of a few generations of GPU."""
+        """Require the package and a supported NVIDIA compute capability."""
         if importlib.util.find_spec("sageattention") is None:
             return Missing(
                 "not installed; needs Triton and an NVIDIA GPU from Ampere on (the registry has"
@@ -38,7 +41,7 @@ class Sage(Backend):
         return None
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """No gradients (they would be zero without a word), no mask, no dropout."""
+        """Refuse gradients (which would silently be zero), masks and dropout."""
         widths = (64, 96, 128) if _version() < 2 else tuple(range(1, 129))
         rules = (
             ("it has no backward pass", call.needs_grad),
@@ -56,14 +59,17 @@ class Sage(Backend):
         return next((reason for reason, refused in rules if refused), None)
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Query and key in 8 bits, and a copy of the key and of the value."""
+        """Count query and key in 8 bits, and a copy of the key and of the value."""
         rows = call.batch * call.heads * (call.query_tokens + 5 * call.key_tokens)
         return rows * max(64, call.head_dim)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result. The key's mean is taken off here: the package does it in place."""
+        """Compute attention.
+
+        The key's mean is subtracted here, since the package would do it in place.
+        """
         from sageattention import sageattn  # pyright: ignore[reportMissingImports]
 
         key = key - key.mean(2, keepdim=True)

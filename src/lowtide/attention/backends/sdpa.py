@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, each of its kernels by name."""
+"""Backends for each kernel of PyTorch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _ABOUT = {
     "cudnn": "cuDNN's fused kernel",
     "math": "PyTorch's plain operators; holds all scores",
 }
-# Where a batch's index times this passes 31 bits, flash's backward pass reads what is not there.
+# Flash's backward pass reads out of bounds where batch index × row size exceeds 31 bits.
 _INDEXED = 1 << 31
-# Keys that fill a vector of the widest processors.
+# fp32 values in the widest SIMD register of a CPU.
 _VECTOR = 16
 
 
 class Sdpa(Backend):
     """One kernel of PyTorch's own, under the conditions of `sdpa_rules`."""
 
-    # They come with PyTorch, whose releases test them on both kinds; each is still compared with
-    # the reference before its first use.
+    # PyTorch's releases test them on both kinds of device; each is still compared with the
+    # reference before its first use.
     verified = frozenset({"cpu", "cuda"})
 
     def __init__(self, path: AttentionPath) -> None:
@@ -51,23 +51,23 @@ class Sdpa(Backend):
         self._path: AttentionPath = path
 
     def missing(self, device: AttentionDevice) -> Missing | None:
-        """Fused kernels but flash need a CUDA device."""
+        """Require a CUDA device for all kernels but flash and math."""
         on_cpu = self._path in ("flash", "math")
         return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
 
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """PyTorch's own conditions, and results that are known to be wrong."""
+        """Refuse what PyTorch's kernel refuses, and calls known to give wrong results."""
         return known_bad(self._path, device, call) or refusal(self._on(device), device, call)
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Sums of rows for the fused kernels; for math the scores, their softmax and flags."""
+        """Count the log-sum-exp of each query; for math the scores, softmax and mask."""
         if self._path == "math":
             size = max(4, call.dtype.itemsize)
             return (2 * size + 1) * call.scores
         return 4 * call.batch * call.heads * call.query_tokens
 
     def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
-        """Also so few that 32 bits index the backward pass."""
+        """Return the launch limit, or less where a backward pass needs 32-bit indices."""
         most = super().most_heads(device, call)
         if most is None or not call.needs_grad:
             return most
@@ -77,7 +77,7 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """The result of a call that nobody described yet."""
+        """Compute attention of a call that is not described yet."""
         call = describe_call((query, key, value), mask, spec)
         return self.run_described(call, query, key, value, mask, spec)
 
@@ -90,10 +90,13 @@ class Sdpa(Backend):
         mask: Tensor | None,
         spec: AttentionSpec,
     ) -> Tensor:
-        """The result. PyTorch's switches are touched only if it would choose another kernel."""
+        """Compute attention with this kernel.
+
+        PyTorch's kernel switches are changed only if it would choose another kernel.
+        """
         if mask is not None and mask.dtype != torch.bool:
-            # A mask of another type was read bit by bit (pytorch#191612); one that could need a
-            # gradient, even where none is recorded, costs the fused kernels.
+            # The kernels read a mask of another dtype bit by bit (pytorch#191612). One that
+            # requires a gradient, even where none is recorded, rules out the fused kernels.
             fitting = mask.to(query.dtype)
             if fitting.requires_grad and not torch.is_grad_enabled():
                 fitting = fitting.detach()
@@ -121,16 +124,19 @@ class Sdpa(Backend):
 
 @lru_cache(maxsize=4096)
 def _taken(device: LocalDevice, call: AttentionCall) -> AttentionPath:
-    """`sdpa_kernel_for`, remembered: windows of one image ask the same thing hundreds of times."""
+    """Cached `sdpa_kernel_for`.
+
+    The windows of one image need the same answer hundreds of times.
+    """
     return sdpa_kernel_for(device, call)
 
 
 def known_bad(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
-    """Calls that a kernel accepts and computes wrongly, as PyTorch's issues tell."""
+    """Return why a kernel computes a call it accepts wrongly, None if it does not."""
     if path == "cudnn" and call.has_mask and call.needs_grad and call.query_tokens % 128 == 64:
         return "its gradients can be NaN with a mask where tokens % 128 is 64 (pytorch#196678)"
     on_cpu = path == "flash" and device.kind == "cpu"
     if on_cpu and not call.has_mask and call.key_tokens < _VECTOR:
-        # Seen with PyTorch 2.15: the largest score is taken vector by vector.
+        # Seen with PyTorch 2.15, whose row maximum is computed per SIMD vector.
         return f"queries that are not finite come out as zeros with fewer than {_VECTOR} keys"
     return None

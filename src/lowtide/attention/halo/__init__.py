@@ -1,1 +1,1 @@
-"""Attention in halo windows by Triton kernels."""
+"""Triton kernels for halo window attention over images."""

@@ -1,4 +1,4 @@
-"""Halo windows by Triton: what the kernels take, their launch, and gradients."""
+"""Autograd function of halo window attention by Triton kernels."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from lowtide.attention.spec import AttentionDevice, LocalDevice
 from lowtide.core.errors import UsageError
 
 _WIDEST_HEAD = 128
-# Programs of a grid along its second axis.
+# Most programs along the second axis of a CUDA grid.
 _MOST = 65_535
 
 
 def missing(device: AttentionDevice) -> Missing | None:
-    """Why the kernels cannot run on ``device`` at all; None where they can."""
+    """Return what the kernels need to run on ``device``, None if they can run."""
     if importlib.util.find_spec("triton") is None:
         return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
     if _interpreted():
@@ -42,8 +42,11 @@ def missing(device: AttentionDevice) -> Missing | None:
 
 
 def is_preferred(device: AttentionDevice, dtype: torch.dtype) -> bool:
-    """Whether the kernels were compared with the definition and found the fastest on such a card
-    (see the benchmark ``attention_gpu``)."""
+    """Return whether the kernels are used by default on such a GPU.
+
+    Only where they were compared with the formula and measured to be the fastest; see the benchmark
+    ``attention_gpu``.
+    """
     return device.kind == "cuda" and device.capability == (9, 0) and dtype.itemsize == 2
 
 
@@ -59,15 +62,15 @@ def refusal(
     learned_bias: bool = False,
     needs_grad: bool = False,
 ) -> str | None:
-    """The first thing that the kernels cannot compute; None if they can do all.
+    """Return the first thing that the kernels do not support, None if all is.
 
-    ``shape`` is (batch, height, width, heads, dim) of query, key and value.
+    ``shape`` is (B, H, W, heads, D) of query, key and value; D is the head dim.
     """
     batch, _, _, heads, dim = shape
     rules = (
         ("the windows are blended", windows.form != "halo"),
         (f"the type is {str(dtype).removeprefix('torch.')}", dtype == torch.float64),
-        # The interpreter's products take the bits of bf16 for whole numbers.
+        # The interpreter's products read the bits of bf16 as integers.
         ("Triton's interpreter has no bf16", dtype == torch.bfloat16 and _interpreted()),
         (f"heads have {dim} channels, more than {_WIDEST_HEAD}", dim > _WIDEST_HEAD),
         (f"{batch * heads} batches × heads exceed {_MOST}", batch * heads > _MOST),
@@ -92,22 +95,23 @@ def halo_attention(
     *,
     tiles: KernelTiles | None = None,
 ) -> Tensor:
-    """Attention of each block of pixels to the window round it.
+    """Attention of each block of pixels to the halo window around it, by Triton.
 
     Args:
-        query, key, value: (batch, height, width, heads, dim), fp32, bf16 or fp16. Their last
-            dimension must be contiguous; nothing else is copied.
+        query, key, value: (B, H, W, heads, D), fp32, bf16 or fp16. Copied only if their last
+            dimension is not contiguous.
         windows: halo windows.
-        table: (heads, 2·farthest + 1, 2·farthest + 1) numbers added to scores by distance down
-            and right, with ``windows.farthest``.
+        table: (heads, 2·farthest + 1, 2·farthest + 1) biases added to scores by distance down and
+            right, with ``windows.farthest``.
         tiles: by default `tiles_for`.
 
     Returns:
-        (batch, height, width, heads, dim) in the query's dtype. Exact up to rounding: sums are in
-        fp32, products of fp32 are not rounded to TF32 unless PyTorch's are. The backward pass has
-        no atomic sums and gives the same bits every time.
+        (B, H, W, heads, D) in the query's dtype. Exact up to rounding: sums are in fp32, and fp32
+        products use TF32 only if PyTorch's do. The backward pass has no atomics and is
+        deterministic.
 
-    Raises `UsageError` for what `refusal` names.
+    Raises:
+        UsageError: for what `refusal` names.
     """
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     learned = table is not None and torch.is_grad_enabled() and table.requires_grad
@@ -125,6 +129,8 @@ def halo_attention(
 
 
 class _Halo(torch.autograd.Function):
+    """Autograd function that launches the forward and backward kernels."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -222,7 +228,7 @@ def _table_gradient(
     sums: Tensor,
     gradient: Tensor,
 ) -> Tensor:
-    """Scores' gradients, summed over all windows, then over pairs of equal distance."""
+    """Sum the scores' gradients over all windows, then over pairs of equal distance."""
     step, size, table = launch.windows.step, launch.windows.size, launch.table
     queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
     found = query.new_empty(
@@ -248,7 +254,11 @@ def _table_gradient(
 
 
 def _by_distance(found: Tensor, windows: Windows) -> Tensor:
-    """Sums of (heads, queries down, right, keys down, right) over pairs of one distance."""
+    """Sum over all pairs of query and key with the same distance.
+
+    ``found`` is (heads, queries down, queries right, keys down, keys right); the result is (heads,
+    2·farthest + 1, 2·farthest + 1).
+    """
     side, first = 2 * windows.farthest + 1, windows.farthest - windows.margin
     heads, down, right, tall, wide = found.shape
     rows = found.new_zeros(heads, right, side, wide)
@@ -261,5 +271,8 @@ def _by_distance(found: Tensor, windows: Windows) -> Tensor:
 
 
 def _kernels() -> Any:
-    """The module of the kernels, which needs Triton; typed as what a checker cannot see through."""
+    """Import the kernels' module, which needs Triton.
+
+    Typed `Any`, because type checkers cannot analyze Triton functions.
+    """
     return importlib.import_module("lowtide.attention.halo.kernels")

@@ -1,6 +1,6 @@
-"""How halo windows are cut into tiles for the kernels, and what shared memory that may take.
+"""Tile sizes of the halo kernels, and the shared memory they may take.
 
-Plain numbers: nothing here needs Triton or a GPU.
+Pure Python: nothing here needs Triton or a GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from lowtide.attention.spatial.window_grid import Windows
 
-# Shared memory that one program may have, in bytes, by CUDA compute capability (CUDA C++
-# Programming Guide, table "Technical Specifications per Compute Capability").
+# Most shared memory per thread block, in bytes, by CUDA compute capability (CUDA C++ Programming
+# Guide, table "Technical Specifications per Compute Capability").
 SHARED_MEMORY = {
     (7, 5): 65_536,
     (8, 0): 166_912,
@@ -32,10 +32,11 @@ SHARED_MEMORY = {
 
 @dataclass(frozen=True)
 class KernelTile:
-    """Queries and keys in one product of matrices; both are powers of two, 16 at least.
+    """Block sizes and Triton launch options of one kernel.
 
-    The rest is Triton's: groups of 32 threads, loads in flight, and whether tiles are loaded by
-    tensor descriptors, which Hopper's copy engine takes (compute capability 9.0).
+    ``queries`` and ``keys`` are the sizes of one matrix product, powers of two, at least 16.
+    ``warps`` are groups of 32 threads, ``stages`` loads in flight. ``tiled`` loads tiles by tensor
+    descriptors, which Hopper's copy engine supports (compute capability 9.0).
     """
 
     queries: int
@@ -46,20 +47,23 @@ class KernelTile:
 
     @property
     def side(self) -> int:
-        """Of a square with so many keys."""
+        """Side of the square of ``keys`` pixels."""
         return math.isqrt(self.keys)
 
     @property
     def rectangle(self) -> tuple[int, int]:
-        """Rows and columns of so many queries: a square, or two of them side by side."""
+        """Rows and columns of ``queries`` pixels: a square, or two squares side by side."""
         rows = 1 << (self.queries.bit_length() - 1) // 2
         return rows, self.queries // rows
 
 
 @dataclass(frozen=True)
 class KernelTiles:
-    """A tile for each kernel. That of ``key`` has a square of keys and a rectangle of queries; the
-    others go through a window row by row. That of ``bias`` is never ``tiled``."""
+    """The tile of each halo kernel: forward, and gradients of query, key and bias.
+
+    ``key`` has a square of keys and a rectangle of queries; the others iterate over a window row by
+    row. ``bias`` is never ``tiled``.
+    """
 
     forward: KernelTile
     query: KernelTile
@@ -70,10 +74,10 @@ class KernelTiles:
 def tiles_for(
     windows: Windows, head_dim: int, dtype: torch.dtype, limit: int = min(SHARED_MEMORY.values())
 ) -> KernelTiles:
-    """Tiles whose kernels fit ``limit`` bytes of shared memory.
+    """Choose tiles whose kernels fit ``limit`` bytes of shared memory.
 
-    Those of 16-bit numbers for cards with as much as Hopper has are the fastest of some sixty that
-    were measured on one, with heads of 32 and 64 channels.
+    For 16-bit dtypes on GPUs with at least Hopper's shared memory they are the fastest of some
+    sixty that were measured on a Hopper GPU, with head dims 32 and 64.
     """
     row = padded_dim(head_dim) * dtype.itemsize
     if dtype.itemsize == 2 and limit >= SHARED_MEMORY[9, 0]:
@@ -83,32 +87,38 @@ def tiles_for(
         return KernelTiles(tiled, tiled, tiled if narrow else replace(tiled, queries=32), plain)
 
     def most(sizes: tuple[int, ...]) -> int:
-        # Eight tiles of rows are held at once, and two of scores in fp32; compiled for each kind
-        # of card, this is never too little.
+        # Estimate: eight tiles of rows and two of fp32 scores. Compiled for every kind of GPU, this
+        # is never too low.
         fits = (size for size in sizes if 8 * size * (row + size) <= limit)
         return next(fits, min(sizes))
 
     keys = most((64, 32, 16))
     plain = KernelTile(keys, keys, stages=1 if head_dim > 64 else 2)
-    # Those of the keys' own gradients are a square.
+    # The tile of the keys' gradients is a square.
     return KernelTiles(plain, plain, replace(plain, keys=keys if keys != 32 else 16), plain)
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
-    """Bytes that a program may have on a card; for one that is not known, the least of all."""
+    """Return the shared memory per thread block of a GPU, in bytes.
+
+    For an unknown compute capability, the least of all.
+    """
     return SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values()))
 
 
 def padded_dim(head_dim: int) -> int:
-    """Channels of a head as the kernel holds them: a power of two, 16 at least."""
+    """Return the head dim padded to a power of two, at least 16, as in the kernels."""
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def descriptor_block(
     windows: Windows, tile: KernelTile, head_dim: int, *, square: bool = False
 ) -> list[int] | None:
-    """What one load by a tensor's descriptor takes of (batch, rows, columns, heads, channels): some
-    rows of a window's keys, or with ``square`` a rectangle of queries; None if it cannot."""
+    """Return the block shape of one tensor-descriptor load, None if not possible.
+
+    Over (B, H, W, heads, D): some rows of a window's keys, or with ``square`` a rectangle of
+    queries.
+    """
     cut = tile.rectangle if square else (tile.keys // windows.size, windows.size)
     power = windows.size & (windows.size - 1) == 0
     if not square and (tile.keys % windows.size or windows.size**2 % tile.keys or not power):
@@ -119,15 +129,18 @@ def descriptor_block(
 
 
 def tile_count(length: int, step: int) -> int:
-    """How many steps it takes to cover a length."""
+    """Return ⌈length / step⌉."""
     return -(-length // step)
 
 
 def unmasked_windows(
     windows: Windows, length: int, phase: int, tile: KernelTile
 ) -> tuple[int, int]:
-    """The windows of an axis, from one to another, of which every key is in the image: if tiles of
-    keys have no rest, they need no masks."""
+    """Return the range [first, last) of windows with all keys in the image.
+
+    Along one axis. If tiles of keys have no remainder, these windows need no masks. (0, 0) if there
+    are none.
+    """
     if windows.size**2 % tile.keys:
         return 0, 0
     count = windows.count(length, phase)
@@ -139,14 +152,20 @@ def unmasked_windows(
 
 
 def key_tiles(windows: Windows, length: int, phase: int, tile: KernelTile) -> int:
-    """Tiles of keys along an axis; the first one begins where a window might, before the image."""
+    """Return the number of key tiles along an axis.
+
+    The first tile begins where a window might, before the image.
+    """
     return tile_count(length + (phase + windows.margin) % tile.side, tile.side)
 
 
 @lru_cache(maxsize=256)
 def unmasked_keys(windows: Windows, length: int, phase: int, tile: KernelTile) -> tuple[int, int]:
-    """The tiles of keys of an axis, from one to another, that every window which sees them sees
-    whole, and all of whose queries are in the image."""
+    """Return the range [first, last) of key tiles along an axis that need no masks.
+
+    Every window that sees such a tile sees all of it, and all of that window's queries are in the
+    image. (0, 0) if there are none.
+    """
     step, margin, side = windows.step, windows.margin, tile.side
     fits = not any((step % side, 2 * margin % side, *(step % cut for cut in tile.rectangle)))
     if windows.boundary == "shift" or not fits:

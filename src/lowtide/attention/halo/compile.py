@@ -1,4 +1,4 @@
-"""The halo kernels compiled for cards that are not here, with the shared memory they take."""
+"""Ahead-of-time compilation of the halo kernels for GPUs of any capability."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lowtide.attention.halo.launch import constants
 from lowtide.attention.spatial.window_grid import Windows
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Each with its tile's name among `Tiles`.
+# Name of each kernel's tile in `KernelTiles`.
 KERNELS = {
     "forward": "forward",
     "backward_query": "query",
     "backward_key": "key",
     "backward_bias": "bias",
 }
-# Pointers to fp32 whatever the type of the tensors.
+# Pointers to fp32, independent of the tensors' dtype.
 _EXACT = {"sums", "to_bias", "table"}
 _POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _EXACT
 
@@ -39,9 +39,13 @@ def compile_halo_kernel(
     inside: bool = True,
     tile: KernelTile | None = None,
 ) -> dict[str, Any]:
-    """Compile one kernel for a card; what it takes and what it may, in bytes of shared memory.
+    """Compile one kernel for a GPU, and return the shared memory it takes.
 
-    Needs Triton, but no GPU. Not in a process that interprets Triton's programs.
+    Needs Triton, but no GPU. Does not work in a process with TRITON_INTERPRET=1.
+
+    Returns:
+        ``kernel``, ``capability``, ``type``, ``head_dim``, ``shared_bytes`` (taken) and
+        ``limit_bytes`` (most that the GPU has for a thread block).
     """
     import triton
     from triton.backends.compiler import GPUTarget

@@ -1,4 +1,4 @@
-"""Grids, sizes and constants of the halo kernels' launches."""
+"""Launch grids, arguments and compile-time constants of the halo kernels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lowtide.attention.halo.block_sizes import (
 from lowtide.attention.spatial.window_grid import Windows
 
 _BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
-# Grid, what the kernel asks of its place, and what it is compiled for.
+# (grid, arguments for the position in the grid, compile-time constants).
 Call = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
 
 
 class Launch:
-    """Grids, sizes and constants of the kernels for one call."""
+    """Launch grids, arguments and constants of the halo kernels for one call."""
 
     def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
@@ -33,12 +33,12 @@ class Launch:
         self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
         self.windows_count = tuple(windows.count(length, phase) for length, phase in self.axes)
         self.sizes = self.height, self.width, self.heads, *windows.phase, self.dim**-0.5
-        # A pointer that is not read, where there is no bias.
+        # Without a bias, any valid pointer: the kernel does not read it.
         self.table = query if table is None else table
         self.bias_constants = dict(HAS_BIAS=table is not None)
 
     def by_windows(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
-        """Launches of a program for each window's queries, or some of them."""
+        """Yield launches with one program per tile of a window's queries."""
         inner = [unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes]
         programs = tile_count(self.windows.step**2, tile.queries)
         for inside, count in _parts(self.windows_count, inner):
@@ -47,7 +47,7 @@ class Launch:
             yield grid, (*self.windows_count, *inner[0], *inner[1]), fixed
 
     def by_keys(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
-        """Launches of a program for each square of keys."""
+        """Yield launches with one program per square of keys."""
         tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
         inner = [unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes]
         for inside, count in _parts(tiles, inner):
@@ -56,14 +56,14 @@ class Launch:
             yield (count, self.batch * self.heads), place, fixed
 
     def constants(self, tile: KernelTile, *, square: bool = False, **more: bool) -> dict[str, Any]:
-        """What a kernel is compiled for."""
+        """Return a kernel's compile-time constants and launch options."""
         fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
         return {**fixed, **self.bias_constants, **more}
 
     def described(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
     ) -> list[Any] | None:
-        """Descriptors of tensors for loads of whole tiles, or None where there are none."""
+        """Return tensor descriptors for loads of whole tiles, None where not possible."""
         cut = descriptor_block(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
             return None
@@ -76,13 +76,19 @@ class Launch:
 
 
 def _aligned(tensor: Tensor) -> bool:
-    """Whether the copy engine takes a tensor: all begins at multiples of 16 bytes."""
+    """Return whether a tensor is aligned for tensor descriptors.
+
+    Its pointer and all strides but the last must be multiples of 16 bytes.
+    """
     steps = (stride * tensor.itemsize for stride in tensor.stride()[:-1])
     return tensor.data_ptr() % 16 == 0 and not any(step % 16 for step in steps)
 
 
 def _parts(whole: Sequence[int], inner: Sequence[tuple[int, int]]) -> Iterator[tuple[bool, int]]:
-    """Those in a rectangle and those round it, if there are any, and how many."""
+    """Yield (whether inside, count) for the places inside a rectangle and outside it.
+
+    Empty parts are left out.
+    """
     (top, bottom), (left, right) = inner
     inside = (bottom - top) * (right - left)
     for which, count in ((True, inside), (False, whole[0] * whole[1] - inside)):
@@ -93,7 +99,10 @@ def _parts(whole: Sequence[int], inner: Sequence[tuple[int, int]]) -> Iterator[t
 def constants(
     windows: Windows, tile: KernelTile, head_dim: int, dtype: torch.dtype, *, square: bool = False
 ) -> dict[str, Any]:
-    """What a kernel is compiled for; ``square`` where its keys are a square of pixels."""
+    """Return a kernel's compile-time constants and launch options.
+
+    With ``square`` its keys are a square of pixels.
+    """
     cut = dict(QUERIES=tile.queries, KEYS=tile.keys)
     if square:
         cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
@@ -113,11 +122,11 @@ def constants(
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Of batch, rows, columns and heads."""
+    """Return the strides of each tensor along B, H, W and heads."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """As PyTorch's own products of matrices."""
+    """Return the input precision of `tl.dot`, as PyTorch's matrix products have it."""
     loose = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return "tf32" if loose else "ieee"

@@ -1,11 +1,11 @@
-"""Triton kernels for attention in halo windows, straight from (batch, height, width, heads, dim).
+"""Triton kernels for halo window attention on (B, H, W, heads, D) tensors.
 
-A program computes a tile of one window's queries. Which keys it sees is arithmetic, so that nothing
-is unfolded, padded or masked in memory. In the backward pass a program gathers what its own tile
-needs, so that there are no atomics and results are the same every time. Scores are in powers of
-two; softmax and all sums are in fp32.
+A program computes a tile of one window's queries. It computes the positions of its keys, so that
+nothing is unfolded, padded or masked in memory. In the backward pass a program gathers what its own
+tile needs, so that there are no atomics and results are deterministic. Scores use base 2; softmax
+and all sums are in fp32.
 
-The package is only imported where Triton is.
+Import this package only where Triton is installed.
 """
 
 from lowtide.attention.halo.kernels.backward import backward_bias, backward_key, backward_query

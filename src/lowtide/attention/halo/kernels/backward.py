@@ -1,5 +1,8 @@
-"""The backward pass: a program gathers what its own tile needs, of whatever windows see it."""
-# Triton's language has no types, and its functions are not what they look like to a checker.
+"""Triton kernels of the halo attention's backward pass.
+
+A program gathers what its own tile needs, from all windows that see it.
+"""
+# Triton's language has no types, and type checkers cannot analyze its functions.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -84,8 +87,9 @@ def backward_query(
     TILED: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """Gradients of the queries, laid out as the result, and Σ gradient · result of each query as
-    the second of its ``sums``.
+    """Compute the queries' gradients, and Σ gradient · output of each query.
+
+    Gradients have the layout of the output. The sums are the second element of ``sums``.
 
     Grid: that of `forward`.
     """
@@ -178,10 +182,13 @@ def _windows_seeing(
     MARGIN: tl.constexpr,
     BOUNDARY: tl.constexpr,
 ):
-    """First window that may see any of TILE pixels from ``low`` on, and the one after the last."""
-    # Windows that are moved inside see pixels beyond their margin.
+    """Return the range [first, last) of windows that may see a tile of pixels.
+
+    The tile is TILE pixels from ``low`` on.
+    """
+    # Windows that are shifted inside see pixels beyond their margin.
     more: tl.constexpr = (STEP + MARGIN) // STEP + 1 if BOUNDARY == SHIFT else 0
-    # Not below 0, where division rounds towards 0.
+    # Clamped at 0, because Triton's division rounds towards 0.
     first = tl.maximum(tl.maximum(low, 0) + phase - MARGIN, 0) // STEP - more
     last = (tl.minimum(low + TILE, length) - 1 + phase + MARGIN) // STEP + more
     return tl.maximum(first, 0), tl.minimum(last, count - 1) + 1
@@ -246,13 +253,13 @@ def backward_key(
     TILED: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """Gradients of keys and values, laid out as the result; not for keys seen by reflection.
+    """Compute the gradients of keys and values, in the layout of the output.
 
-    A program has SIDE × SIDE keys, and scores as (keys, queries), as its products want them. The
-    grid of such tiles begins where that of windows does, so that where windows begin and end at
-    multiples of SIDE, each sees all of a tile or nothing of it. Those from row ``top`` to
-    ``bottom`` and from column ``left`` to ``right`` then need no masks, and all the others have a
-    launch of their own.
+    Not for keys seen by reflection. A program has SIDE × SIDE keys, and scores as (keys, queries),
+    the order of its products. The grid of key tiles begins where that of windows does: where
+    windows begin and end at multiples of SIDE, each sees all of a tile or nothing of it. Tiles from
+    row ``top`` to ``bottom`` and from column ``left`` to ``right`` then need no masks, and all
+    other tiles get their own launch.
 
     Grid: tiles, batch × heads.
     """
@@ -276,7 +283,7 @@ def backward_key(
     first_right, last_right = _windows_seeing(
         low_x, windows_x, width, phase_x, SIDE, STEP, MARGIN, BOUNDARY
     )
-    # Tiles of queries are rectangles too: where the next one lies is one addition.
+    # Query tiles are rectangles too, so that the next one is one pointer addition further.
     wide: tl.constexpr = (STEP + COLUMNS - 1) // COLUMNS
     tiles: tl.constexpr = ((STEP + ROWS - 1) // ROWS) * wide
     place = tl.arange(0, SIDE * SIDE)
@@ -292,7 +299,7 @@ def backward_key(
     if not TILED:
         queries = pixels(q, offset_y, offset_x, q_row, q_column, WIDE)
         givens = pixels(given, offset_y, offset_x, g_row, g_column, WIDE)
-    # Both numbers of a query in one load: Triton copies them as often as there are threads else.
+    # Load both elements of a query at once: otherwise Triton replicates them across threads.
     pairs = sums + 2 * (offset_y * width + offset_x)[:, None] + tl.arange(0, 2)[None, :]
     for step in range((last_down - first_down) * windows_right * tiles):
         window, tile = step // tiles, step % tiles
@@ -383,8 +390,10 @@ def backward_bias(
     FARTHEST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The sum over all windows of the gradients of their scores: (heads, tiles · queries of a tile,
-    key tiles · keys of a tile). For windows that all have one shape.
+    """Compute the gradients of scores, summed over all windows.
+
+    The result is (heads, query tiles · QUERIES, key tiles · KEYS). For windows that all have one
+    shape.
 
     Grid: tiles of keys, tiles of queries, heads.
     """

@@ -1,5 +1,5 @@
-"""What the kernels are made of: pixels of a window, their values, and scores."""
-# Triton's language has no types, and its functions are not what they look like to a checker.
+"""Shared Triton functions of the halo kernels: window positions, loads and bias."""
+# Triton's language has no types, and type checkers cannot analyze its functions.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Boundary rules as numbers; `zero` and `reflect` see keys beyond the image.
+# Boundary modes as integers; `ZERO` and `REFLECT` have keys beyond the image.
 MASK, SHIFT, ZERO, REFLECT = (tl.constexpr(number) for number in range(4))
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _mirrored(at, length):
-    """The pixel that a position stands for by reflection, for windows of any size."""
+    """Reflect a position into the image, for windows of any size."""
     period = tl.maximum(2 * (length - 1), 1)
     at = at % period
     at = tl.where(at < 0, at + period, at)
@@ -24,7 +24,7 @@ def _mirrored(at, length):
 
 @triton.jit
 def first_key(start, length, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr):
-    """Where a window's keys begin whose queries begin at ``start``."""
+    """Return the first key of a window whose queries begin at ``start``."""
     first = start - MARGIN
     if BOUNDARY == SHIFT:
         first = tl.maximum(tl.minimum(first, length - SIZE), 0)
@@ -33,8 +33,11 @@ def first_key(start, length, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY:
 
 @triton.jit
 def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
-    """Row and column of the ``number``-th of ``tall`` × ``wide`` places: of those in a rectangle,
-    or of those round it."""
+    """Return row and column of the ``number``-th place inside or outside a rectangle.
+
+    The places form a grid of ``tall`` × ``wide``. INSIDE counts those in the rectangle, otherwise
+    those around it count.
+    """
     if INSIDE:
         return top + number // (right - left), left + number % (right - left)
     whole = (tall - (bottom - top)) * wide  # in the rows above and below
@@ -68,7 +71,7 @@ def own_window(
     TILES: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """A program's batch, head and tile, and where its window's queries and keys begin.
+    """Return a program's batch, head and tile, and its window's first query and key.
 
     Grid: windows × tiles of a window's queries, batch × heads.
     """
@@ -85,7 +88,7 @@ def own_window(
 
 @triton.jit
 def query_tile(tile, start_y, start_x, height, width, STEP: tl.constexpr, QUERIES: tl.constexpr):
-    """Rows and columns of a tile of a window's queries, and which of them are there."""
+    """Return rows and columns of a tile of a window's queries, and which exist."""
     place = tile * QUERIES + tl.arange(0, QUERIES)
     y, x = start_y + place // STEP, start_x + place % STEP
     return y, x, (place < STEP * STEP) & within_image(y, x, height, width)
@@ -102,7 +105,10 @@ def key_tile(
     KEYS: tl.constexpr,
     BOUNDARY: tl.constexpr,
 ):
-    """Positions of a tile of a window's keys, their pixels, which are seen, which are read."""
+    """Return positions of a tile of a window's keys, their pixels, and two masks.
+
+    The masks are the keys that are seen and the keys that are loaded.
+    """
     place = tile * KEYS + tl.arange(0, KEYS)
     y, x = first_y + place // SIZE, first_x + place % SIZE
     within = place < SIZE * SIZE
@@ -123,7 +129,7 @@ def tiles_inside(
     BOUNDARY: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The first tile of a window's keys with a row that may be seen, and the one after the last."""
+    """Return the range [first, last) of a window's key tiles that may be seen."""
     tiles: tl.constexpr = (SIZE * SIZE + KEYS - 1) // KEYS
     if INSIDE or BOUNDARY == ZERO or BOUNDARY == REFLECT:
         return 0, tiles
@@ -133,7 +139,7 @@ def tiles_inside(
 
 @triton.jit
 def pixels(base, y, x, row, column, WIDE: tl.constexpr):
-    """Pointers to (pixels, WIDE) of a tensor."""
+    """Return pointers to (pixels, WIDE) elements of a tensor."""
     offsets = y.to(tl.int64) * row + x.to(tl.int64) * column
     return base + offsets[:, None] + tl.arange(0, WIDE)[None, :]
 
@@ -145,14 +151,14 @@ def _wanted(there, HEAD: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def load_pixels(base, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """(pixels, WIDE) of a tensor; what is not there is zero."""
+    """Load (pixels, WIDE) elements of a tensor, zero where masked."""
     wanted = _wanted(there, HEAD, WIDE)
     return tl.load(pixels(base, y, x, row, column, WIDE), mask=wanted, other=0.0)
 
 
 @triton.jit
 def load_all(pointers, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """(pixels, WIDE) that are all there."""
+    """Load (pixels, WIDE) elements of pixels that are all in the image."""
     if HEAD == WIDE:
         return tl.load(pointers)
     return tl.load(pointers, mask=(tl.arange(0, WIDE) < HEAD)[None, :], other=0.0)
@@ -162,7 +168,7 @@ def load_all(pointers, HEAD: tl.constexpr, WIDE: tl.constexpr):
 def load_block(
     tensor, batch, y, x, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """(ROWS · COLUMNS, WIDE) by a tensor's descriptor; what is not there is zero."""
+    """Load (ROWS · COLUMNS, WIDE) by a tensor descriptor, zero out of bounds."""
     return tl.reshape(tensor.load([batch, y, x, head, 0]), (ROWS * COLUMNS, WIDE))
 
 
@@ -189,8 +195,8 @@ def load_keys(
     TILED: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """A tile of a window's keys and their values, their positions, and which are seen."""
-    # Tiles of whole rows of the window: where the next one lies is one addition.
+    """Load a tile of a window's keys and values, their positions, and which are seen."""
+    # Tiles are whole rows of the window, so that the next one is one pointer addition further.
     rows: tl.constexpr = KEYS // SIZE
     row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
     if TILED:
@@ -215,22 +221,25 @@ def load_keys(
 
 @triton.jit
 def within_image(y, x, height, width):
-    """Which pixels are in the image."""
+    """Return a mask of the pixels inside the image."""
     return (y >= 0) & (y < height) & (x >= 0) & (x < width)
 
 
 @triton.jit
 def store_pixels(base, values, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
+    """Store (pixels, WIDE) values to a tensor, except where masked."""
     wanted = _wanted(there, HEAD, WIDE)
     tl.store(pixels(base, y, x, row, column, WIDE), values, mask=wanted)
 
 
 @triton.jit
 def bias_tile(table, head, down, right, FARTHEST: tl.constexpr):
-    """Biases by distance from query to key, in powers of two, from a head's table that stays in
-    the cache."""
+    """Load biases by distance from query to key, scaled by log2 e.
+
+    The head's table stays in the cache.
+    """
     side: tl.constexpr = 2 * FARTHEST + 1
-    # Pixels that are not there, and are dropped, may be farther than any table knows.
+    # Masked pixels may be farther than the table covers.
     down = tl.minimum(tl.maximum(down + FARTHEST, 0), side - 1)
     right = tl.minimum(tl.maximum(right + FARTHEST, 0), side - 1)
     return tl.load(table + head * side * side + down * side + right).to(tl.float32) * LOG2E

@@ -1,5 +1,5 @@
-"""The forward pass: a program for a tile of one window's queries."""
-# Triton's language has no types, and its functions are not what they look like to a checker.
+"""Triton kernel of the halo attention's forward pass, one program per query tile."""
+# Triton's language has no types, and type checkers cannot analyze its functions.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -70,12 +70,12 @@ def forward(
     TILED: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """Results, and for each query the logarithm of its sum: (batch, heads, height, width, 2), of
-    which the second number is for the backward pass to fill.
+    """Compute the attention output and the log-sum-exp of each query.
 
-    Windows of which every key is in the image need no masks: those from row ``top`` to ``bottom``
-    and from column ``left`` to ``right`` of the grid of windows. All the others have a launch of
-    their own.
+    ``sums`` is (B, heads, H, W, 2): the log-sum-exp in base 2, and an element that the backward
+    pass fills. Windows with all keys in the image need no masks: those from row ``top`` to
+    ``bottom`` and from column ``left`` to ``right`` of the grid of windows. All other windows get
+    their own launch.
 
     Grid: windows × tiles of a window's queries, batch × heads.
     """
@@ -110,7 +110,7 @@ def forward(
     sums += 2 * (wide_batch * heads + head) * height * width
     y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
     query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-    # The largest score, the sum of weights and the weighted sum, before any key was seen.
+    # Online softmax before the first key: maximum, sum of weights, weighted sum of values.
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     gathered = tl.zeros([QUERIES, WIDE], tl.float32)
@@ -186,7 +186,7 @@ def _with_keys(
     PRECISION: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The same three with a tile of keys more: softmax as it goes, in powers of two."""
+    """Update the online softmax (maximum, sum, weighted sum) with a tile of keys."""
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     unit = scale * LOG2E
     if HAS_BIAS:
@@ -198,7 +198,7 @@ def _with_keys(
     new = tl.maximum(most, tl.max(scores, 1) * unit)
     anchor = new
     if not INSIDE:
-        anchor = tl.where(new == float("-inf"), 0.0, new)  # of queries that saw nothing yet
+        anchor = tl.where(new == float("-inf"), 0.0, new)  # queries that have seen no key yet
     weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(most - anchor)
     total = total * shrink + tl.sum(weights, 1)

@@ -1,4 +1,4 @@
-"""Attention over images: modules that take and return (batch, channels, height, width)."""
+"""Attention modules over images, from (B, C, H, W) to (B, C, H, W)."""
 
 from lowtide.attention.spatial.channel import ChannelAttention, TransposedAttention
 from lowtide.attention.spatial.hierarchical import HierarchicalAttention

@@ -1,4 +1,4 @@
-"""How the results of windows that overlap become one: shares of each that are 1 in sum."""
+"""Blending of overlapping windows by weights that sum to 1 at every pixel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowtide.attention.spatial.window_grid import Window, Windows
 
 
 def blend_shares(windows: Windows, found: list[Window], length: int) -> list[list[float]]:
-    """For each window the share of its result in each of its pixels; in sum 1 at every pixel."""
+    """Return each window's weight at each of its pixels; weights sum to 1 per pixel."""
     sums = [0.0] * length
     shares = []
     for one in found:
@@ -28,7 +28,10 @@ def blend_shares(windows: Windows, found: list[Window], length: int) -> list[lis
 
 
 def blend_ramp(offset: int, size: int, shared: int) -> float:
-    """A ramp over the shared pixels from each side, so that two neighbors have 1 in sum."""
+    """Return the unnormalized blending weight at ``offset`` pixels into a window.
+
+    A linear ramp over the ``shared`` pixels of each side, so that two neighbors sum to 1.
+    """
     if shared == 0:
         return 1.0
     nearest = min(offset, size - 1 - offset)
@@ -38,9 +41,10 @@ def blend_ramp(offset: int, size: int, shared: int) -> float:
 def blend_sources(
     columns: list[Window], shares: list[list[float]], width: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Where each column's results stand among those of all windows, and their shares.
+    """Return (index, weight) pairs that gather the windows' results into columns.
 
-    As many pairs of index and share as the most windows over one column; a share of 0 fills up.
+    An index is a position among the results of all windows. There are as many pairs as the most
+    windows over one column; missing windows have weight 0.
     """
     found: list[list[tuple[int, float]]] = [[] for _ in range(width)]
     place = 0
@@ -62,7 +66,10 @@ def blend_sources(
 def blend_along(
     tensor: Tensor, dim: int, sources: Iterable[tuple[Tensor, Tensor | None]]
 ) -> Tensor:
-    """Places along ``dim`` gathered into each other: the sum of each index times its share."""
+    """Gather along ``dim`` and return the weighted sum over all sources.
+
+    Each source is (index, weight); a weight of None is 1.
+    """
     shape = [-1, *[1] * (tensor.dim() - dim - 1)]
     parts = (
         part if share is None else part * share.to(tensor).reshape(shape)

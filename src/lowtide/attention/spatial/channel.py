@@ -1,4 +1,4 @@
-"""Attention over channels: a gate for each, or channels that attend to each other."""
+"""Channel attention: squeeze-and-excitation gates and transposed attention."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from lowtide.core.errors import UsageError
 
 
 class ChannelAttention(nn.Module):
-    """Each channel is multiplied by a number between 0 and 1 that depends on all channels' means.
+    """Squeeze-and-excitation: a gate between 0 and 1 for each channel.
 
-    gate = sigmoid(W₂ relu(W₁ mean(x))) (squeeze and excitation, arXiv 1709.01507). Takes
-    (batch, ``channels``, height, width) and returns the same. Costs, for N pixels, C channels and
-    a reduction by r: 2·N·C + 4·C²/r FLOPs, and 2·C numbers beside input and result.
+    gate = sigmoid(W₂ relu(W₁ mean(x))) (arXiv 1709.01507). Takes and returns (B, ``channels``, H,
+    W). Costs, for N pixels, C channels and a reduction by r: 2·N·C + 4·C²/r FLOPs, and 2·C elements
+    in addition to input and result.
 
     The mean is in fp32 (fp64 for fp64). Exact up to rounding.
 
     Args:
         channels: of input and result.
-        reduction: how many times fewer channels lie between the two matrices; at least one does.
+        reduction: factor by which the hidden layer has fewer channels; at least one channel
+            remains.
 
-    Raises `UsageError` for a reduction below 1, and for other inputs.
+    Raises:
+        UsageError: a reduction below 1, or an input of another shape.
     """
 
     def __init__(self, channels: int, *, reduction: int = 16) -> None:
@@ -44,16 +46,19 @@ class ChannelAttention(nn.Module):
         self.expand = nn.Linear(max(1, channels // reduction), channels)
 
     def forward(self, image: Tensor) -> Tensor:
-        """The result for the whole image."""
+        """Return the result for the whole image."""
         return self.forward_rows(image, self.sums_of(image), image.shape[2] * image.shape[3])
 
     def sums_of(self, rows: Tensor) -> Tensor:
-        """Sums over the pixels of rows, (batch, channels); add up those of all bands."""
+        """Sum over the pixels of a band of rows, (B, C).
+
+        Add up the sums of all bands for `forward_rows`.
+        """
         check_image(rows, self.channels)
         return rows.sum((2, 3), dtype=torch.promote_types(rows.dtype, torch.float32))
 
     def forward_rows(self, rows: Tensor, sums: Tensor, pixels: int) -> Tensor:
-        """The result for rows of an image of so many pixels, given its sums."""
+        """Return the result for a band of rows, given the sums over all ``pixels``."""
         check_image(rows, self.channels)
         mean = (sums / pixels).to(self.reduce.weight.dtype)
         gate = torch.sigmoid(self.expand(F.relu(self.reduce(mean))))
@@ -61,25 +66,26 @@ class ChannelAttention(nn.Module):
 
 
 class TransposedAttention(nn.Module):
-    """Channels attend to channels, compared by their values at all pixels.
+    """Attention between channels over all pixels, as in Restormer (arXiv 2111.09881).
 
-    softmax(t · q̂ k̂ᵀ) v with q, k and v from 1×1 and depthwise 3×3 convolutions, q̂ and k̂ of
-    length 1 over the pixels, and a learned temperature t for each head (Restormer, arXiv
-    2111.09881). Takes (batch, ``channels``, height, width) and returns the same without a residual.
-    Costs, for N pixels, C channels and heads of d:
+    softmax(t · q̂ k̂ᵀ) v with q, k and v from 1×1 and depthwise 3×3 convolutions, q̂ and k̂
+    normalized over the pixels, and a learned temperature t for each head. Takes and returns (B,
+    ``channels``, H, W), without a residual. Costs, for N pixels, C channels and a head dim of d:
 
     - FLOPs: 8·N·C² + 54·N·C for the convolutions and 4·N·C·d for attention;
-    - bytes beside input and result: C·d numbers, and about 6·C for each pixel of a band of rows.
+    - memory in addition to input and result: C·d elements, and about 6·C for each pixel of a band
+      of rows.
 
-    Sums are in fp32 (fp64 for fp64). Exact up to rounding, and up to rounding the same for every
-    height of bands.
+    Sums are in fp32 (fp64 for fp64). Exact up to rounding, and equal up to rounding for every band
+    height.
 
     Args:
         channels: of input and result.
         heads: by default one for each 32 channels.
         bias: whether the convolutions have a bias.
 
-    Raises `UsageError` for heads that do not divide the channels, and for other inputs.
+    Raises:
+        UsageError: heads do not divide the channels, or an input of another shape.
     """
 
     def __init__(self, channels: int, *, heads: int | None = None, bias: bool = False) -> None:
@@ -94,7 +100,7 @@ class TransposedAttention(nn.Module):
         self.out = nn.Linear(channels, channels, bias=bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """The result for the whole image."""
+        """Return the result for the whole image."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         bands = row_spans(height, width)
@@ -107,12 +113,14 @@ class TransposedAttention(nn.Module):
         return gather_rows(image, height, pieces)
 
     def rows_needed(self, first: int, last: int, height: int) -> tuple[int, int]:
-        """Rows of the input that rows ``first`` to ``last`` of the sums and result depend on."""
+        """Return the input rows that rows ``first`` to ``last`` of sums and result need."""
         return max(first - 1, 0), min(last + 1, height)
 
     def sums_of(self, rows: Tensor, first: int, last: int, height: int) -> Tensor:
-        """What these rows add to q kᵀ and to the squared lengths of q and k:
-        (batch, heads, dim, dim + 2). ``rows`` are those that `rows_needed` names; add up all bands.
+        """Return a band's part of q kᵀ and of the squared norms of q and k.
+
+        (B, heads, D, D + 2) with D the head dim. ``rows`` are those that `rows_needed` returns; add
+        up the sums of all bands for `forward_rows`.
         """
         check_image(rows, self.channels)
         return self._sums(rows, first, last, height)
@@ -120,7 +128,7 @@ class TransposedAttention(nn.Module):
     def forward_rows(
         self, rows: Tensor, sums: Tensor, first: int, last: int, height: int
     ) -> Tensor:
-        """The result's rows, given the sums over all rows."""
+        """Return rows ``first`` to ``last`` of the result, given the sums over all rows."""
         check_image(rows, self.channels)
         return gather_rows(rows, last - first, [(0, self._result(rows, sums, first, last, height))])
 
@@ -137,8 +145,8 @@ class TransposedAttention(nn.Module):
     def _result(self, rows: Tensor, sums: Tensor, first: int, last: int, height: int) -> Tensor:
         part = slice(2 * self.channels, 3 * self.channels)
         (value,) = self._tokens(rows, part, 1, first, last, height)
-        # As normalizing q and k does, whose lengths are 1e-12 at least. In this order a length of
-        # zero has a gradient of zero, too.
+        # Equal to normalizing q and k with norms of at least 1e-12. In this order a norm of zero
+        # has a gradient of zero, too.
         lengths = sums[..., -2:].clamp_min(1e-24).sqrt()
         scores = sums[..., :-2] / (lengths[..., :1] * lengths[..., 1:].mT)
         weights = (scores * self.temperature.to(scores.dtype)).softmax(-1)
@@ -149,11 +157,11 @@ class TransposedAttention(nn.Module):
     def _tokens(
         self, rows: Tensor, part: slice, parts: int, first: int, last: int, height: int
     ) -> tuple[Tensor, ...]:
-        """Some of the convolutions as (batch, heads, dim, tokens) in fp32 at least."""
+        """Compute some of the convolutions as (B, heads, D, L) in at least fp32."""
         low, high = self.rows_needed(first, last, height)
         one, other = self.qkv, self.depthwise
         found = F.conv2d(rows, one.weight[part], None if one.bias is None else one.bias[part])
-        # Beyond the image the depthwise convolution sees zeros, not the bias of the first one.
+        # The depthwise convolution is padded with zeros, not with the first convolution's bias.
         found = F.pad(found, (1, 1, int(low == first), int(high == last)))
         bias = None if other.bias is None else other.bias[part]
         found = F.conv2d(found, other.weight[part], bias, groups=found.shape[1])

@@ -1,8 +1,8 @@
-"""Local attention with all windows at once, as one graph for every size of image.
+"""Window attention with all windows at once, exportable for dynamic image sizes.
 
-This is what is exported. It takes far more memory than `strips`, and the same numbers. What only
-depends on the size, indices of windows and turns of positions, is as long a graph as the rest of a
-small block: a network that is exported makes it once for all its blocks, within `one_trace`.
+Only for export: it takes far more memory than `row_windows`, and gives the same result. What
+depends on the size alone, window indices and rotary angles, is as large a graph as the rest of a
+small block: an exported network computes it once for all blocks, within `trace_cache`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lowtide.core.trace_cache import cached_in_trace
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
 ) -> Tensor:
-    """Attention in windows; all tensors (batch, height, width, heads, dim)."""
+    """Attend within all windows at once; all tensors are (B, H, W, heads, D)."""
     size = windows, *query.shape[1:3], query.device, query.dtype
     down, right = cached_in_trace(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
@@ -53,12 +53,12 @@ def dense_attention(
 
 @dataclass(frozen=True)
 class _Axis:
-    """Windows of one axis as tensors; w windows of q queries and k keys.
+    """Window indices along one axis as tensors: w windows of q queries and k keys.
 
-    ``query`` and ``key`` are pixels, (w, q) and (w, k), within the image; ``query_at`` and
-    ``key_at`` their positions from the window's first key, (1 or w, ...); ``inside`` tells where
-    a key is a pixel of the image. ``sources`` are pairs (index, share), each as long as the axis:
-    what a pixel takes from which of the w · q results.
+    ``query`` and ``key`` are pixels within the image, (w, q) and (w, k). ``query_at`` and
+    ``key_at`` are their positions relative to the window's first key, (1 or w, ...). ``inside`` is
+    True where a key is a pixel of the image. ``sources`` are pairs (index, weight), each as long as
+    the axis: the weight of one of the w · q results at each pixel.
     """
 
     query: Tensor
@@ -70,7 +70,7 @@ class _Axis:
 
     @staticmethod
     def of(windows: Windows, length: int, phase: int, device: torch.device) -> _Axis:
-        """The windows of an axis of ``length`` pixels, which may be symbolic."""
+        """Compute the windows of an axis of ``length`` pixels, which may be symbolic."""
         count = windows.count(length, phase)
         start = torch.arange(count, device=device)[:, None] * windows.step - phase
         queries = torch.arange(windows.computed, device=device)[None]
@@ -107,8 +107,10 @@ def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
 def _turns(
     position: Position, down: _Axis, right: _Axis, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of queries and of keys. Positions are those within a window, the same for all that are not
-    moved inside."""
+    """Return the rotary angles of queries and of keys.
+
+    Positions are relative to the window, so that all windows that are not shifted share them.
+    """
     return (
         position.turns(down.query_at[:, None], right.query_at[None], dtype),
         position.turns(down.key_at[:, None], right.key_at[None], dtype),
@@ -116,7 +118,7 @@ def _turns(
 
 
 def _mirrored(key: Tensor, length: int) -> Tensor:
-    # As a tensor: the exporter has no remainder by a size that it does not know.
+    # A tensor, because the exporter cannot take a remainder by a symbolic size.
     period = torch.full_like(key, torch.sym_max(2 * (length - 1), 1))
     key = key.remainder(period)
     return torch.minimum(key, period - key)
@@ -126,10 +128,10 @@ def _sources(
     windows: Windows, start: Tensor, length: int, phase: int
 ) -> list[tuple[Tensor, Tensor | None]]:
     pixel = torch.arange(length, device=start.device)
-    if windows.form == "halo":  # blocks touch, so results lie side by side
+    if windows.form == "halo":  # blocks touch, so results are contiguous
         return [(pixel + phase, None)]
     usual = (pixel + phase) // windows.step
-    # Windows that were moved inside cover pixels of one window more on each side.
+    # Windows shifted inside cover pixels of one more window on each side.
     turns = (1, 0, -1, -2) if windows.boundary == "shift" else (0, -1)
     found = []
     for turn in turns:
@@ -150,7 +152,7 @@ def _sources(
 
 
 def _taken(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """(batch, windows down, windows right, rows, columns, heads, dim)."""
+    """Gather windows: (B, windows down, windows right, rows, columns, heads, D)."""
     tensor = tensor.index_select(1, down.flatten()).unflatten(1, down.shape)
     tensor = tensor.index_select(3, right.flatten()).unflatten(3, right.shape)
     return tensor.transpose(2, 3)
@@ -165,23 +167,25 @@ def _beyond_is_zero(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
 def _bias(
     position: Position, down: _Axis, right: _Axis, farthest: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """(1 or windows, heads, queries, keys)."""
+    """Return the position bias, (1 or N, heads, queries, keys) for N windows."""
     distances = (axis.key_at[:, None, :] - axis.query_at[:, :, None] for axis in (down, right))
-    # Pixels beyond the image, whose results are dropped, may be farther than any table knows.
+    # Pixels beyond the image, whose results are dropped, may be farther than the table covers.
     rows, columns = (distance.clamp(-farthest, farthest) for distance in distances)
     return position.bias(rows, columns, dtype)
 
 
 def _unseen(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
-    """(windows, keys): what takes a key beyond the image out of the softmax, 0 for the others."""
+    """Return (N, keys): a large negative value for keys beyond the image, 0 otherwise."""
     inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
     least = -1e30 if torch.finfo(dtype).max > 1e30 else -3e4
     return torch.where(inside.flatten(2, 3).flatten(0, 1), 0.0, least).to(dtype)
 
 
 def _see_only(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key, (windows, tokens, heads, dim), with one channel more for `_unseen`: a mask
-    would be as large as all scores."""
+    """Append a channel to query and key, (N, L, heads, D), that masks by `_unseen`.
+
+    A mask tensor would be as large as all scores.
+    """
     unseen = unseen.repeat(key.shape[0] // unseen.shape[0], 1)[..., None, None]
     key = torch.cat([key, unseen.expand(-1, -1, key.shape[2], -1)], -1)
     return torch.cat([query, torch.ones_like(query[..., :1])], -1), key

@@ -1,4 +1,4 @@
-"""Global attention for small images, in chunks for larger ones, in windows above."""
+"""Attention that is global for small images and windowed for large ones."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ Stage = Literal["full", "chunked", "windows"]
 
 
 class HierarchicalAttention(LocalWindowAttention):
-    """Each pixel attends to the whole image as long as it is small, and to a window above.
+    """Global attention for small images, window attention for large ones.
 
-    Takes (batch, ``channels``, height, width) of any size and returns the same shape without a
-    residual. Up to ``full_tokens`` pixels attention is global and computed at once; up to
-    ``chunked_tokens`` it is global too, and queries are taken ``chunk`` at a time where the
-    backend holds all scores (fused ones do not); above it is that of `LocalWindowAttention` with
-    the same weights. The first two give the same numbers up to rounding; the third is another
-    function, so results change where an image passes that size. Costs, for N pixels and C
-    channels, beside what `LocalWindowAttention` says:
+    Takes (B, ``channels``, H, W) of any size and returns the same shape, without a residual. Up to
+    ``full_tokens`` pixels attention is global and computed at once. Up to ``chunked_tokens`` it is
+    global too, in chunks of ``chunk`` queries where the backend would hold all scores (fused ones
+    do not). Above, it is that of `LocalWindowAttention` with the same weights. The first two give
+    the same values up to rounding; the third is another function, so results change where an image
+    passes that size. Costs, for N pixels and C channels, in addition to those of
+    `LocalWindowAttention`:
 
     - FLOPs: 8·N·C² for the projections and 4·C·N² for global attention;
-    - bytes beside input and result: 4·N·C numbers, and heads · chunk · N scores.
+    - memory in addition to input and result: 4·N·C elements, and heads · chunk · N scores.
 
-    It is exported for a range of sizes that lie in one stage only.
+    It is exported for a range of sizes within one stage only.
 
     Args:
         channels: of input and result.
         full_tokens, chunked_tokens: the most pixels of the first two stages.
-        chunk: queries at a time; halved above half of ``chunked_tokens``, as scores are longer.
-        position: ``"rope"`` or ``"none"``: distances in a whole image have no table.
+        chunk: queries at a time; halved above half of ``chunked_tokens``, as rows of scores are
+            longer.
+        position: ``"rope"`` or ``"none"``: a bias table cannot cover distances in a whole image.
         heads, window, shared, form, boundary, phase, bias, backend, policy: see
             `LocalWindowAttention`.
 
-    Raises `UsageError` for options that contradict each other, and for other inputs.
+    Raises:
+        UsageError: options contradict each other, or an input of another shape.
     """
 
     def __init__(
@@ -87,13 +89,13 @@ class HierarchicalAttention(LocalWindowAttention):
         self.full_tokens, self.chunked_tokens, self.chunk = full_tokens, chunked_tokens, chunk
 
     def stage(self, height: int, width: int) -> Stage:
-        """What an image of this size gets."""
+        """Return the stage for an image size: ``"full"``, ``"chunked"`` or ``"windows"``."""
         if height * width > self.chunked_tokens:
             return "windows"
         return "full" if height * width <= self.full_tokens else "chunked"
 
     def forward(self, image: Tensor) -> Tensor:
-        """The result for the whole image."""
+        """Return the result for the whole image."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         if height * width > self.chunked_tokens:
@@ -101,21 +103,23 @@ class HierarchicalAttention(LocalWindowAttention):
         return self._global(image, 0, height)
 
     def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
-        """Rows of the input that the result's rows from ``first`` to ``last`` depend on: all of
-        them in the first two stages."""
+        """Return the input rows that rows ``first`` to ``last`` of the result need.
+
+        All rows in the first two stages.
+        """
         if self.stage(height, width) != "windows":
             return 0, height
         return super().rows_needed(first, last, height, width)
 
     def row_grain(self, height: int, width: int) -> int:
-        """Rows of the result that are computed together."""
+        """Return the number of result rows that are computed together."""
         windows = self.stage(height, width) == "windows"
         return super().row_grain(height, width) if windows else 1
 
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
-        """Rows ``first`` to ``last`` of the result for an image of ``height`` rows.
+        """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 
-        ``image`` holds just the rows that `rows_needed` names. Equal to those rows of `forward`.
+        ``image`` has exactly the rows that `rows_needed` returns. Equal to those rows of `forward`.
         """
         check_image(image, self.channels)
         if self.stage(height, image.shape[3]) == "windows":
@@ -125,7 +129,7 @@ class HierarchicalAttention(LocalWindowAttention):
         return self._global(image, first, last)
 
     def _global(self, image: Tensor, first: int, last: int) -> Tensor:
-        """Rows of the result of attention over the whole image."""
+        """Return rows of the result of attention over the whole image."""
         query, key, value = self._project(image)
         down, right = (torch.arange(size, device=image.device) for size in image.shape[2:])
         turns = self.position.turns(down, right, key.dtype)
@@ -150,7 +154,10 @@ class HierarchicalAttention(LocalWindowAttention):
         return gather_rows(image, last - first, [(0, found)])
 
     def _queries_at_once(self, query: Tensor, key: Tensor, value: Tensor) -> int:
-        """Fewer than all in the second stage, if the backend would hold the scores of all."""
+        """Return the number of queries per chunk.
+
+        Fewer than all in the second stage, if the backend would hold the scores of all.
+        """
         tokens = key.shape[2]
         if tokens <= self.full_tokens:
             return tokens

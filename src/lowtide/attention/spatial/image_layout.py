@@ -1,4 +1,4 @@
-"""What all spatial modules do with an image: check it, read rows of it, put rows together."""
+"""Memory layout of images: checks, bands of rows, and projections of pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from lowtide.core.errors import UsageError
 
 
 def check_image(image: Tensor, channels: int) -> None:
-    """Raise `UsageError` unless ``image`` is (batch, channels, height, width) of real numbers."""
+    """Validate that ``image`` is a floating-point (B, ``channels``, H, W).
+
+    Raises:
+        UsageError: it is not, or has no pixels.
+    """
     shape = "×".join(map(str, image.shape)) or "()"
     if image.dim() != 4 or image.shape[1] != channels:
         hint = "(batch, channels, height, width); `.permute(0, 3, 1, 2)` moves channels forward"
@@ -25,32 +29,39 @@ def check_image(image: Tensor, channels: int) -> None:
 
 
 def check_heads(channels: int, heads: int) -> int:
-    """Channels of a head. Raises `UsageError` if heads do not divide the channels."""
+    """Return the channels per head.
+
+    Raises:
+        UsageError: heads do not divide the channels.
+    """
     if heads < 1 or channels % heads:
         raise UsageError(f"{channels} channels cannot be shared out to {heads} heads")
     return channels // heads
 
 
 def default_heads(channels: int) -> int:
-    """Heads of 32 channels where they divide, else one: fewer and wider heads cost less time."""
+    """Return the default number of heads: one per 32 channels if they divide, else 1.
+
+    Fewer and wider heads take less time.
+    """
     return channels // 32 if channels % 32 == 0 else 1
 
 
 def channels_last(image: Tensor) -> Tensor:
-    """(batch, height, width, channels) of the same memory."""
+    """View (B, C, H, W) as (B, H, W, C)."""
     return image.permute(0, 2, 3, 1)
 
 
 def pointwise_conv(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A 1×1 convolution of rows of an image, as (batch, height, width, channels)."""
+    """Compute a 1×1 convolution of (B, C, H, W), as (B, H, W, C)."""
     return linear_pixels(rows_as_pixels(image, weight), weight, bias)
 
 
 def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
-    """Rows of an image as (batch, height, width, channels), as `linear_pixels` takes them.
+    """Permute (B, C, H, W) to (B, H, W, C), the input of `linear_pixels`.
 
-    Rows whose channels lie apart are copied for oneDNN, first together and then turned: that costs
-    less than its products gain. PyTorch's own products take them as they are.
+    A single channels-first image is copied for oneDNN, first contiguous and then transposed: that
+    costs less than oneDNN's products gain. PyTorch's own products take it without a copy.
     """
     if torch.compiler.is_exporting() or not (_is_apart(image) and uses_onednn(image, weight)):
         return channels_last(image)
@@ -58,7 +69,7 @@ def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer of `rows_as_pixels` an image, or of some of its rows."""
+    """Apply a linear layer to the result of `rows_as_pixels`, or to some of its rows."""
     if torch.compiler.is_exporting() or len(pixels) > 1:
         return F.linear(pixels, weight, bias)
     image = pixels.permute(0, 3, 1, 2)
@@ -70,13 +81,15 @@ def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def _is_apart(image: Tensor) -> bool:
-    """Whether it is one image with its channels apart, and its pixels beside one another."""
+    """Return whether it is a single channels-first image with contiguous rows."""
     return len(image) == 1 and image.stride(1) != 1 and image.stride(3) == 1
 
 
 def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int, int]]:
-    """Bands of whole rows of about ``pixels`` pixels, from the top down; the whole in an
-    exported graph, whose size is not known."""
+    """Return (first, last) of bands of whole rows, from the top down.
+
+    A band has about ``pixels`` pixels. A single band during export, where the size is symbolic.
+    """
     if torch.compiler.is_exporting():
         return [(0, height)]
     step = max(1, pixels // width)
@@ -84,10 +97,10 @@ def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int,
 
 
 def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
-    """(batch, channels, rows, width) of pieces (first row, (batch, rows, width, channels)).
+    """Assemble bands (first row, (B, rows, W, C)) into (B, C, rows, W).
 
-    Written straight to their place where no gradient is recorded, so that only one piece is held
-    beside the result. The result has the memory format of ``like``.
+    Without gradients each band is written directly to its place, so that only one is held in
+    addition to the result. The result has the memory format of ``like``.
     """
     if torch.is_grad_enabled():
         return channels_first(torch.cat([piece for _, piece in pieces], 1), like)
@@ -111,17 +124,17 @@ def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -
 
 
 def is_plain(image: Tensor) -> bool:
-    """Whether a result like this one can be written by `gather_linear`."""
+    """Return whether `gather_linear` can write a result like this image."""
     mixed = torch.is_autocast_enabled(image.device.type)
     last = memory_format(image) == torch.channels_last
     return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
 
 
 def gather_linear(layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
-    """``layer`` of pieces (first row, (1, rows, width, channels)), as (1, channels, rows, width).
+    """Apply ``layer`` to bands (first row, (1, rows, W, C)), as (1, C, rows, W).
 
-    Each product is made where the result holds it. Pieces may reach beyond the result; they are
-    computed as a whole, so that a row rounds alike whichever rows are asked for.
+    Each product is written directly to its place in the result. Bands may extend beyond the result;
+    they are computed as a whole, so that a row rounds equally whichever rows are requested.
     """
     result: Tensor | None = None
     for at, piece in pieces:
@@ -142,7 +155,7 @@ def gather_linear(layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tenso
 
 
 def _product(layer: nn.Linear, pixels: Tensor, out: Tensor | None = None) -> Tensor:
-    """(channels, pixels) of (pixels, channels)."""
+    """Apply the layer to (pixels, channels), transposed to (channels, pixels)."""
     weight = layer.weight.detach()  # no gradient is recorded, and oneDNN takes no parameters
     if uses_onednn(weight, pixels):
         found = onednn_linear_any_layout(weight, pixels.contiguous())
@@ -153,11 +166,14 @@ def _product(layer: nn.Linear, pixels: Tensor, out: Tensor | None = None) -> Ten
 
 
 def channels_first(tensor: Tensor, like: Tensor) -> Tensor:
-    """(batch, channels, height, width) in the memory format of ``like``."""
+    """Permute (B, H, W, C) to (B, C, H, W) in the memory format of ``like``."""
     return tensor.permute(0, 3, 1, 2).contiguous(memory_format=memory_format(like))
 
 
 def memory_format(image: Tensor) -> torch.memory_format:
-    """Channels last if a pixel's channels lie side by side, and not only because a side is 1."""
+    """Return the memory format of an image.
+
+    Channels-last only if it is not contiguous as well, as images with a side of 1 are.
+    """
     last = image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format

@@ -1,4 +1,4 @@
-"""Attention without scores: linear in pixels."""
+"""Linear attention over all pixels of an image."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from lowtide.attention.spatial.image_layout import (
 
 
 class LinearAttention(nn.Module):
-    """Each pixel attends to all pixels, with weights φ(q)·φ(k) instead of exp(q·k).
+    """Linear attention: weights φ(q)·φ(k) instead of exp(q·k), over all pixels.
 
     φ(x) = elu(x) + 1, and the result is φ(q) Σ φ(k) vᵀ / φ(q)·Σ φ(k) (Linear Transformer, arXiv
-    2006.16236): a mean of the values, whatever the number of pixels. Takes (batch, ``channels``,
-    height, width) and returns the same without a residual. Costs, for N pixels, C channels and
-    heads of d:
+    2006.16236): a mean of the values, whatever the number of pixels. Takes and returns (B,
+    ``channels``, H, W), without a residual. Costs, for N pixels, C channels and a head dim of d:
 
     - FLOPs: 8·N·C² for the projections and 4·N·C·d for attention;
-    - bytes beside input and result: C·(d + 1) sums, and about 4·C numbers for each pixel of a band
-      of rows.
+    - memory in addition to input and result: C·(d + 1) sums, and about 4·C elements for each pixel
+      of a band of rows.
 
-    Sums are in fp32 (fp64 for fp64): over a million pixels φ(q)·Σ φ(k) is beyond fp16 and has 8
-    bits in bf16. Exact up to rounding, and up to rounding the same for every height of bands.
+    Sums are in fp32 (fp64 for fp64): over a million pixels φ(q)·Σ φ(k) exceeds fp16 and has 8 bits
+    in bf16. Exact up to rounding, and equal up to rounding for every band height.
 
     Args:
         channels: of input and result.
         heads: by default one for each 32 channels.
         bias: whether the projections have a bias.
 
-    Raises `UsageError` for heads that do not divide the channels, and for other inputs.
+    Raises:
+        UsageError: heads do not divide the channels, or an input of another shape.
     """
 
     def __init__(self, channels: int, *, heads: int | None = None, bias: bool = True) -> None:
@@ -50,7 +50,7 @@ class LinearAttention(nn.Module):
         self.out = nn.Linear(channels, channels, bias=bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """The result for the whole image."""
+        """Return the result for the whole image."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         bands = row_spans(height, width)
@@ -59,25 +59,25 @@ class LinearAttention(nn.Module):
         return gather_rows(image, height, pieces)
 
     def sums_of(self, rows: Tensor) -> Tensor:
-        """What rows of the input add to Σ φ(k) vᵀ and Σ φ(k): (batch, heads, dim, dim + 1).
+        """Return a band's part of Σ φ(k) vᵀ and Σ φ(k): (B, heads, D, D + 1).
 
-        Add up those of all bands, in any order, and give them to `forward_rows`.
+        Add up the sums of all bands, in any order, for `forward_rows`.
         """
         check_image(rows, self.channels)
         weight = self.qkv.weight[self.channels :]
         bias = None if self.qkv.bias is None else self.qkv.bias[self.channels :]
         key, value = self._tokens(rows, weight, bias, 2)
-        # A column of ones makes the sum of φ(k) part of the same product.
+        # A column of ones computes Σ φ(k) in the same product.
         value = F.pad(value, (0, 1), value=1.0)
         return _feature(key).mT @ value
 
     def forward_rows(self, rows: Tensor, sums: Tensor) -> Tensor:
-        """The result for rows of the input, given the sums over all rows."""
+        """Return the result for a band of rows, given the sums over all rows."""
         check_image(rows, self.channels)
         return gather_rows(rows, rows.shape[2], [(0, self._result(rows, sums))])
 
     def _result(self, rows: Tensor, sums: Tensor) -> Tensor:
-        """The result for rows: (batch, rows, width, channels)."""
+        """Return the result for a band of rows: (B, rows, W, C)."""
         bias = None if self.qkv.bias is None else self.qkv.bias[: self.channels]
         (query,) = self._tokens(rows, self.qkv.weight[: self.channels], bias, 1)
         found = _feature(query) @ sums
@@ -89,7 +89,7 @@ class LinearAttention(nn.Module):
     def _tokens(
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
     ) -> tuple[Tensor, ...]:
-        """Projections as (batch, heads, tokens, dim) in fp32 at least."""
+        """Return projections as (B, heads, L, D) in at least fp32."""
         found = pointwise_conv(rows, weight, bias).flatten(1, 2)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
         found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""Attention in local windows over an image."""
+"""Local window attention over an image, as a module."""
 
 from __future__ import annotations
 
@@ -33,40 +33,42 @@ Kernel = Literal["auto", "portable", "triton"]
 
 
 class LocalWindowAttention(RowRegionModule):
-    """Each pixel attends to the pixels of a window round it.
+    """Window attention: each pixel attends to the pixels of a window around it.
 
-    Takes (batch, ``channels``, height, width) of any size, values of any range, and returns the
-    same shape without a residual. Costs, for windows of w pixels that share s, heads h, step
-    t = w - s, q = t (halo) or w (blended), N pixels and C channels:
+    Takes (B, ``channels``, H, W) of any size, values of any range, and returns the same shape,
+    without a residual. Costs, for windows of w pixels that share s, heads h, step t = w - s, q = t
+    (halo) or w (blended), N pixels and C channels:
 
     - FLOPs: 8·N·C² for the projections, and 4·C·N·(q·w / t)² for attention, less at borders;
-    - bytes beside input and result: about 3·(C·w·W + C·q·(w / t)·W) numbers for images W wide,
-      whatever their height; where `onednn` computes, q²·w² more, the scores of one head, and as
-      many again with a bias.
+    - memory in addition to input and result: about 3·(C·w·W + C·q·(w / t)·W) elements for images W
+      wide, independent of their height; with the backend ``onednn`` q²·w² more, the scores of one
+      head, and as many again with a bias.
 
     Exact up to rounding: equal to the formula (halo, HaloNet, arXiv 2103.12731) for every size.
-    Images smaller than a window are attended as a whole. Pixels that are not finite make those
-    not finite that see them, and no others.
+    Images smaller than a window get global attention. Pixels that are not finite make the results
+    of all pixels that see them not finite, and no others.
 
     Args:
         channels: of input and result.
         heads: by default one for each 32 channels.
         window: side of a window in pixels.
-        shared: pixels that neighboring windows have in common.
-        form: ``"halo"`` computes each pixel once; ``"blended"`` fades overlapping windows into
-            each other, as ParagonSR2 does, at up to 3.2 times the work.
+        shared: overlap of neighboring windows in pixels.
+        form: ``"halo"`` computes each pixel once; ``"blended"`` blends overlapping windows, as
+            ParagonSR2 does, at up to 3.2 times the work.
         boundary: what lies beyond the image; see `Windows`.
-        phase: where the grid of windows begins, (rows, columns) before the image. Alternate it
-            from layer to layer to let windows exchange.
+        phase: offset of the grid of windows, (rows, columns) before the image. Alternate it between
+            layers to exchange information between windows.
         position: ``"rope"``, ``"decomposed"``, ``"table"`` or ``"none"``.
         bias: whether the projections have a bias.
-        backend, policy: see `lowtide.attention.resolve`; the first that can, by default.
+        backend, policy: see `lowtide.attention.resolve`; by default the first that supports the
+            call.
         kernel: ``"portable"`` runs rows of windows through a backend; ``"triton"`` runs one kernel
             that reads the image directly and holds query, key and value of all of it, or raises;
-            ``"auto"`` takes that one for 16-bit numbers on cards of compute capability 9.0, where
-            this project has measured it, and the first elsewhere. `explain` tells why.
+            ``"auto"`` takes ``"triton"`` for 16-bit dtypes on GPUs of compute capability 9.0, where
+            this project has measured it, and ``"portable"`` elsewhere. `explain` says why.
 
-    Raises `UsageError` for options that contradict each other, and for other inputs.
+    Raises:
+        UsageError: options contradict each other, or an input of another shape.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class LocalWindowAttention(RowRegionModule):
         self.policy: Policy | None = policy
 
     def forward(self, image: Tensor) -> Tensor:
-        """The result for the whole image."""
+        """Return the result for the whole image."""
         check_image(image, self.channels)
         if torch.compiler.is_exporting():
             return self._exported(image)
@@ -109,14 +111,16 @@ class LocalWindowAttention(RowRegionModule):
         return self.forward_rows(image, 0, image.shape[2], image.shape[2])
 
     def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
-        """Rows of the input that the result's rows from ``first`` to ``last`` depend on, in an
-        image of ``height`` × ``width``."""
+        """Return the input rows that rows ``first`` to ``last`` of the result need.
+
+        In an image of ``height`` × ``width``.
+        """
         return self._local(height, width).needed(first, last)
 
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
-        """Rows ``first`` to ``last`` of the result for an image of ``height`` rows.
+        """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 
-        ``image`` holds just the rows that `rows_needed` names. Equal to those rows of `forward`.
+        ``image`` has exactly the rows that `rows_needed` returns. Equal to those rows of `forward`.
         """
         check_image(image, self.channels)
         local = self._local(height, image.shape[3])
@@ -130,18 +134,18 @@ class LocalWindowAttention(RowRegionModule):
         def pieces() -> Iterator[tuple[int, Tensor]]:
             for row, piece in local.run(_ImageRows(self, image, low).load, first, last):
                 found = piece.transpose(1, 2).flatten(3)
-                del piece  # or it would be held while the next one is made
+                del piece  # free the piece before the next one is computed
                 yield row - first, found
                 del found
 
         return self._back(image, last - first, pieces())
 
     def row_grain(self, height: int, width: int) -> int:
-        """Rows of the result that are computed together: those of one window after another."""
+        """Return the number of result rows computed together: those of one window."""
         return self.windows.step if self.windows.phase[0] == 0 else 1
 
     def explain(self, image: Tensor) -> str:
-        """What computes ``image``, and why not the other way."""
+        """Explain which kernel computes ``image``, and why not the other one."""
         reason = self._triton_refusal(image)
         if self.kernel == "triton":
             return f"triton: {'asked for' if reason is None else 'cannot: ' + reason}"
@@ -153,7 +157,7 @@ class LocalWindowAttention(RowRegionModule):
         return f"portable: rows of windows\n  triton  {why}"
 
     def extra_repr(self) -> str:
-        """What tells one such module from another."""
+        """Format the options for ``repr(module)``."""
         one = self.windows
         return (
             f"{self.channels}, heads={self.heads}, window={one.size}, shared={one.shared},"
@@ -172,8 +176,10 @@ class LocalWindowAttention(RowRegionModule):
         return query, key, value
 
     def projected(self, pixels: Tensor, part: Part) -> Tensor:
-        """Queries, keys or values, (batch, height, width, heads, dim), of `rows_as_pixels` an
-        image; in memory of their own, so that what is not needed any longer can go."""
+        """Project `rows_as_pixels` to queries, keys or values: (B, H, W, heads, D).
+
+        Each part has its own memory, so that it can be freed on its own.
+        """
         first = get_args(Part).index(part) * self.channels
         rows = slice(first, first + self.channels)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
@@ -181,8 +187,10 @@ class LocalWindowAttention(RowRegionModule):
         return found.unflatten(-1, (self.heads, -1))
 
     def _back(self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]) -> Tensor:
-        """The last product, of pieces that may reach beyond the ``rows`` asked for: halo windows
-        come as whole rows of windows."""
+        """Apply the output projection to pieces, and crop them to ``rows`` rows.
+
+        Pieces of halo windows are whole rows of windows, which may extend beyond ``rows``.
+        """
         if self.windows.form == "halo" and is_plain(image):
             return gather_linear(self.out, rows, pieces)
 
@@ -222,7 +230,7 @@ class LocalWindowAttention(RowRegionModule):
         )
 
     def _by_triton(self, image: Tensor) -> Tensor:
-        """The whole image in one launch; query, key and value are held for all of it."""
+        """Attend over the whole image in one launch; holds its query, key and value."""
         from lowtide.attention.halo.autograd import halo_attention
 
         if (reason := self._triton_refusal(image)) is not None:
@@ -235,25 +243,31 @@ class LocalWindowAttention(RowRegionModule):
         return channels_first(self.out(found.flatten(3)), image)
 
     def _exported(self, image: Tensor) -> Tensor:
-        """As one graph for every size: what a file for another runtime holds."""
+        """Compute the result as one graph for every image size, for export."""
         query, key, value = self._project(image)
         found = dense_attention(query, key, value, self.windows, self.position)
         return channels_first(self.out(found.flatten(3)), image)
 
 
 class _ImageRows:
-    """Rows of an image, whose first is ``low``, laid out once for each row of windows."""
+    """Loader of projected rows of an image whose first row is ``low``.
+
+    The pixels are permuted once for each row of windows.
+    """
 
     def __init__(self, module: LocalWindowAttention, image: Tensor, low: int) -> None:
         self._module, self._image, self._low = module, image, low
         self._pixels, self._first = image, low
 
     def load(self, part: Part, start: int, end: int) -> Tensor:
-        """`strips.Load`: keys come first, of at least the rows of values and queries."""
+        """Load one part of rows ``start`` to ``end``: a `Load` of `row_windows`.
+
+        Keys come first, with at least the rows of values and queries.
+        """
         if part == "key":
             rows = self._image.narrow(2, start - self._low, end - start)
             self._pixels, self._first = rows_as_pixels(rows, self._module.qkv.weight), start
         pixels = self._pixels.narrow(1, start - self._first, end - start)
         if part == "query":
-            self._pixels = self._image  # the others are not held during attention
+            self._pixels = self._image  # free the permuted copy before attention
         return self._module.projected(pixels, part)

@@ -1,4 +1,4 @@
-"""A spatial module as an ONNX file, for images of any size."""
+"""ONNX export of spatial attention modules for dynamic image sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 from lowtide.attention.spatial.onnx_graph import write_graph
 from lowtide.core.errors import UsageError
 
-# The first with the Attention operator, and the last in which the exporter spells it out.
+# The first opset with the Attention operator, and the last that the exporter decomposes to plain
+# operators.
 ATTENTION_OPSET, PLAIN_OPSET = 23, 20
 
 
@@ -24,14 +25,24 @@ def export_onnx(
     height: tuple[int, int] | None = None,
     width: tuple[int, int] | None = None,
 ) -> None:
-    """Write ``module`` to ``path``: from ``image`` (batch, ``channels``, height, width) to
-    ``result``, all but the channels of any size.
+    """Export ``module`` to an ONNX file for images of any size.
 
-    Opset 23 has an operator for attention, which runtimes fuse; 20 spells it out for older ones.
-    ``height`` and ``width`` are the least and most pixels where a module is not the same for all,
-    as `HierarchicalAttention`, which can be exported within one of its stages only. Windows are
-    taken all at once, so that a runtime holds far more than the module does here. Results differ
-    by rounding. Needs the packages ``onnx`` and ``onnxscript``; raises `UsageError` without them.
+    The input ``image`` is (B, ``channels``, H, W), the output is ``result``; all dimensions but the
+    channels are dynamic. All windows are computed at once, so that a runtime holds far more memory
+    than the module does here. Results differ by rounding.
+
+    Args:
+        module: the module, which is exported in eval mode.
+        path: the ONNX file to write.
+        channels: of the input.
+        opset: 23 has an attention operator, which runtimes fuse; 20 uses plain operators for older
+            runtimes.
+        height, width: least and most pixels, for a module that is not the same function for all
+            sizes, such as `HierarchicalAttention`, which can be exported within one of its stages
+            only.
+
+    Raises:
+        UsageError: the packages ``onnx`` and ``onnxscript`` are not installed.
     """
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:

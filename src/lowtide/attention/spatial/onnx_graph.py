@@ -1,4 +1,4 @@
-"""One graph of a module for images of any size, written as an ONNX file."""
+"""ONNX graph of a module with dynamic image sizes, and its simplification."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 IMAGE, RESULT = "image", "result"
-# Weights that are only laid out anew are larger than what is folded unless asked for.
-_LARGEST_FOLDED = 1 << 26  # numbers
+# Constants that are only permuted weights exceed the default size limit of constant folding.
+_LARGEST_FOLDED = 1 << 26  # elements
 
 
 def write_graph(
@@ -29,10 +29,13 @@ def write_graph(
     shapes: dict[int, Any],
     tell: Callable[[str], None] = lambda step: None,
 ) -> None:
-    """Write ``module`` to ``path``: from ``image`` to ``result``, whose dimensions are free as
-    ``shapes`` says (by `torch.export.Dim`). ``tell`` is told each step."""
+    """Export ``module`` to ``path`` with input ``image`` and output ``result``.
+
+    ``shapes`` are the dynamic dimensions of the input, by `torch.export.Dim`. ``tell`` is called
+    with a message at each step.
+    """
     tell("tracing the model; a deep one takes minutes")
-    # The exporter and its optimizer talk about their own affairs.
+    # The exporter and its optimizer log internals that do not concern the user.
     with silence_warnings("onnxscript"), silence_warnings("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -47,19 +50,19 @@ def write_graph(
             dynamic_shapes=(shapes,),
             optimize=False,
         )
-        assert program is not None  # None is for the exporter that came before
+        assert program is not None  # only the legacy exporter returns None
         tell(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
         simplify(program.model)
         program.save(path, external_data=False)
 
 
 def simplify(graph: onnx_ir.Model) -> None:
-    """Fold constants, drop what nothing reads, what is there twice, and the notes on which line of
-    which file each operator comes from; in place, same results.
+    """Simplify an ONNX graph in place, with the same results.
 
-    What the exporter's own optimizer does, but for its search for patterns of operators to be
-    written as one: that takes time with the square of their number, half an hour for the deepest
-    networks, and runtimes have their own when they load a file.
+    Folds constants, and removes unused nodes, duplicates, and metadata about source lines. It does
+    what the exporter's own optimizer does, except for its search for fusion patterns: that takes
+    quadratic time, half an hour for the deepest networks, and runtimes fuse on their own when they
+    load a file.
     """
     import onnx_ir.passes.common as common
     from onnx_ir.passes import Sequential

@@ -1,7 +1,7 @@
-"""How local attention tells where a key lies relative to its query.
+"""Relative position encodings of window attention.
 
-All of it depends on the distance alone, so that it means the same in every window, at every size
-of image, and in every band of it.
+All depend on the distance alone, so that they mean the same in every window, at every image size
+and in every band of it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# Along one axis: the first key's distance from the first query, the queries, the keys.
+# Along one axis: the first key's distance from the first query, number of queries, of keys.
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """What turns the channels of a strip's pixels, as complex numbers for each pair of a head's:
-    ``down`` (rows, pairs) and ``right`` (columns, pairs), whose product it is. The two hold next to
-    nothing. ``whole`` is the same as `Position.rotate` takes it, made once where that is what turns
-    them."""
+    """Rotary factors of a row of windows, separable along rows and columns.
+
+    Complex numbers per pair of a head's channels: ``down`` (rows, pairs) and ``right`` (columns,
+    pairs), whose product is the rotation; both take little memory. ``whole`` is the product as
+    `Position.rotate` takes it, cached where that is used.
+    """
 
     down: Tensor
     right: Tensor
     whole: Tensor | None = None
 
     def part(self, row: int, rows: int, column: int, columns: int) -> RotaryAngles:
-        """Those of some rows and columns."""
+        """Slice to some rows and columns."""
         whole = self.whole
         if whole is not None:
             whole = whole.narrow(0, row, rows).narrow(1, column, columns)
@@ -37,17 +39,17 @@ class RotaryAngles:
 
 
 class Position(nn.Module):
-    """No position at all; the others override what they need.
+    """Base class of relative position encodings: no position at all.
 
-    ``rotates`` tells whether query and key are changed by where they stand; those whose ``alike``
-    are equal change them alike.
+    ``rotates`` says whether query and key are rotated by their positions; encodings with equal
+    ``alike`` rotate equally. Subclasses override what they need.
     """
 
     rotates = False
     alike: Hashable = None
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """What is added to scores, (windows, heads, queries, keys) in ``dtype``; None for nothing.
+        """Return the bias of the scores, (N, heads, queries, keys) in ``dtype``, or None.
 
         ``down`` (windows down, rows of queries, rows of keys) and ``right`` (windows right,
         columns, columns) are distances in pixels from the query to the key.
@@ -55,44 +57,46 @@ class Position(nn.Module):
         return None
 
     def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor | None:
-        """`bias` of one window, (1, heads, queries, keys), with pixels column by column."""
+        """Return `bias` of one window, (1, heads, queries, keys), pixels column by column."""
         return None
 
     def whole_table(self) -> Tensor | None:
-        """All biases by head, distance down and distance right; None if there are none."""
+        """Return all biases, (heads, distance down, distance right), or None."""
         return None
 
     def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """What `rotate` needs to know of pixels at these positions, (..., rows) and
-        (..., columns), whose leading dimensions are broadcast: (..., rows, columns, ...)."""
+        """Return the rotary factors of pixels for `rotate`, or None.
+
+        Positions are (..., rows) and (..., columns), whose leading dimensions are broadcast; the
+        result is (..., rows, columns, ...).
+        """
         return None
 
     def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
-        """Query or key, (..., rows, columns, heads, dim), turned by its pixels' positions."""
+        """Rotate query or key, (..., rows, columns, heads, D), by pixel positions."""
         return tensor
 
     def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
-        """What `to_heads_first` needs to know of a strip with these positions; see `turns`."""
+        """Return the rotary factors of a row of windows for `by_head`; see `turns`."""
         return None
 
     def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
-        """`rotate` of (batch, rows, columns, heads, dim), laid out as (batch, heads, columns,
-        rows, dim)."""
+        """Rotate (B, rows, columns, heads, D) and permute to (B, heads, columns, rows, D)."""
         return to_heads_first(tensor)
 
 
 def to_heads_first(tensor: Tensor) -> Tensor:
-    """(batch, heads, columns, rows, dim), in order, of (batch, rows, columns, heads, dim)."""
+    """Copy (B, rows, columns, heads, D) to contiguous (B, heads, columns, rows, D)."""
     return heads_first_view(tensor).contiguous()
 
 
 def heads_first_view(tensor: Tensor) -> Tensor:
-    """The same as a view."""
+    """View (B, rows, columns, heads, D) as (B, heads, columns, rows, D)."""
     return tensor.permute(0, 3, 2, 1, 4)
 
 
 class TableBias(Position):
-    """A learned number for each head and each distance, as in Swin (arXiv 2103.14030)."""
+    """Learned bias for each head and relative distance, as in Swin (arXiv 2103.14030)."""
 
     def __init__(self, heads: int, farthest: int) -> None:
         super().__init__()
@@ -102,34 +106,35 @@ class TableBias(Position):
         self._farthest = farthest
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-        """The table's entries, spread out."""
+        """Gather the table's entries for all distances."""
         down, right = down + self._farthest, right + self._farthest
         spread = self.table[:, down[:, None, :, None, :, None], right[None, :, None, :, None, :]]
         return _of_windows(spread).to(dtype)
 
     def whole_table(self) -> Tensor:
-        """The table as it is."""
+        """Return the table."""
         return self.table
 
     def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
-        """The same without an index: for each query its keys' entries lie side by side."""
+        """Return the bias of one window by slices, without an index."""
         table = self.table.to(like.dtype).mT
-        by_row = _by_query(table, 2, down, self._farthest)  # (heads, rows, right, rows)
-        # Both axes' queries come first, then both axes' keys.
+        # (heads, query rows, distance right, key rows)
+        by_row = _by_query(table, 2, down, self._farthest)
+        # Dimensions: both axes' queries, then both axes' keys.
         return _by_query(by_row, 2, right, self._farthest).flatten(3, 4).flatten(1, 2)[None]
 
 
 def _by_query(table: Tensor, dim: int, shape: Shape, farthest: int) -> Tensor:
-    """Distances along ``dim`` as the keys that each query sees; queries follow the heads."""
+    """Slice distances along ``dim`` to each query's keys; queries become dim 1."""
     offset, queries, keys = shape
     first = farthest + offset
     return torch.stack([table.narrow(dim, first - one, keys) for one in range(queries)], 1)
 
 
 class DecomposedBias(Position):
-    """A learned number for each head and distance down, plus one for the distance right.
+    """Learned bias for each head, as a sum of one per distance down and one right.
 
-    Of rank 2 · window where a table has (2 · window)² numbers (ViTDet, arXiv 2203.16527, whose
+    It has rank 2 · window where a table has (2 · window)² elements (ViTDet, arXiv 2203.16527, whose
     terms depend on the query too; these do not).
     """
 
@@ -142,14 +147,14 @@ class DecomposedBias(Position):
         self._farthest = farthest
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-        """Both tables' entries, added up and spread out."""
+        """Gather the sums of both tables' entries for all distances."""
         rows = self.down[:, down + self._farthest].to(dtype)
         columns = self.right[:, right + self._farthest].to(dtype)
         spread = rows[:, :, None, :, None, :, None] + columns[:, None, :, None, :, None, :]
         return _of_windows(spread)
 
     def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
-        """The same without an index."""
+        """Return the bias of one window by slices, without an index."""
         rows, columns = (
             _by_query(table.to(like.dtype), 1, shape, self._farthest)
             for table, shape in ((self.down, down), (self.right, right))
@@ -158,10 +163,13 @@ class DecomposedBias(Position):
         return spread.flatten(3, 4).flatten(1, 2)[None]
 
     def whole_table(self) -> Tensor:
-        """All sums."""
+        """Return the sums for all pairs of distances."""
         return self.down[:, :, None] + self.right[:, None, :]
 
 
 def _of_windows(spread: Tensor) -> Tensor:
-    """(windows, heads, queries, keys) of (heads, down, right, rows, columns, rows, columns)."""
+    """Permute to (N, heads, queries, keys).
+
+    From (heads, windows down, windows right, query rows, query columns, key rows, key columns).
+    """
     return spread.movedim(0, 2).flatten(5, 6).flatten(3, 4).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The kinds of position by name."""
+"""Factory of relative position encodings by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ PositionKind = Literal["none", "table", "decomposed", "rope"]
 
 
 def make_position(kind: PositionKind, heads: int, head_dim: int, farthest: int) -> Position:
-    """The module for a kind of position. Raises `UsageError` for one that is not known."""
+    """Create a relative position encoding by name.
+
+    ``farthest`` is the greatest distance in pixels along an axis, for the biases.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
     if kind == "none":
         return Position()
     if kind == "rope":

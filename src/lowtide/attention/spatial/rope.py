@@ -1,4 +1,4 @@
-"""Rotary position over two axes."""
+"""2D rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from lowtide.core.errors import UsageError
 
 
 class Rope2d(Position):
-    """Rotary position: one half of a head's channels turns with the row, the other with the
-    column (RoPE, arXiv 2104.09864; two axes as in arXiv 2403.13298).
+    """2D rotary position embedding, axial: half of the channels per axis.
 
-    Scores then depend on distances without a mask, so every kernel takes it. The slowest channel
-    turns by about one radian within ``period`` pixels.
+    One half of a head's channels rotates with the row, the other with the column (RoPE, arXiv
+    2104.09864; two axes as in arXiv 2403.13298). Scores then depend on distances without a mask, so
+    every kernel supports it. The slowest channel rotates by about one radian within ``period``
+    pixels. Raises `UsageError` for a head dim that is no multiple of 4.
     """
 
     rotates = True
@@ -36,7 +37,7 @@ class Rope2d(Position):
         self._speeds = [period ** -(pair / pairs) for pair in range(pairs)]
 
     def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-        """Cosine and sine of each pair of channels: (..., rows, columns, 1, dim / 2, 2)."""
+        """Return cosine and sine per pair of channels: (..., rows, columns, 1, D / 2, 2)."""
         down = self._angles(rows)[..., :, None, :]
         right = self._angles(columns)[..., None, :, :]
         down, right = (torch.stack([angle.cos(), angle.sin()], -1) for angle in (down, right))
@@ -45,21 +46,24 @@ class Rope2d(Position):
         return torch.cat(both, -2).unsqueeze(-3)
 
     def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
-        """The rotated tensor in its own precision; computed in fp32 at least."""
+        """Rotate in at least fp32; returns the tensor's own dtype."""
         assert turns is not None
         pairs = tensor.to(turns.dtype).unflatten(-1, (-1, 2))
         if torch.compiler.is_exporting():
             return self._turned(pairs, turns).flatten(-2).to(tensor.dtype)
-        # As complex numbers it is one pass over memory.
+        # Complex multiplication is one pass over memory.
         turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
         return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
 
     def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles:
-        """Each along its own axis; what does not turn with it is 1, which changes no number."""
+        """Return the factors along each axis; channels of the other axis have factor 1.
+
+        A factor of 1 changes no value.
+        """
         exact = torch.promote_types(dtype, torch.float32).to_complex()
         angles = self._angles(rows), self._angles(columns)
         down, right = (torch.polar(torch.ones_like(one), one).to(exact) for one in angles)
-        # The backward pass keeps what turned a tensor, so that all strips share one.
+        # Autograd saves the factors, so that all rows of windows share one tensor.
         at_once = torch.is_grad_enabled() or dtype not in (torch.float32, torch.float64)
         return RotaryAngles(
             torch.cat([down, torch.ones_like(down)], -1),
@@ -68,7 +72,10 @@ class Rope2d(Position):
         )
 
     def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
-        """The same; where no gradient is recorded by two passes over memory, and no copy."""
+        """Rotate and permute to (B, heads, columns, rows, D).
+
+        Without gradients in two passes over memory, and no copy.
+        """
         assert turns is not None
         if turns.whole is not None:
             return to_heads_first(self.rotate(tensor, turns.whole))
@@ -82,13 +89,15 @@ class Rope2d(Position):
         return result
 
     def _angles(self, positions: Tensor) -> Tensor:
-        """By how much each pair of channels turns at these positions, (..., pairs); in fp64: in
-        fp32 an angle at pixel 8192 is off by 5e-4."""
+        """Return the angle of each pair of channels at these positions, (..., pairs).
+
+        In fp64: in fp32 an angle at pixel 8192 is off by 5e-4.
+        """
         speeds = torch.tensor(self._speeds, dtype=torch.float64, device=positions.device)
         return positions[..., None].double() * speeds
 
     @staticmethod
     def _turned(pairs: Tensor, turns: Tensor) -> Tensor:
-        """The same with real numbers, for runtimes that have no others."""
+        """Rotate with real numbers, for runtimes without complex ones."""
         (first, second), (cosine, sine) = pairs.unbind(-1), turns.unbind(-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)

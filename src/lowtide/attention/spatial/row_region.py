@@ -1,4 +1,4 @@
-"""Modules that know which rows of an image a row of their result depends on."""
+"""Base class of modules that can compute some rows of their result."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ from torch import Tensor, nn
 
 
 class RowRegionModule(nn.Module):
-    """Takes (batch, channels, height, width) and returns the same shape, all of it or some rows.
+    """Module from (B, C, H, W) to the same shape that can compute some rows alone.
 
-    Run by bands such a module is asked, not tried, for the rows that it looks at.
+    Band execution queries such a module for the input rows it needs, instead of probing its
+    receptive field.
     """
 
     def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
-        """Rows of the input that the result's rows from ``first`` to ``last`` depend on, in an
-        image of ``height`` × ``width``."""
+        """Return the input rows that rows ``first`` to ``last`` of the result need.
+
+        In an image of ``height`` × ``width``.
+        """
         raise NotImplementedError
 
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
-        """Rows ``first`` to ``last`` of the result for an image of ``height`` rows, of which
-        ``image`` holds just those that `rows_needed` names."""
+        """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
+
+        ``image`` has exactly the rows that `rows_needed` returns.
+        """
         raise NotImplementedError
 
     def row_grain(self, height: int, width: int) -> int:
-        """Rows of the result that are computed together, counted from the first: bands that end
-        between them compute some twice."""
+        """Return the number of result rows computed together, counted from the first.
+
+        Bands that end between multiples of it compute some rows twice.
+        """
         raise NotImplementedError

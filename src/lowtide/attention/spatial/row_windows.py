@@ -1,9 +1,8 @@
-"""Local attention one row of windows at a time: what is held grows with the width alone.
+"""Window attention one row of windows at a time, in memory independent of H.
 
 Windows at the image's border are narrower instead of masked, so that no kernel needs a mask, and
-equal windows of a row run at once. A row of windows is held head by head and column by column: a
-head's pixels of a window then lie side by side, and overlapping windows are views, of which no copy
-is made.
+equal windows of a row run at once. A row of windows is stored head by head and column by column: a
+head's pixels of a window are then contiguous, and overlapping windows are views without a copy.
 """
 
 from __future__ import annotations
@@ -28,20 +27,23 @@ from lowtide.attention.spatial.window_grid import (
     windows_along,
 )
 
-# What is read of the image's rows from first to last, (batch, rows, width, heads, dim): of a row of
-# windows its keys, its values, and its queries, whose rows lie within those of the keys.
+# Loads rows of the image, (B, rows, W, heads, D): for a row of windows its keys, its values, then
+# its queries, whose rows lie within those of the keys.
 Part = Literal["query", "key", "value"]
 Load = Callable[[Part, int, int], Tensor]
-# Attention of (batch, heads, tokens, dim) with a bias or None.
+# Attention of (B, heads, L, D) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
-# Queries of a run that are computed at once: enough to keep a processor busy, and few enough for
-# the windows of several images, which are copied out, to take little.
+# Queries per call: enough to keep a CPU or GPU busy, and few enough for the windows of several
+# images, which are copied, to take little memory.
 _QUERIES = 1 << 13
 
 
 class RowWindowAttention:
-    """Attention in windows over an image of ``height`` × ``width``."""
+    """Window attention over an image of ``height`` × ``width``, row by row of windows.
+
+    ``attend`` computes the attention within a batch of windows.
+    """
 
     def __init__(
         self, windows: Windows, height: int, width: int, position: Position, attend: Attend
@@ -57,15 +59,18 @@ class RowWindowAttention:
         self._turns: RotaryAngles | None = None
 
     def needed(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of the image that the result's rows from ``first`` to ``last`` depend on."""
+        """Return the image rows that rows ``first`` to ``last`` of the result need."""
         spans = [self._span(self._rows[place]) for place in self._places(first, last)]
         return min(low for low, _ in spans), max(high for _, high in spans)
 
     def run(
         self, load: Load, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """(first row, (batch, width, rows, heads, dim)) of the result, from the top down; of halo
-        windows all rows that the first and the last of them compute."""
+        """Yield (first row, (B, W, rows, heads, D)) of the result, from the top down.
+
+        Halo windows yield all rows that they compute, which may extend beyond ``first`` and
+        ``last``.
+        """
         last = self._height if last is None else last
         if self._windows.form == "halo":
             for place in self._places(first, last):
@@ -83,7 +88,7 @@ class RowWindowAttention:
             pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
 
     def _places(self, first: int, last: int) -> list[int]:
-        """Rows of windows that compute any of these rows."""
+        """Return the indices of the rows of windows that compute any of these rows."""
         return [
             place
             for place, one in enumerate(self._rows)
@@ -91,7 +96,7 @@ class RowWindowAttention:
         ]
 
     def _span(self, row: Window) -> tuple[int, int]:
-        """Rows of the image that a row of windows reads."""
+        """Return the image rows that a row of windows reads."""
         seen = [row.first_query, _last_query(row) - 1]
         if self._windows.boundary == "reflect":
             seen += [reflect_position(at, self._height) for at in range(row.first_key, _end(row))]
@@ -100,8 +105,8 @@ class RowWindowAttention:
         return min(seen), max(seen) + 1
 
     def _strip(self, load: Load, row: Window) -> Tensor:
-        """A row of windows: (batch, width, queries, heads, dim)."""
-        # Each is laid out anew before the next one is made, so that fewer are held at once.
+        """Compute a row of windows: (B, W, queries, heads, D)."""
+        # Permute each before the next one is loaded, so that fewer are held at once.
         key = self._bordered(load, "key", row)
         turns = self._turns_of(row, key)
         key = self._position.by_head(key, turns)
@@ -116,7 +121,7 @@ class RowWindowAttention:
             return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
         if len(self._runs) == 1 and self._windows.form == "halo":
             return self._run(query, key, value, row, self._runs[0])
-        # Row by row, as the image is, so that what is made of it needs no other copy.
+        # Memory is row by row, as the image's, so that later operators need no copy.
         make = query.new_empty if self._windows.form == "halo" else query.new_zeros
         batch, heads, width, rows, dim = query.shape
         strip = make(batch, rows, width, heads, dim).transpose(1, 2)
@@ -125,8 +130,10 @@ class RowWindowAttention:
         return strip
 
     def _turns_of(self, row: Window, key: Tensor) -> RotaryAngles | None:
-        """How the position turns the keys, made once: only distances count, so that each row of
-        windows has its own first row of keys as the zeroth."""
+        """Return the rotary factors of a row's keys, cached for all rows of windows.
+
+        Only distances count, so that positions start at 0 at the first row of keys.
+        """
         if self._turns is None and self._position.rotates:
             most = max(one.keys for one in self._rows)
             columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
@@ -135,7 +142,7 @@ class RowWindowAttention:
         return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
 
     def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
-        """Keys or values of a row, with what the boundary rule puts beyond the image."""
+        """Load keys or values of a row of windows, padded by the boundary mode."""
         above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
         if self._windows.boundary != "reflect":
             tensor = load(part, row.first_key + above, _end(row) - below)
@@ -156,7 +163,10 @@ class RowWindowAttention:
     def _run(
         self, query: Tensor, key: Tensor, value: Tensor, row: Window, run: WindowRun
     ) -> Tensor:
-        """Equal windows at once: (batch, count · queries' columns, queries' rows, heads, dim)."""
+        """Attend within equal windows at once.
+
+        Returns (B, count · columns of queries, rows of queries, heads, D).
+        """
         one = run.window
         query = _cut(query, one.first_query, one.queries, run)
         key, value = (
@@ -167,17 +177,17 @@ class RowWindowAttention:
         return found.reshape(-1, run.count * one.queries, row.queries, *found.shape[2:])
 
     def _bias(self, row: Window, column: Window, like: Tensor) -> Tensor | None:
-        """The position's bias for windows of this shape, made once."""
+        """Return the position bias of windows of this shape, cached."""
         across, along_it = _shape(row), _shape(column)
         if across not in self._biases:
-            self._biases = {across: {}}  # rows of another shape are behind
+            self._biases = {across: {}}  # drop biases of earlier rows' shapes
         known = self._biases[across]
         if along_it not in known:
             known[along_it] = self._position.bias_between(across, along_it, like)
         return known[along_it]
 
     def _add(self, strip: Tensor, found: Tensor, place: int) -> None:
-        """Add a run's results to their columns."""
+        """Accumulate a run's results into their columns, in place."""
         run = self._runs[place]
         first, columns = run.window.first_query, run.window.queries
         if self._windows.form == "halo":
@@ -185,7 +195,7 @@ class RowWindowAttention:
             return
         found = found.unflatten(1, (run.count, columns))
         shares = self._run_shares[place].to(found)[:, :, None, None, None]
-        # Every other window: those have no columns in common, so that they are added at once.
+        # Every other window has no columns in common, so that they are added at once.
         for turn in range(min(2, run.count)):
             some = found[:, turn::2]
             start = first + turn * run.apart
@@ -193,7 +203,7 @@ class RowWindowAttention:
             where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
             where.movedim(-1, 2).addcmul_(some, shares[turn::2])
 
-    # What only windows that overlap need, and so made when it is asked for.
+    # Only for blended windows, and so computed lazily.
 
     @cached_property
     def _row_shares(self) -> list[list[float]]:
@@ -213,18 +223,20 @@ class RowWindowAttention:
 
     @cached_property
     def _sources(self) -> list[tuple[Tensor, Tensor]]:
-        """Needed for gradients alone."""
+        """Blending indices and weights, only needed for gradients."""
         return blend_sources(self._columns, self._shares, self._width)
 
     def _gathered(self, strip: Tensor) -> Tensor:
-        """The same as `_add` for all runs, in a way that gradients go through."""
+        """Do what `_add` does for all runs, differentiably."""
         return strip if self._windows.form == "halo" else blend_along(strip, 1, self._sources)
 
     def _merged(
         self, pending: list[tuple[int, Tensor]], first: int, last: int
     ) -> Iterator[tuple[int, Tensor]]:
-        """Rows from ``first`` to ``last`` of rows of windows, faded into each other; in pieces
-        that all come from the same of them, so that most need no fading."""
+        """Yield result rows ``first`` to ``last``, blended from pending rows of windows.
+
+        In pieces that all come from the same rows of windows, so that most need no blending.
+        """
         spans = [
             (self._rows[place].first_query, _last_query(self._rows[place])) for place, _ in pending
         ]
@@ -236,7 +248,7 @@ class RowWindowAttention:
                     shares = self._row_shares[place][low - start : high - start]
                     part = strip.narrow(2, low - start, high - low)
                     if min(shares) == 1:
-                        total = part  # the only one there
+                        total = part  # the only row of windows here
                         continue
                     share = part.new_tensor(shares)[:, None, None]
                     total = part * share if total is None else torch.addcmul(total, part, share)
@@ -245,8 +257,10 @@ class RowWindowAttention:
 
 
 def _cut(tensor: Tensor, first: int, width: int, run: WindowRun) -> Tensor:
-    """Windows of (batch, heads, width, rows, dim) as (batch · count, heads, tokens, dim); of a
-    single image without a copy."""
+    """Cut windows from (B, heads, W, rows, D) as (B · count, heads, L, D).
+
+    A view without a copy for a single image.
+    """
     if run.count == 1:
         return tensor.narrow(2, first, width).flatten(2, 3)
     reach = (run.count - 1) * run.apart + width

@@ -1,9 +1,9 @@
-"""Which pixels of an axis a local window asks and sees, as plain numbers.
+"""Grid of local windows along an axis: which pixels are queries and which keys.
 
-A *halo* window computes a block of ``size - shared`` pixels, which see the ``size`` pixels round
-them: blocks touch, so each pixel is computed once (HaloNet, arXiv 2103.12731). *Blended* windows
-of ``size`` pixels overlap by ``shared``, each attends within itself, and results are faded into
-each other. Both put windows ``size - shared`` apart.
+Pure Python integers. A *halo* window computes a block of ``size - shared`` pixels, which see the
+``size`` pixels around them: blocks touch, so each pixel is computed once (HaloNet, arXiv
+2103.12731). *Blended* windows of ``size`` pixels overlap by ``shared``, each attends within itself,
+and results are blended. Both have a stride of ``size - shared`` pixels.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Boundary = Literal["mask", "shift", "zero", "reflect"]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of ``size`` × ``size`` pixels that have ``shared`` pixels with their neighbors.
+    """Size, overlap and boundary mode of local windows.
 
-    ``boundary`` is what a window sees beyond the image: nothing (``mask``), nothing because it is
-    moved inside (``shift``, as NATTEN does), zeros for key and value (``zero``, as HAT does), or
-    the mirrored image without its edge repeated (``reflect``). ``phase`` is how many rows and
+    Windows are ``size`` × ``size`` pixels and share ``shared`` pixels with each neighbor.
+    ``boundary`` is what a window sees beyond the image: nothing (``"mask"``), nothing because it is
+    shifted inside (``"shift"``, as in NATTEN), zeros for key and value (``"zero"``, as in HAT), or
+    the mirrored image without its edge repeated (``"reflect"``). ``phase`` is how many rows and
     columns before the image the grid of windows begins, less than a step.
     """
 
@@ -54,12 +55,12 @@ class Windows:
 
     @property
     def step(self) -> int:
-        """Pixels from one window to the next; in the halo form what a window computes."""
+        """Stride between windows in pixels; in the halo form what a window computes."""
         return self.size - self.shared
 
     @property
     def margin(self) -> int:
-        """Pixels that a window sees beyond what it computes, on each side."""
+        """Halo of a window: pixels it sees beyond what it computes, on each side."""
         return self.shared // 2 if self.form == "halo" else 0
 
     @property
@@ -69,15 +70,15 @@ class Windows:
 
     @property
     def farthest(self) -> int:
-        """The greatest distance along an axis from a query to a key."""
+        """Greatest distance along an axis from a query to a key, in pixels."""
         inside = self.form == "blended" or self.boundary == "shift"
         return self.size - 1 if inside else self.step - 1 + self.margin
 
     def count(self, length: int, phase: int) -> int:
-        """Windows along an axis; also for lengths that are known only while a graph runs."""
+        """Return the number of windows along an axis; ``length`` may be symbolic."""
         if self.form == "halo":
             return (length + phase + self.step - 1) // self.step
-        # An axis that ends within the first window's faded part still has that window.
+        # An axis that ends within the first window's overlap still has that window.
         return max((length + phase - self.shared + self.step - 1) // self.step, 1)
 
 
@@ -85,8 +86,8 @@ class Windows:
 class Window:
     """One window along an axis: the pixels it computes, and those it sees.
 
-    Queries lie in the image. Keys may lie outside with the boundaries ``zero`` and ``reflect``.
-    ``start`` and ``size`` are the window before anything was cut off, for its fading.
+    Queries are inside the image. Keys may be outside with the boundaries ``zero`` and ``reflect``.
+    ``start`` and ``size`` are the window before cropping, for its blending weights.
     """
 
     first_query: int
@@ -98,7 +99,7 @@ class Window:
 
 
 def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
-    """All windows of an axis with ``length`` pixels, in order."""
+    """Return all windows of an axis of ``length`` pixels, in order."""
     found = []
     for place in range(windows.count(length, phase)):
         start = place * windows.step - phase
@@ -122,7 +123,10 @@ def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
 
 @dataclass(frozen=True)
 class WindowRun:
-    """Equal windows, one after another: the first one, how many there are, and how far apart."""
+    """Consecutive windows of equal shape: the first, their number and their stride.
+
+    ``apart`` is the stride in pixels.
+    """
 
     window: Window
     count: int = 1
@@ -130,7 +134,7 @@ class WindowRun:
 
 
 def window_runs(found: list[Window], most: int) -> list[WindowRun]:
-    """Windows of equal shape together, up to ``most``, so that they are computed at once."""
+    """Group consecutive windows of equal shape, at most ``most``, to run at once."""
     gathered: list[WindowRun] = []
     for before, one in zip([None, *found], found, strict=False):
         last = gathered[-1] if gathered else None
@@ -149,7 +153,7 @@ def _shape(one: Window) -> tuple[int, int, int]:
 
 
 def reflect_position(position: int, length: int) -> int:
-    """The pixel that a position outside the image stands for, by reflection."""
+    """Reflect a position outside the image to a pixel inside it."""
     if length == 1:
         return 0
     period = 2 * (length - 1)

@@ -1,1 +1,1 @@
-"""Faster forms of parts of other people's models, with the same numbers up to rounding."""
+"""Faster replacements for modules of spandrel's models, equal up to rounding."""

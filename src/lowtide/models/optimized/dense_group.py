@@ -1,4 +1,4 @@
-"""DRCT's groups of blocks, each of which sees what those before it added."""
+"""DRCT's residual dense groups (RDG) with one preallocated feature map."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from lowtide.models.optimized.token_linear import (
     linear_add,
 )
 
-# Of a group's result before what it was given is added, as in the model.
+# The residual scale of a group's output, as in the model.
 _SHARE = 0.2
 
 
 class OptimizedDenseGroup(OptimizedModule):
-    """``RDG(x, xsize)`` of spandrel's DRCT.
+    """Replacement for ``RDG(x, xsize)`` of spandrel's DRCT without concatenations.
 
-    What blocks add lies beside what the group was given, in one map that is made once: none is
-    put together anew for each block. Of a block's result only what the layer behind it makes of it
-    is ever there, a small part of its channels.
+    The group's input and the channels that each block adds share one map that is allocated once, so
+    no block concatenates its input again. A block's full output is never held: only what the layer
+    after it computes from it, a small part of its channels.
 
-    Where ``overwrites`` is set, nothing else needs what it is given, and the result takes its
-    place.
+    With ``overwrites`` set, nothing else needs the input, and the output is written in place.
     """
 
     overwrites = False
 
     @staticmethod
     def takes(part: Any) -> bool:
-        """Whether its blocks run part by part."""
+        """Return whether all blocks of ``part`` run in chunks of windows."""
         return all(isinstance(block, OptimizedSwinBlock) for block, _ in _steps(part))
 
     def forward(self, x: Tensor, xsize: tuple[int, int]) -> Tensor:
-        """(images, pixels, channels) to the same."""
+        """Map (B, L, C) to (B, L, C)."""
         plain = self.plain
-        # Of several images blocks are not run part by part.
+        # Blocks run in chunks of windows only for a batch of one.
         if torch.compiler.is_exporting() or is_recorded() or plain.training or len(x) > 1:
             return plain(x, xsize)
         (*steps, (last, narrow)), channels = _steps(plain), x.shape[-1]
@@ -59,15 +58,15 @@ class OptimizedDenseGroup(OptimizedModule):
 
 
 def _steps(group: Any) -> list[tuple[Any, Any]]:
-    """Each block and the layer behind it."""
+    """Return each block of ``group`` with the layer after it."""
     return [(getattr(group, f"swin{at}"), getattr(group, f"adjust{at}")) for at in range(1, 6)]
 
 
 def _end(block: OptimizedSwinBlock, layer: Any) -> End:
-    """The end of a block and the ``layer`` behind it, which alone sees the block's result.
+    """Return the end of a block fused with ``layer``, the only reader of its output.
 
-    The block's last linear layer makes more channels than ``layer`` leaves of them. Their weights
-    are multiplied first, in fp64, which differs by rounding and saves most of that layer's work.
+    The block's last linear layer makes more channels than ``layer`` keeps. Their weights are
+    multiplied first, in fp64, which differs by rounding and saves most of that layer's work.
     """
     mlp = block.plain.mlp
     if not _are_linear(mlp, layer):
@@ -85,8 +84,11 @@ def _end(block: OptimizedSwinBlock, layer: Any) -> End:
 
 
 def _are_linear(mlp: Any, layer: Any) -> bool:
-    """Whether what ends in ``mlp`` and goes on in ``layer`` has nothing between. In half precision
-    the weights' product would have to be rounded."""
+    """Return whether ``layer`` directly follows the last linear layer of ``mlp``.
+
+    Only fp32 weights qualify: in half precision the product of the weights would have to be
+    rounded.
+    """
     known = (
         type(layer) is OptimizedPointwiseConv and isinstance(mlp, OptimizedMlp) and mlp.is_known()
     )
@@ -97,6 +99,6 @@ def _are_linear(mlp: Any, layer: Any) -> bool:
 
 
 def _of_tokens(layer: Any, tokens: Tensor) -> Tensor:
-    """A convolution of 1×1 pixels, of (tokens, channels)."""
+    """Apply a 1×1 convolution to tokens (L, C)."""
     image = tokens[None, :, None].movedim(-1, -3)
     return layer(image).movedim(-3, -1).reshape(len(tokens), -1)

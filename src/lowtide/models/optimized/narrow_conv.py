@@ -1,4 +1,4 @@
-"""Convolutions that leave few channels, as most models end with one."""
+"""Faster CPU convolutions with few output channels, as most models end with."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ from torch import Tensor, nn
 
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 
-# A kernel on a CPU computes 8 or 16 channels at once, however few are wanted.
+# CPU kernels compute 8 or 16 output channels at once, however few are needed.
 _FEW, _LEAST_GIVEN = 4, 16
-# An image with fewer pixels is done before its products have begun.
+# Below this the overhead exceeds the gain.
 _LEAST_PIXELS = 1 << 14
-# Of products that are held at once: so that some of them are in a cache while they are added up.
+# Bytes of products held at once, so that some are still in a cache when they are summed.
 _HELD_BYTES = 8 << 20
 
 
 class OptimizedNarrowConv(OptimizedModule):
-    """A ``torch.nn.Conv2d`` to few channels."""
+    """Replacement for ``torch.nn.Conv2d`` with at most 4 output channels."""
 
     @staticmethod
     def fits(part: nn.Module) -> bool:
-        """Whether ``part`` is such a convolution, and keeps the image's size."""
+        """Return whether ``part`` is a size-preserving convolution to few channels.
+
+        Its kernel must be odd and not 1×1, with one group, at most 4 output channels and at least
+        16 input channels.
+        """
         if not keeps_size(part) or part.groups > 1:
             return False
         odd = all(side % 2 for side in part.kernel_size) and part.kernel_size != (1, 1)
         return odd and part.out_channels <= _FEW and part.in_channels >= _LEAST_GIVEN
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) to (B, C, H, W)."""
+        """Map (B, C, H, W) to (B, C', H, W)."""
         return narrow_conv2d(self.plain, x)
 
 
 def keeps_size(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether it is a convolution with zeros around it, of pixels side by side."""
+    """Return whether ``layer`` is a zero-padded "same" Conv2d, stride and dilation 1."""
     if type(layer) is not nn.Conv2d or layer.stride != (1, 1) or layer.dilation != (1, 1):
         return False
     half = tuple(side // 2 for side in layer.kernel_size)
@@ -42,11 +46,11 @@ def keeps_size(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def narrow_conv2d(conv: nn.Module, x: Tensor) -> Tensor:
-    """``conv(x)``, faster on a CPU in fp32 where `OptimizedNarrowConv` fits it.
+    """Compute ``conv(x)``, faster in fp32 on a CPU where `OptimizedNarrowConv` fits.
 
-    All that one pixel adds to those around it is one product with the weights, of as many channels
-    as results times places of the kernel: 27 where 3×3 pixels give three. A convolution computes 16
-    for each of the nine places. Sums are in another order, and round less.
+    One matrix product gives all that each pixel adds to its neighbors: as many channels as outputs
+    times kernel taps, 27 for 3×3 to three channels. A convolution computes 16 for each of the nine
+    taps. Sums are in another order and round less. Falls back to ``conv(x)`` elsewhere.
     """
     if not (
         isinstance(conv, nn.Conv2d) and OptimizedNarrowConv.fits(conv) and _is_plain(x, conv.weight)
@@ -62,7 +66,7 @@ def narrow_conv2d(conv: nn.Module, x: Tensor) -> Tensor:
     for image, found in zip(x, result, strict=True):
         for top in range(0, height, rows):
             strip = image[:, top : top + rows].flatten(1)
-            # Not named, or there would be those of two strips.
+            # The product has no name, so that it is freed before the next strip's is computed.
             _add_around(found, (taps @ strip).view(*weight.shape[2:], few, -1, width), top)
     return result
 
@@ -74,8 +78,10 @@ def _is_plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _add_around(found: Tensor, products: Tensor, top: int) -> None:
-    """Add to ``found`` (C, H, W) what pixels of the rows from ``top`` on give it: ``products``
-    (kernel's rows, kernel's columns, C, rows, W)."""
+    """Scatter-add products of the rows from ``top`` on into ``found`` (C, H, W).
+
+    ``products`` is (kernel rows, kernel columns, C, rows, W).
+    """
     down, across, _, rows, width = products.shape
     height = found.shape[1]
     for row in range(down):

@@ -1,4 +1,4 @@
-"""A part of somebody's model, run in another way."""
+"""Base class of modules that replace a module of a model with a faster form."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from torch import nn
 
 
 def is_recorded() -> bool:
-    """Whether what runs now is written down, for gradients or by PyTorch's compiler: nothing may be
-    overwritten then, or read as numbers of another type."""
+    """Return whether autograd or ``torch.compile`` records what runs now.
+
+    Then no tensor may be overwritten, or viewed as another dtype.
+    """
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 class OptimizedModule(nn.Module):
-    """Stands for ``plain`` with its call, under the names of its tensors.
+    """Replacement for the module ``plain``, with its call and its state_dict keys.
 
-    While a graph is exported it runs as ``plain`` does: what reads graphs, as streaming does, knows
-    the forms that models are written in.
+    During ``torch.export`` it runs ``plain``: code that reads graphs, as streaming does, knows the
+    forms that models are written in.
     """
 
     plain: Any
 
     def __init__(self, plain: nn.Module) -> None:
         super().__init__()
-        # The same tensors under the same names, moved and cast together with this.
+        # Shared with plain: the same tensors under the same names, moved and cast together.
         self._parameters, self._buffers = plain._parameters, plain._buffers
         self._modules = plain._modules
         self.training = plain.training
-        # Not a part of this, or its tensors would have two names.
+        # Not a submodule, or its tensors would have two names.
         self.__dict__["plain"] = plain
 
     @staticmethod
     def takes(part: Any) -> bool:
-        """Whether what is in ``part`` is as this needs it."""
+        """Return whether the submodules of ``part`` are of the kinds this class needs."""
         return True
 
     def extra_repr(self) -> str:
-        """What it stands for."""
+        """Return the class name of the replaced module."""
         return f"for {type(self.plain).__name__}"

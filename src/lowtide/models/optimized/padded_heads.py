@@ -1,4 +1,4 @@
-"""The layers before and after an attention, with heads as wide as kernels on a CPU want them."""
+"""QKV and output projections of attention with head dims padded for CPU kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from lowtide.models.optimized.token_linear import OptimizedLinear, linear_add
 
 
 class PaddedHeads:
-    """``qkv`` and ``proj`` of an attention of spandrel's, for one image or more of its windows.
+    """The ``qkv`` and ``proj`` layers of a spandrel attention, with padded heads.
 
-    Where it pays, heads get channels of zeros: those of queries and keys add nothing to scores, and
-    those of values meet zeros in ``proj``. Results differ by rounding at most.
+    Built for one or more images, or for some of their windows. Where it pays, heads get channels of
+    zeros: those of queries and keys add nothing to scores, and those of values meet zeros in
+    ``proj``. Results differ by rounding at most.
     """
 
     def __init__(self, attention: Any, like: Tensor) -> None:
@@ -27,21 +28,23 @@ class PaddedHeads:
         self._wider = _wider(attention, more) if more else None
 
     def split(self, x: Tensor) -> Tensor:
-        """(..., channels) to (..., 3, heads, channels of a head)."""
+        """Apply ``qkv``: (..., C) to (..., 3, heads, D)."""
         attention, wider = self._attention, self._wider
         found = onednn_linear_any_layout(x, *wider[0]) if wider else attention.qkv(x)
         return found.unflatten(-1, (3, attention.num_heads, -1))
 
     def join(self, found: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(..., heads · channels of a head) to (..., channels), ``plus`` what is there already."""
+        """Apply ``proj``: (..., heads · D) to (..., C), adding ``plus`` where given."""
         if self._wider is not None:
             return onednn_linear_any_layout(found, *self._wider[1], plus=plus)
         return linear_add(self._attention.proj, found, plus)
 
 
 def _channels_more(attention: Any, like: Tensor) -> int:
-    """By how many channels of zeros each head grows, none where layers are not plain or a gradient
-    is recorded."""
+    """Return how many zero channels each head gets.
+
+    0 where the layers are not plain linear layers or a gradient is recorded.
+    """
     qkv, proj = attention.qkv, attention.proj
     plain = type(qkv) is type(proj) is OptimizedLinear and like.device.type == "cpu"
     if not plain or is_recorded() or not like.dtype == qkv.weight.dtype == torch.float32:
@@ -51,6 +54,6 @@ def _channels_more(attention: Any, like: Tensor) -> int:
 
 
 def _wider(attention: Any, more: int) -> tuple[Layer, Layer]:
-    """Weights and bias of both layers with these channels."""
+    """Return weight and bias of both layers, padded by ``more`` channels per head."""
     qkv, proj = attention.qkv, attention.proj
     return pad_heads((qkv.weight, qkv.bias), (proj.weight, proj.bias), attention.num_heads, more)

@@ -1,8 +1,8 @@
-"""Images as tokens and back, of which each has its channels side by side.
+"""Conversions between images and tokens that keep tokens contiguous.
 
-A convolution leaves the pixels of a channel side by side. SwinIR and its kin call that tokens whose
-channels lie as far apart as the image is large, and sums keep the layout of what they are of: all
-layers of a group read and write such tokens then, and norms copy each of them into order.
+A convolution returns NCHW. SwinIR-like models view that as tokens whose channels have a stride of
+the image's size, and residual sums keep the layout of their operands: all layers of a group then
+read and write strided tokens, and every norm copies them to contiguous ones.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from lowtide.models.optimized.optimized_module import OptimizedModule, is_record
 
 
 class OptimizedFirstConv(OptimizedModule):
-    """The ``torch.nn.Conv2d`` that makes tokens of a picture, with their channels side by side, so
-    that they need not be held in both layouts."""
+    """Replacement for the first ``torch.nn.Conv2d``, with channels-last output.
+
+    Its output becomes the model's tokens, which then need not be held in both layouts.
+    """
 
     @staticmethod
     def fits(part: object) -> bool:
-        """Whether ``part`` is a convolution."""
+        """Return whether ``part`` is a ``torch.nn.Conv2d``."""
         return type(part) is nn.Conv2d
 
     def forward(self, x: Tensor) -> Tensor:
-        """(images, channels, height, width) to as many of other channels."""
+        """Map (B, C, H, W) to (B, C', H, W)."""
         found = self.plain(x)
         if not _arranges(x):
             return found
@@ -33,27 +35,32 @@ class OptimizedFirstConv(OptimizedModule):
 
 
 class OptimizedPatchEmbed(OptimizedModule):
-    """``PatchEmbed(x)`` of SwinIR and its kin."""
+    """Replacement for ``PatchEmbed(x)`` of SwinIR-like models: contiguous tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(images, channels, height, width) to (images, pixels, channels)."""
+        """Map (B, C, H, W) to (B, L, C)."""
         found = self.plain(x)
         return to_contiguous(found) if _arranges(x) else found
 
 
 class OptimizedPatchUnembed(OptimizedModule):
-    """``PatchUnEmbed(x, x_size)`` of SwinIR and its kin, to an image whose convolution rounds as
-    little as it does in the model: over pixels with their channels side by side more is added up
-    in one go."""
+    """Replacement for ``PatchUnEmbed(x, x_size)`` of SwinIR-like models: NCHW images.
+
+    The next convolution then rounds as little as it does in the model: over channels-last pixels it
+    adds up more values in one go.
+    """
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
-        """(images, pixels, channels) to (images, channels, height, width)."""
+        """Map (B, L, C) to (B, C, H, W)."""
         if not _arranges(x):
             return self.plain(x, x_size)
         return to_contiguous(x.transpose(1, 2)).unflatten(2, tuple(x_size))
 
 
 def _arranges(x: Tensor) -> bool:
-    """Whether it is chosen here how tensors lie in memory: on a card this was not measured, and
-    what is written down is arranged elsewhere."""
+    """Return whether this module chooses the memory layout of its output.
+
+    Only on a CPU: on a GPU it was not measured, and recorded or exported graphs choose layouts
+    elsewhere.
+    """
     return x.device.type == "cpu" and not (is_recorded() or torch.compiler.is_exporting())

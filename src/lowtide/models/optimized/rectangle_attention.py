@@ -1,4 +1,4 @@
-"""CRAFT's attention in rectangles."""
+"""CRAFT's window attention in rectangular windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from lowtide.models.optimized.swin_blocks import gathered_bias, merge_windows
 
 
 class OptimizedRectangleAttention(OptimizedModule):
-    """``Attention_regular(qkv, H, W, mask, rpi, rpe_biases)`` of spandrel's CRAFT."""
+    """Replacement for spandrel CRAFT's ``Attention_regular``.
+
+    Called as ``Attention_regular(qkv, H, W, mask, rpi, rpe_biases)``; with a mask the original
+    runs.
+    """
 
     def forward(
         self,
@@ -23,7 +27,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         rpi: Tensor,
         rpe_biases: Tensor,
     ) -> Tensor:
-        """(query, key and value, images, pixels, channels) to (images, H, W, channels)."""
+        """Map ``qkv`` (3, B, L, C) to (B, H, W, C)."""
         if torch.compiler.is_exporting() or mask is not None:
             return self.plain(qkv, H, W, mask=mask, rpi=rpi, rpe_biases=rpe_biases)
         plain = self.plain
@@ -35,7 +39,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         return merge_windows(found, H, W, window).view(qkv.shape[1], H, W, -1)
 
     def _windows(self, x: Tensor, height: int, width: int, window: tuple[int, int]) -> Tensor:
-        """(images, pixels, channels) to (windows, heads, places, channels)."""
+        """Partition (B, L, C) into windows (N, heads, L, D)."""
         rows, columns = height // window[0], width // window[1]
         cut = x.reshape(len(x), rows, window[0], columns, window[1], self.plain.num_heads, -1)
         return cut.permute(0, 1, 3, 5, 2, 4, 6).flatten(4, 5).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""Putting faster parts into a model, each compared with what it stands for."""
+"""Replacement of modules in a spandrel model by faster ones, each verified first."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from lowtide.models.optimized.token_linear import (
 )
 from lowtide.models.optimized.upsample_tail import DeferredLayers, OptimizedTail
 
-# Of the largest number; rounding of fp32 leaves a tenth of it.
+# Relative to the largest value; fp32 rounding is a tenth of it.
 _TOLERANCE = 1e-5
-# Of a strip when the last layers are tried.
+# Rows of a strip when the tail is verified.
 _ROWS = 8
 _DROPPED = re.compile(r"DropPath\(.*?\)")
 _HOME = "spandrel.architectures."
@@ -45,17 +45,20 @@ _TAILED = {f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", 
 
 
 def replace_modules(network: nn.Module) -> Counter[str]:
-    """Replace window attention, the blocks around it, linear layers, convolutions of 1×1 pixels
-    or to few channels, what turns images into tokens and back, and the last layers in ``network``,
-    a model of spandrel's, and count by kind what was.
+    """Replace modules of a spandrel ``network`` by faster ones, in place.
 
-    Windows are known of SwinIR, DRCT, HAT and CRAFT. Parts of one form are taken only if the first
-    of them gives what it gave before on random windows, and masks of shifted windows only if they
-    are the model's own.
+    Replaced are window attention and the blocks around it, linear layers, convolutions that are 1×1
+    or have few output channels, conversions between images and tokens, and the last layers. Window
+    attention is known of SwinIR, DRCT, HAT and CRAFT. Modules of one form are replaced only if the
+    first of them returns the original's output on random windows, and masks of shifted windows only
+    if they equal the model's own.
+
+    Returns:
+        How many modules were replaced, by kind.
     """
     found: Counter[str] = Counter()
     agreed: dict[object, bool] = {}
-    # Parts before what they are in, which is compared with them in it.
+    # Children before their parents, which are verified with replaced children.
     for parent in reversed(list(network.modules())):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
@@ -77,7 +80,7 @@ def replace_modules(network: nn.Module) -> Counter[str]:
                 found[title] += 1
         _let_overwrite(parent)
     for part in network.modules():
-        # A block that is replaced still runs as it was for several images at once.
+        # A replaced block still runs its original for batches of several images.
         part = part.plain if isinstance(part, OptimizedSwinBlock) else part
         if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
             _mask_in_few_forms(part)
@@ -88,7 +91,7 @@ def replace_modules(network: nn.Module) -> Counter[str]:
             found["first"] += 1
     if _name(network) in _TAILED and _in_strips(network):
         found["tail"] += 1
-    # Those that a tail has are in it.
+    # After the tail, which holds its own convolutions.
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if OptimizedNarrowConv.fits(child):
@@ -98,8 +101,10 @@ def replace_modules(network: nn.Module) -> Counter[str]:
 
 
 def _let_overwrite(group: Any) -> None:
-    """Tell those blocks of a group, or groups of a model, that alone need what they are given: all
-    but the first one, which is given what the result of all is added to."""
+    """Set ``overwrites`` on blocks of a group, or groups of a model, in a row.
+
+    Set on all that alone need their input: all but the first, whose input is added to the result.
+    """
     title, blocks = _name(group), []
     if title == "SwinIR BasicLayer" and not group.use_checkpoint:
         blocks = group.blocks
@@ -112,7 +117,7 @@ def _let_overwrite(group: Any) -> None:
 
 @torch.inference_mode()
 def _in_strips(network: Any) -> bool:
-    """Run the last layers over strips of rows, where they are as they are known."""
+    """Replace ``upsample`` and ``conv_last`` by an `OptimizedTail` if it verifies."""
     before: Any = getattr(network, "upsample", None)
     last: Any = getattr(network, "conv_last", None)
     if type(before).__name__ != "Upsample" or not OptimizedTail.fits(before, last):
@@ -125,7 +130,7 @@ def _in_strips(network: Any) -> bool:
 
 
 def _name(part: nn.Module) -> str:
-    """Family and class of a part of spandrel's models."""
+    """Return family and class of a spandrel module, "" for other modules."""
     kind = type(part)
     if not kind.__module__.startswith(_HOME):
         return ""
@@ -133,7 +138,7 @@ def _name(part: nn.Module) -> str:
 
 
 def _form(part: nn.Module) -> str:
-    """What kinds of layers it has, and of which sizes. Paths that training drops are all alike."""
+    """Return a key of kinds and sizes of all layers, with DropPath rates ignored."""
     return _DROPPED.sub("Identity()", repr(part))
 
 
@@ -147,7 +152,7 @@ def _agrees(
 
 def _same(expected: Tensor, result: Tensor) -> bool:
     apart = (result - expected).abs().max()
-    # Written so that what is not a number agrees with nothing.
+    # Written so that NaN fails the comparison.
     return result.shape == expected.shape and bool(apart <= _TOLERANCE * expected.abs().max())
 
 
@@ -208,7 +213,7 @@ def _block(plain: Any) -> dict[str, Any]:
     return {"x": _random(1, size[0] * size[1], plain.dim), "x_size": size}
 
 
-# Families whose images and tokens are the same numbers in another order.
+# Families whose images and tokens hold the same values in another order.
 _EMBEDS = ("SwinIR", "DRCT", "HAT")
 _KINDS: dict[str, tuple[type[OptimizedModule], Callable[[Any], dict[str, Any]]]] = {
     "SwinIR WindowAttention": (OptimizedWindowAttention, _swin),
@@ -226,23 +231,23 @@ _KINDS: dict[str, tuple[type[OptimizedModule], Callable[[Any], dict[str, Any]]]]
 
 
 def _knows_few_forms(part: nn.Module) -> bool:
-    """Whether all window attention in it takes a `ShiftMask`."""
+    """Return whether all window attention in ``part`` takes a `ShiftMask`."""
     inside = [one for one in part.modules() if one is not part]
     fast = any(isinstance(one, OptimizedWindowAttention) for one in inside)
     return fast and all(_name(one) not in _KINDS for one in inside)
 
 
-# Which windows lie at an edge is found once for an image, not in every block.
+# Cached, since all blocks of an image share it.
 _mask = functools.lru_cache(maxsize=8)(ShiftMask)
 
 
 def _mask_in_few_forms(part: Any) -> None:
-    """Let ``part`` make `ShiftMask`s in place of tensors, if those are the same."""
+    """Let ``part`` make `ShiftMask`s in place of mask tensors, if they are equal."""
     plain, window, shift = part.calculate_mask, part.window_size, part.shift_size
 
     def few(x_size: tuple[int, int], *more: Any, **named: Any) -> ShiftMask | Tensor:
         if torch.compiler.is_exporting():
-            # Most of what a trace of a deep model writes down would be masks.
+            # Masks would be most of the graph of a deep model.
             key = (*x_size, window, shift, *more, *named.values())
             return cached_in_trace(key, lambda: plain(x_size, *more, **named))
         return _mask(*x_size, window, shift)
@@ -253,5 +258,5 @@ def _mask_in_few_forms(part: Any) -> None:
         if not torch.equal(ShiftMask(*size, window, shift).dense(expected), expected):
             return
     part.calculate_mask = few
-    # A mask that was made for one size would be as large as all others.
+    # free the mask that was built for one size, as large as all others
     part.input_resolution = None

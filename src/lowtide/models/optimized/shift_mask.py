@@ -1,4 +1,4 @@
-"""Masks of windows that are shifted round an image, as the few forms that they have."""
+"""Masks of shifted windows (Swin) by pattern, without dense tensors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import Tensor
 
 from lowtide.attention.window_attention import MaskPattern
 
-# What Swin's descendants add to scores of places that were not neighbors before the shift.
+# Added by Swin-like models to scores of pixels that were not neighbors before the shift.
 _APART = -100.0
 
 
 @dataclass(frozen=True)
 class ShiftMask:
-    """The mask of an image of ``height``×``width`` in windows of ``window``, shifted up and to the
-    left by ``shift``, without its numbers: nothing is masked but along the lower and right edge,
-    and without a shift, for which SwinIR and DRCT make one as well, nothing at all.
+    """Attention mask of shifted windows, stored as sizes instead of values.
 
-    Stands where models put a tensor (windows, places, places), which for a photograph takes
-    hundreds of megabytes.
+    For an image of ``height``×``width`` in windows of ``window``, shifted up and to the left by
+    ``shift``. Only windows along the lower and right edge are masked; without a shift, for which
+    SwinIR and DRCT make a mask as well, none is.
+
+    Replaces the models' mask tensor (N, L, L), which takes hundreds of megabytes for a photograph.
     """
 
     height: int
@@ -30,12 +31,12 @@ class ShiftMask:
     shift: int
 
     def to(self, *_: object, **__: object) -> ShiftMask:
-        """As a tensor's: this has no device and no type."""
+        """Return the mask itself, which has no device and no dtype."""
         return self
 
     @cached_property
     def places(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
-        """Windows by whether they lie at the lower and at the right edge."""
+        """Indices of windows, keyed by (at the lower edge, at the right edge)."""
         rows, columns = self.height // self.window, self.width // self.window
         found: dict[tuple[bool, bool], list[int]] = {}
         for place in range(rows * columns):
@@ -45,8 +46,11 @@ class ShiftMask:
         return {edges: tuple(places) for edges, places in found.items()}
 
     def patterns(self, like: Tensor) -> list[MaskPattern]:
-        """Which windows have which mask (1, 1, places, places), in ``like``'s type on its
-        device. For a batch, windows of one image after those of another."""
+        """Return the masks (1, 1, L, L) and the windows that each covers.
+
+        Masks have dtype and device of ``like``. In a batch the windows of one image follow those of
+        another.
+        """
         each = self.height // self.window * (self.width // self.window)
         images = range(len(like) // each)
         return [
@@ -58,7 +62,7 @@ class ShiftMask:
         ]
 
     def added(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
-        """The mask of windows at these edges, (1, 1, places, places)."""
+        """Return the mask (1, 1, L, L) of windows at these edges."""
         along = torch.arange(self.window, device=like.device) >= self.window - self.shift
         down, across = along * edges[0], along * edges[1]
         region = (2 * down[:, None] + across[None]).flatten()
@@ -66,7 +70,7 @@ class ShiftMask:
         return like.new_zeros(apart.shape).masked_fill_(apart, _APART)[None, None]
 
     def dense(self, like: Tensor) -> Tensor:
-        """As models have it: (windows, places, places)."""
+        """Return the dense mask (N, L, L) that models build."""
         count = self.height // self.window * (self.width // self.window)
         found = like.new_zeros(count, self.window**2, self.window**2)
         for edges, places in self.places.items():
@@ -77,8 +81,10 @@ class ShiftMask:
 
 @dataclass(frozen=True)
 class WindowOrder:
-    """Pixels of an image as windows, shifted as `ShiftMask`'s, and those with the same mask beside
-    one another: ``there`` are their indices in that order."""
+    """Order of an image's pixels that groups windows with the same mask.
+
+    Windows are shifted as those of ``mask``; ``there`` holds the pixels' indices in that order.
+    """
 
     mask: ShiftMask
     there: Tensor
@@ -86,8 +92,10 @@ class WindowOrder:
     @classmethod
     @torch.inference_mode(False)
     def of(cls, mask: ShiftMask, device: torch.device) -> WindowOrder:
-        """For tensors on ``device``. It is kept, and may be called for with gradients the next
-        time: tensors of inference would not do."""
+        """Return the order for tensors on ``device``.
+
+        It is cached and may be used with gradients later, which inference tensors do not allow.
+        """
         window, shift = mask.window, mask.shift
         pixels = torch.arange(mask.height * mask.width).view(mask.height, mask.width)
         pixels = pixels.roll((-shift, -shift), (0, 1))
@@ -97,7 +105,7 @@ class WindowOrder:
         return cls(mask, windows[places].flatten().to(device))
 
     def patterns(self, like: Tensor) -> list[MaskPattern]:
-        """Which windows of one image have which mask (1, 1, places, places)."""
+        """Return the masks (1, 1, L, L) and the windows of one image that each covers."""
         found, first = [], 0
         for edges, group in self.mask.places.items():
             places = range(first, first + len(group))

@@ -1,5 +1,7 @@
-"""Window attention of SwinIR, DRCT and HAT, and HAT's overlapping windows, as one operator; blocks
-of SwinIR and DRCT."""
+"""Fused window attention of SwinIR, DRCT and HAT, and blocks of SwinIR and DRCT.
+
+HAT's overlapping windows (OCAB) included.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,26 @@ from lowtide.models.optimized.padded_heads import PaddedHeads
 from lowtide.models.optimized.shift_mask import ShiftMask, WindowOrder
 from lowtide.models.optimized.token_linear import linear_add
 
-# What some windows hold while they go through a block, in numbers for each of its channels, and at
-# most in bytes: more on a card, which has work for many of them.
+# Workspace of a chunk of windows in a block: in values for each channel, and at most in bytes, with
+# more on a GPU, which needs many windows in flight.
 _HELD, _PART_BYTES, _CARD_PART_BYTES = 8, 32 << 20, 256 << 20
 
-# What comes of pixels behind an attention: of them normalized, and as they are.
+# The end of a block: of normalized pixels and the pixels themselves.
 End = Callable[[Tensor, Tensor], Tensor]
 
 
 class OptimizedWindowAttention(OptimizedModule):
-    """``WindowAttention(x, mask)`` of spandrel's SwinIR and DRCT, ``(x, rpi, mask)`` of its HAT.
+    """Replacement for spandrel's ``WindowAttention`` of SwinIR, DRCT and HAT.
 
-    ``x`` is (windows, places, channels) and so is the result. ``mask`` is None, a `ShiftMask`, or a
-    tensor (windows of an image, places, places), with which the part runs as it was.
+    Called as ``WindowAttention(x, mask)`` in SwinIR and DRCT, ``(x, rpi, mask)`` in HAT. ``x`` and
+    the result are (N, L, C). ``mask`` is None, a `ShiftMask`, or a tensor (N, L, L) of one image's
+    windows, for which the original module runs.
     """
 
     def forward(
         self, x: Tensor, rpi: Tensor | None = None, mask: Tensor | ShiftMask | None = None
     ) -> Tensor:
-        """The result for each window."""
+        """Attend in each window: (N, L, C) to (N, L, C)."""
         if torch.compiler.is_exporting() or isinstance(mask, Tensor):
             given = {} if rpi is None else {"rpi": rpi}
             return self.plain(x, **given, mask=mask)
@@ -43,7 +46,7 @@ class OptimizedWindowAttention(OptimizedModule):
         return self.attend(x, PaddedHeads(self.plain, x), self.bias(rpi), patterns)
 
     def bias(self, rpi: Tensor | None = None) -> Tensor:
-        """What is added to all scores, (1, heads, places, places)."""
+        """Return the relative position bias of all scores, (1, heads, L, L)."""
         plain = self.plain
         index = plain.relative_position_index if rpi is None else rpi
         return gathered_bias(plain.relative_position_bias_table, index, len(index))
@@ -56,32 +59,31 @@ class OptimizedWindowAttention(OptimizedModule):
         patterns: Sequence[MaskPattern],
         plus: Tensor | None = None,
     ) -> Tensor:
-        """The result for each window, with this bias, ``plus`` what is there already."""
+        """Attend in each window with ``bias``, adding ``plus`` where given."""
         query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
         found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
         return heads.join(found.transpose(1, 2).flatten(2), plus)
 
 
 class OptimizedSwinBlock(OptimizedModule):
-    """``SwinTransformerBlock(x, x_size)`` of spandrel's SwinIR and DRCT.
+    """Replacement for spandrel's ``SwinTransformerBlock`` of SwinIR and DRCT.
 
-    Some windows at a time go through all of it, attention and what follows for each pixel, so that
-    what lies between fits in caches, and queries, keys and values are never there for the whole
-    image. Those along an edge, which have masks, come last.
+    Called as ``SwinTransformerBlock(x, x_size)``. Windows go through attention and MLP in chunks,
+    so that activations fit in caches and queries, keys and values never exist for the whole image.
+    Masked windows, those along an edge, come last.
 
-    Where ``overwrites`` is set, nothing else needs what it is given, and the result takes its
-    place.
+    With ``overwrites`` set, nothing else needs the input, and the output is written in place.
     """
 
     overwrites = False
 
     @staticmethod
     def takes(part: Any) -> bool:
-        """Whether its attention is one operator."""
+        """Return whether the attention of ``part`` is an `OptimizedWindowAttention`."""
         return isinstance(part.attn, OptimizedWindowAttention)
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
-        """(images, pixels, channels) to the same."""
+        """Map (B, L, C) to (B, L, C)."""
         plain = self.plain
         if torch.compiler.is_exporting() or plain.training or len(x) > 1:
             return plain(x, x_size)
@@ -99,8 +101,14 @@ class OptimizedSwinBlock(OptimizedModule):
         overwritten: bool = False,
         end: End | None = None,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Part by part which of the ``pixels`` (pixels, channels) it is of, what they are, and
-        what the block makes of them, or its attention and ``end``."""
+        """Run the block on ``pixels`` (L, C) chunk by chunk.
+
+        Args:
+            overwritten: Whether ``pixels`` may change between chunks.
+            end: Replaces the MLP after the attention.
+
+        Yields indices of a chunk's pixels, their values, and the block's output for them.
+        """
         plain = self.plain
         order = window_order(*x_size, plain.window_size, plain.shift_size, pixels.device)
         bias = plain.attn.bias()
@@ -116,13 +124,13 @@ class OptimizedSwinBlock(OptimizedModule):
         end: End,
         overwritten: bool,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The same in the order ``there``; pixels may be ``overwritten`` in between."""
+        """Run `parts` in the order ``there``; ``overwritten`` pixels may change."""
         plain = self.plain
         places = plain.window_size**2
         heads = PaddedHeads(plain.attn.plain, pixels)
         total = len(pixels) // places
         some = windows_per_chunk(pixels, total)
-        # The last part may have windows of the one before it.
+        # The last chunk may overlap the one before it.
         rest = there[(total - some) * places :]
         last = pixels.index_select(0, rest) if overwritten else None
         for first in range(0, total, some):
@@ -138,23 +146,25 @@ class OptimizedSwinBlock(OptimizedModule):
 
 
 def windows_per_chunk(x: Tensor, total: int) -> int:
-    """How many of ``total`` windows of ``x``, pixels of some channels, go through a block together.
+    """Return how many of ``total`` windows of ``x`` (L, C) go through a block at once.
 
-    All parts are of one size, and the last one begins earlier where it would be smaller: oneDNN
-    keeps a kernel for each number of tokens, tens of megabytes for those of a deep model.
+    All chunks have one size, and the last one overlaps where it would be smaller: oneDNN caches a
+    kernel for each number of tokens, tens of megabytes for those of a deep model.
     """
     if torch.compiler.is_compiling():
-        return total  # each part would be compiled for itself
+        return total  # each chunk would be compiled separately
     limit = _PART_BYTES if x.device.type == "cpu" else _CARD_PART_BYTES
     window = _HELD * (x.numel() // total) * x.element_size()
     most = min(total, max(1, limit // window))
-    # Those of which fewest windows are run twice, and of these the largest.
+    # The fewest windows run twice, and among those the largest chunk.
     return min(range((most + 1) // 2, most + 1), key=lambda size: (-total % size, -size))
 
 
 def scatter_rows(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
-    """``pixels[places] = rows``, on a CPU 16 bytes at a time where they allow it: PyTorch's own
-    goes number by number."""
+    """Write ``pixels[places] = rows``, 16 bytes at a time on a CPU where aligned.
+
+    PyTorch's own index_copy_ copies element by element.
+    """
     plain = is_recorded() or rows.device.type != "cpu"
     if not plain and _is_wide(pixels) and _is_wide(rows):
         pixels, rows = pixels.view(torch.complex128), rows.view(torch.complex128)
@@ -162,7 +172,7 @@ def scatter_rows(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
 
 
 def _is_wide(rows: Tensor) -> bool:
-    """Whether (rows, channels) are of whole 16 bytes each, which begin at such."""
+    """Return whether each row (L, C) is whole 16-byte units, aligned to 16 bytes."""
     sides = rows.shape[1], rows.stride(0), rows.storage_offset()
     return rows.stride(1) == 1 and all(side * rows.element_size() % 16 == 0 for side in sides)
 
@@ -171,18 +181,19 @@ def _is_wide(rows: Tensor) -> bool:
 def window_order(
     height: int, width: int, window: int, shift: int, device: torch.device
 ) -> WindowOrder:
-    """Found once for an image, not in every block."""
+    """Return the cached `WindowOrder` of an image size, shared by all blocks."""
     return WindowOrder.of(ShiftMask(height, width, window, shift), device)
 
 
 class OptimizedOverlapAttention(OptimizedModule):
-    """HAT's ``OCAB(x, x_size, rpi)``: windows look at larger ones around them.
+    """Replacement for HAT's ``OCAB(x, x_size, rpi)``: overlapping cross-attention.
 
-    Keys and values are cut out of the image, which is not unfolded to columns.
+    Windows attend to larger windows around them. Keys and values are views of the image, without
+    ``nn.Unfold``.
     """
 
     def forward(self, x: Tensor, x_size: tuple[int, int], rpi: Tensor) -> Tensor:
-        """(images, pixels, channels) to the same."""
+        """Map (B, L, C) to (B, L, C)."""
         if torch.compiler.is_exporting():
             return self.plain(x, x_size, rpi)
         plain = self.plain
@@ -204,24 +215,30 @@ class OptimizedOverlapAttention(OptimizedModule):
 
 
 def gathered_bias(table: Tensor, index: Tensor, places: int) -> Tensor:
-    """(1, heads, places, places seen) of a table of relative places (places, heads)."""
+    """Gather the bias (1, heads, L, L') from a relative position table.
+
+    ``table`` is (positions, heads), ``index`` holds its row for each pair of pixels, L is
+    ``places``.
+    """
     chosen = table.detach()[index.flatten()]
     return chosen.view(places, -1, table.shape[1]).permute(2, 0, 1).contiguous()[None]
 
 
 def partition_windows(image: Tensor, step: int, size: int) -> Tensor:
-    """(images, height, width, heads, channels) to (windows, heads, places, channels): one window
-    of ``size`` for every ``step`` rows and columns, centered on them, with zeros around."""
+    """Partition (B, H, W, heads, D) into windows (N, heads, L, D).
+
+    One window of ``size`` for every ``step`` rows and columns, centered on them, zero-padded.
+    """
     margin = (size - step) // 2
     if margin:
         image = F.pad(image, (0, 0, 0, 0, margin, margin, margin, margin))
     cut = image.unfold(1, size, step).unfold(2, size, step)
-    # (images, rows, columns, heads, channels, down, across)
+    # (B, rows, columns, heads, D, down, across)
     return cut.permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 5).flatten(0, 2)
 
 
 def merge_windows(windows: Tensor, height: int, width: int, window: tuple[int, int]) -> Tensor:
-    """(windows, heads, places, channels) to (images, pixels, heads · channels)."""
+    """Merge windows (N, heads, L, D) into (B, H · W, heads · D)."""
     rows, columns = height // window[0], width // window[1]
     found = windows.transpose(1, 2).flatten(2)
     found = found.view(-1, rows, columns, *window, found.shape[-1])

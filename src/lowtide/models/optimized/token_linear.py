@@ -1,4 +1,4 @@
-"""Linear layers over many tokens, and convolutions that are such layers."""
+"""Faster linear layers and 1×1 convolutions over tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from lowtide.models.optimized.optimized_module import OptimizedModule
 
 
 class OptimizedLinear(OptimizedModule):
-    """``torch.nn.Linear``, with the same numbers but for rounding."""
+    """Replacement for ``torch.nn.Linear``, equal up to rounding."""
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(..., channels) to (..., other channels), ``plus`` what is there already."""
+        """Map (..., C) to (..., C'), adding ``plus`` where given."""
         if torch.compiler.is_compiling():
             return linear_add(self.plain, x, plus)
         return onednn_linear_any_layout(x, self.plain.weight, self.plain.bias, plus=plus)
 
 
 def linear_add(layer: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
-    """``layer(x)``, ``plus`` what is there already: at once by layers that can. It has the shape of
-    the result and stays as it is."""
+    """Compute ``layer(x) + plus``, fused where the layer supports it.
+
+    ``plus`` has the shape of the result and is not changed.
+    """
     if plus is None:
         return layer(x)
     return (
@@ -30,45 +32,47 @@ def linear_add(layer: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
 
 
 class OptimizedMlp(OptimizedModule):
-    """``Mlp(x)`` of spandrel's SwinIR, DRCT, HAT and CRAFT: two linear layers and GELU between
-    them, which comes with the first one's results."""
+    """Replacement for spandrel's ``Mlp(x)``, with GELU fused into the first layer.
+
+    Of SwinIR, DRCT, HAT and CRAFT: two linear layers and GELU between them.
+    """
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(..., channels) to the same, ``plus`` what is there already."""
+        """Map (..., C) to (..., C), adding ``plus`` where given."""
         if not self.is_known():
             return linear_add(self.plain, x, plus)
         return linear_add(self.plain.fc2, self.inner(x), plus)
 
     def is_known(self) -> bool:
-        """Whether `inner` gives what lies before the second layer."""
+        """Return whether `inner` computes the input of the second layer."""
         plain = self.plain
         exact = type(plain.act) is nn.GELU and plain.act.approximate == "none"
-        # A first layer may be in 8 bits, or left as it was.
+        # The first layer may be quantized to 8 bits, or not replaced.
         plainly = type(plain.fc1) is OptimizedLinear and not plain.training
         return exact and plainly and not torch.compiler.is_compiling()
 
     def inner(self, x: Tensor) -> Tensor:
-        """(..., channels) to what the second layer is given."""
+        """Map (..., C) to the input of the second layer."""
         first = self.plain.fc1.plain
         return onednn_linear_any_layout(x, first.weight, first.bias, gelu=True)
 
 
 class OptimizedPointwiseConv(OptimizedModule):
-    """A ``torch.nn.Conv2d`` of 1×1 pixels between layers over tokens.
+    """Replacement for a 1×1 ``torch.nn.Conv2d`` between layers over tokens.
 
-    PyTorch brings the pixels of a channel together for it, and the layers after it bring the
-    channels of a pixel together again. This leaves them where they are.
+    PyTorch converts its input to NCHW, and the layers after it convert back to tokens. This one
+    keeps the layout.
     """
 
     @staticmethod
     def fits(part: nn.Module) -> bool:
-        """Whether ``part`` is such a convolution."""
+        """Return whether ``part`` is a 1×1 convolution, stride 1, one group, unpadded."""
         if type(part) is not nn.Conv2d or part.groups > 1 or part.padding_mode != "zeros":
             return False
         return part.kernel_size == part.stride == (1, 1) and part.padding in ((0, 0), "valid")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(images, channels, height, width) to as many of other channels."""
+        """Map (B, C, H, W) to (B, C', H, W)."""
         plain = self.plain
         tokens = x.movedim(-3, -1)
         by_tokens = tokens.is_contiguous() and not x.is_contiguous()

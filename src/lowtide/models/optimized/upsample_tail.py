@@ -1,7 +1,7 @@
-"""The last layers of models that enlarge by pixel shuffles, strip by strip.
+"""Last layers of pixel-shuffle upscalers, run in strips of rows.
 
-At four times the size, maps of 64 channels are the most that many window transformers hold: twice
-what their attention takes. What comes of them has three.
+At scale 4, maps of 64 channels are the memory peak of many window transformers: twice what their
+attention needs. Their result has three channels.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from lowtide.models.optimized.narrow_conv import keeps_size, narrow_conv2d
 from lowtide.models.optimized.optimized_module import OptimizedModule
 
-# Of what a strip holds at its largest.
+# Peak bytes of a strip.
 _STRIP_BYTES = 128 << 20
 
 
 class DeferredLayers(OptimizedModule):
-    """Holds the layers that a `OptimizedTail` runs, and leaves its input as it is."""
+    """Identity that holds the layers which an `OptimizedTail` runs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same."""
+        """Return ``x``."""
         return x
 
 
 class OptimizedTail(OptimizedModule):
-    """A convolution, and the convolutions and pixel shuffles before it, over strips of rows.
+    """Last convolution plus the convolutions and pixel shuffles before it, in strips.
 
-    Each strip sees as many rows beyond its own as these layers reach, so that results differ by
-    what convolutions of other heights round otherwise. ``before`` keeps its place in the model,
-    as `DeferredLayers`.
+    Each strip has a halo as large as the layers' receptive field, so that results differ only by
+    how convolutions of other heights round. ``before`` keeps its place in the model, as
+    `DeferredLayers`.
     """
 
     before: Any
@@ -50,26 +50,26 @@ class OptimizedTail(OptimizedModule):
 
     @staticmethod
     def fits(before: object, plain: object) -> bool:
-        """Whether these layers are of the known kinds, and keep their images' sizes."""
+        """Return whether these are convolutions that keep sizes, and pixel shuffles."""
         if type(plain) is not nn.Conv2d or not isinstance(before, nn.Sequential):
             return False
         convolutions = [layer for layer in before if not isinstance(layer, nn.PixelShuffle)]
         return len(convolutions) < len(before) and all(map(keeps_size, (*convolutions, plain)))
 
     def use(self, plain: nn.Module) -> None:
-        """Run ``plain``, which has other weights, in place of the last convolution."""
+        """Replace the last convolution by ``plain``, which has other weights."""
         self._parameters, self._buffers = plain._parameters, plain._buffers
         self.__dict__["plain"] = plain
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) as the first layer takes it to (B, C, H * scale, W * scale)."""
+        """Map (B, C, H, W), the first layer's input, to (B, C', H * scale, W * scale)."""
         height, rows = x.shape[2], self._rows(x)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or rows >= height:
             return narrow_conv2d(self.plain, self.before(x))
         return self.in_strips(x, rows)
 
     def in_strips(self, x: Tensor, rows: int) -> Tensor:
-        """The same, so many rows of ``x`` at a time."""
+        """Compute the same as `forward` with ``rows`` rows of ``x`` at a time."""
         height, scale, result = x.shape[2], self._scale, None
         for first in range(0, height, rows):
             low = max(0, first - self._reach)
@@ -84,7 +84,10 @@ class OptimizedTail(OptimizedModule):
         return result
 
     def _rows(self, x: Tensor) -> int:
-        """Of a strip: the result of the last shuffle and what it was made of lie side by side."""
+        """Return the rows of a strip that fit in the strip's bytes.
+
+        Input and output of the last shuffle are held at the same time.
+        """
         channels = self.plain.in_channels * self._scale**2
         row = 2 * x.shape[0] * channels * x.shape[3] * x.element_size()
         return max(4 * self._reach, _STRIP_BYTES // row)

@@ -1,5 +1,6 @@
-"""MUNet: the discriminator that the ParagonSR2 kind is trained against.
+"""MUNet, the U-Net discriminator for GAN training of ParagonSR2.
 
-After Philip Hofmann's MUNet (traiNNer-redux in delafer's fork, commit 069b6d59, MIT). `config`
-holds the shape, without PyTorch; `branches` what looks at a picture; `network` puts it together.
+After Philip Hofmann's MUNet (traiNNer-redux in delafer's fork, commit 069b6d59, MIT).
+`munet_config` holds the sizes, without PyTorch; `branches` the feature branches; `network` the
+whole model.
 """

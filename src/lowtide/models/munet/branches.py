@@ -1,4 +1,4 @@
-"""What MUNet looks at: edges, spectra, and patches, as maps of the picture's size."""
+"""Feature branches of MUNet: edges, windowed spectra and patches, at image size."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 # Rec. 601, of RGB.
 _LUMA = (0.299, 0.587, 0.114)
-# Windows of the short-time Fourier transform, and how far apart they are.
+# Window and hop of the short-time Fourier transform, in pixels.
 _SPECTRUM, _HOP = 16, 8
-# Below it a magnitude counts as none; its logarithm has gradients of at most 1/2 over its root.
+# Added to squared magnitudes, so that the logarithm's gradients are at most 1/2 over its root.
 _FLOOR = 1e-4
 
 
 def luma(image: Tensor) -> Tensor:
-    """(B, 3, H, W) to (B, 1, H, W), in fp32; gradients pass."""
+    """Compute Rec. 601 luma in fp32: (B, 3, H, W) to (B, 1, H, W), differentiable."""
     weights = image.new_tensor(_LUMA, dtype=torch.float32).view(1, 3, 1, 1)
     return (image.float() * weights).sum(1, keepdim=True)
 
 
 def conv(given: int, made: int, kernel: int, *, bias: bool = False) -> nn.Module:
-    """A convolution of spectral norm 1 (arXiv 1802.05957) that keeps the size."""
+    """Build a "same" convolution with spectral norm 1 (arXiv 1802.05957)."""
     made_of = nn.Conv2d(given, made, kernel, padding=kernel // 2, bias=bias)
     nn.init.kaiming_normal_(made_of.weight, a=0.2)
     return spectral_norm(made_of)
 
 
 def convs(given: int, made: int, slope: float) -> nn.Sequential:
-    """Two 3×3 convolutions, each with a leaky ReLU."""
+    """Build two 3×3 convolutions with spectral norm, each followed by a leaky ReLU."""
     between = max(made // 2, 1) if given < made else made
     return nn.Sequential(
         conv(given, between, 3), nn.LeakyReLU(slope), conv(between, made, 3), nn.LeakyReLU(slope)
@@ -37,14 +37,17 @@ def convs(given: int, made: int, slope: float) -> nn.Sequential:
 
 
 class EdgeBranch(nn.Module):
-    """Differences of neighboring pixels' luma, to the right and down; 0 at the last of them."""
+    """Luma differences to the right and lower neighbor pixel, then convolutions.
+
+    The last column and row have a difference of 0.
+    """
 
     def __init__(self, features: int, slope: float) -> None:
         super().__init__()
         self.refine = convs(2, features, slope)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, 3, H, W) to (B, features, H, W)."""
+        """Map (B, 3, H, W) to (B, features, H, W)."""
         gray = luma(image)
         right = F.pad(gray[..., 1:] - gray[..., :-1], (0, 1))
         down = F.pad(gray[..., 1:, :] - gray[..., :-1, :], (0, 0, 0, 1))
@@ -52,10 +55,11 @@ class EdgeBranch(nn.Module):
 
 
 class SpectrumBranch(nn.Module):
-    """Log-magnitudes of the luma's Fourier transform in windows of 16×16 pixels, 8 apart.
+    """Log-magnitudes of a short-time Fourier transform of the luma.
 
-    A spectrum of the whole picture says nothing of where; of windows each pixel has that of its
-    own neighborhood. The transform is in fp32, and gradients pass through it.
+    Windows are 16×16 pixels with a hop of 8. A spectrum of the whole image is not local; with
+    windows each pixel has that of its own neighborhood. The transform is in fp32 and
+    differentiable.
     """
 
     def __init__(self, features: int, slope: float) -> None:
@@ -69,7 +73,7 @@ class SpectrumBranch(nn.Module):
         self.refine = convs(features, features, slope)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, 3, H, W), sides multiples of 8, to (B, features, H, W)."""
+        """Map (B, 3, H, W), sides multiples of 8, to (B, features, H, W)."""
         height, width = image.shape[2:]
         around = (_SPECTRUM - _HOP) // 2
         gray = F.pad(luma(image), (around,) * 4, mode="replicate")
@@ -81,7 +85,7 @@ class SpectrumBranch(nn.Module):
 
 
 class PatchBranch(nn.Module):
-    """What the smallest map says of each patch of the picture, laid over it."""
+    """Features of the bottleneck, upsampled (nearest) to the image's size."""
 
     def __init__(self, channels: int, features: int, slope: float) -> None:
         super().__init__()
@@ -89,12 +93,12 @@ class PatchBranch(nn.Module):
         self.refine = convs(features, features, slope)
 
     def forward(self, smallest: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, channels, h, w) to (B, features, *size)."""
+        """Map (B, C, h, w) to (B, features, *size)."""
         return self.refine(F.interpolate(self.read(smallest), size, mode="nearest"))
 
 
 class BranchFusion(nn.Module):
-    """A mean of the branches, with weights for each pixel that sum to 1."""
+    """Weighted mean of the branches, with softmax weights per pixel."""
 
     def __init__(self, branches: int, features: int, slope: float) -> None:
         super().__init__()
@@ -105,6 +109,6 @@ class BranchFusion(nn.Module):
         )
 
     def forward(self, found: list[Tensor]) -> Tensor:
-        """Maps (B, features, H, W) to one of them."""
+        """Map a list of (B, features, H, W) to one such map."""
         weights = self.weigh(torch.cat(found, 1)).softmax(1).unsqueeze(2)
         return (torch.stack(found, 1) * weights).sum(1)

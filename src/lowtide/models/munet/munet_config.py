@@ -1,4 +1,4 @@
-"""Shape of a MUNet, without PyTorch."""
+"""Configuration of MUNet, without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from lowtide.core.errors import ModelError
 
 @dataclass(frozen=True)
 class MUNetConfig:
-    """``features`` channels at full size, ``widths`` times as many after each halving.
+    """Channels, depth and attention of a `lowtide.models.munet.network.MUNet`.
 
-    ``slope`` is that of the leaky ReLUs, ``window`` and ``shared`` are pixels of the attention at
-    the smallest size. Raises ModelError for values that make no network.
+    ``features`` is the number of channels at full size, ``widths`` the multiples of it after each
+    halving. ``slope`` is that of the leaky ReLUs, ``window`` and ``shared`` are pixels of the
+    attention at the smallest size. Raises ModelError for values that make no network.
     """
 
     features: int = 64
@@ -35,7 +36,7 @@ class MUNetConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MUNetConfig:
-        """The reverse of `to_dict`; ModelError names entries that are unknown."""
+        """Inverse of `to_dict`; raises ModelError with the names of unknown entries."""
         unknown = set(values) - set(cls.__dataclass_fields__)
         if unknown:
             raise ModelError(f"MUNet's configuration does not know: {', '.join(sorted(unknown))}")
@@ -45,10 +46,10 @@ class MUNetConfig:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return the fields as plain values, ready for JSON."""
         return {**asdict(self), "widths": list(self.widths)}
 
     @property
     def multiple_of(self) -> int:
-        """Sides are filled up to multiples of this, which the halvings divide."""
+        """Multiple that sides are padded to inside, so that the halvings divide them."""
         return 2 ** len(self.widths)

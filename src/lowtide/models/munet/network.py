@@ -1,4 +1,4 @@
-"""MUNet: a U-Net that says of each pixel how real it is."""
+"""MUNet, a U-Net discriminator with logits per pixel."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lowtide.models.munet.munet_config import MUNetConfig
 from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
 
 BRANCHES = "spatial", "edges", "spectra", "patches"
-# Of attention beside what goes past it, before training.
+# Initial scale of the attention branch.
 _FIRST_SHARE = 0.1
 
 
 class Downsample(nn.Sequential):
-    """Half the size, by a 4×4 convolution."""
+    """Spectrally normed 4×4 convolution with stride 2, which halves the size."""
 
     def __init__(self, given: int, made: int, slope: float) -> None:
         halve = nn.Conv2d(given, made, 4, 2, 1, bias=False)
@@ -35,7 +35,7 @@ class Downsample(nn.Sequential):
 
 
 class MagicUpsample(nn.Module):
-    """Twice the size by the Magic Kernel, and what the way down had there."""
+    """Upsampling by 2 with the Magic Kernel, concatenated with a skip connection."""
 
     def __init__(self, given: int, beside: int, made: int, slope: float) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class MagicUpsample(nn.Module):
         self.merge = nn.Sequential(conv(made + beside, made, 3), nn.LeakyReLU(slope))
 
     def forward(self, x: Tensor, beside: Tensor) -> Tensor:
-        """(B, given, h, w) and (B, beside, 2h, 2w) to (B, made, 2h, 2w)."""
+        """Map (B, given, h, w) and the skip (B, beside, 2h, 2w) to (B, made, 2h, 2w)."""
         return self.merge(torch.cat([self.soften(self.enlarge(x)), beside], 1))
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions at the smallest size, and attention in windows beside them."""
+    """Two convolutions at the smallest size and a residual window attention."""
 
     def __init__(self, channels: int, config: MUNetConfig) -> None:
         super().__init__()
@@ -68,17 +68,17 @@ class Bottleneck(nn.Module):
             self.share = nn.Parameter(torch.full((1, channels, 1, 1), _FIRST_SHARE))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = self.convs(x)
         return x if self.attention is None else x + self.share * self.attention(x)
 
 
 class MUNet(nn.Module):
-    """How real each pixel of a picture is, from four points of view.
+    """U-Net discriminator with four feature branches and logits per pixel.
 
-    (B, 3, H, W) in 0..1, of any size, becomes logits (B, 1, H, W), higher for what looks real. All
-    learned layers have spectral norm 1. A gradient reaches the picture through every branch. Sides
-    are filled up by their last pixels to multiples of ``config.multiple_of`` inside.
+    Maps (B, 3, H, W) in 0..1, of any size, to logits (B, 1, H, W), higher for what looks real. All
+    learned layers have spectral norm 1. Gradients reach the image through every branch. Inside,
+    sides are padded by replication to multiples of ``config.multiple_of``.
     """
 
     def __init__(self, config: MUNetConfig) -> None:
@@ -96,20 +96,21 @@ class MUNet(nn.Module):
         self.edges, self.spectra = EdgeBranch(features, slope), SpectrumBranch(features, slope)
         self.patches = PatchBranch(sizes[-1], features, slope)
         self.fusion = BranchFusion(len(BRANCHES), features, slope)
-        # Without a bias: losses that compare pictures with each other give it no gradient.
+        # Without a bias: relativistic losses, which compare images, give it no gradient.
         self.conv_out = conv(features, 1, 3)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits for each pixel; see the class."""
+        """Return logits for each pixel; see the class."""
         return self.judge(self.branches(image), image)
 
     def branches(self, image: Tensor) -> dict[str, Tensor]:
-        """What each of `BRANCHES` sees, (B, features, H', W') of the filled-up size."""
+        """Return features (B, features, H', W') of all `BRANCHES`, at the padded size."""
         if image.dim() != 4 or image.shape[1] != 3:
             raise UsageError(f"MUNet takes (B, 3, H, W), not {tuple(image.shape)}")
         step = self.config.multiple_of
         pad = 0, -image.shape[3] % step, 0, -image.shape[2] % step
-        # Compiled, its backward pass takes gradients for contiguous that are not.
+        # contiguous(): the compiled backward of the padding takes gradients for contiguous that are
+        # not.
         filled = F.pad(image.contiguous(), pad, mode="replicate") if any(pad) else image
         x = self.conv_in(filled)
         passed = [x]
@@ -124,6 +125,6 @@ class MUNet(nn.Module):
         return dict(zip(BRANCHES, found, strict=True))
 
     def judge(self, found: dict[str, Tensor], image: Tensor) -> Tensor:
-        """The logits of what `branches` saw in this image."""
+        """Fuse the features of `branches` to logits of the size of ``image``."""
         logits = self.conv_out(self.fusion([found[name] for name in BRANCHES]))
         return logits[:, :, : image.shape[2], : image.shape[3]]

@@ -1,6 +1,7 @@
-"""The ParagonSR2 kind: a fixed upsampling path that is always right about the low frequencies,
-and a learned path that adds the detail.
+"""ParagonSR2 super-resolution: fixed upsampling plus a learned detail path.
 
-After Philip Hofmann's ParagonSR2 (github.com/Phhofm/ParagonSR2). `config` holds the shapes,
-without PyTorch; `conv` the convolutional member. A member with attention gets its own file.
+The fixed path always keeps the low frequencies right. After Philip Hofmann's ParagonSR2
+(github.com/Phhofm/ParagonSR2). `conv_config`, `tier_config` and `variant_config` hold sizes,
+without PyTorch; `paragon_conv` the purely convolutional model, `tiers` the published tiers and
+`variant` the variants from nano to xl.
 """

@@ -1,4 +1,4 @@
-"""Shapes of the ParagonSR2 kind, without PyTorch."""
+"""Configuration of ParagonConv, without PyTorch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ SCALES = (1, 2, 3, 4, 8)
 
 @dataclass(frozen=True)
 class ParagonConvConfig:
-    """Shape of a `ParagonConv`: enlargement, width and depth of its trunk.
+    """Scale, channels and depth of a `ParagonConv`.
 
-    Raises ModelError for a scale that is not in `SCALES` or a size below 1.
+    ``features`` are the channels and ``blocks`` the convolutions of its trunk. Raises ModelError
+    for a scale that is not in `SCALES` or a size below 1.
     """
 
     scale: int
@@ -33,7 +34,7 @@ class ParagonConvConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParagonConvConfig:
-        """The reverse of `to_dict`; ModelError names entries that are missing or unknown."""
+        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
         wrong = set(values) ^ set(cls.__dataclass_fields__)
         if wrong:
             raise ModelError(
@@ -42,19 +43,19 @@ class ParagonConvConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, int]:
-        """Plain values, ready for JSON."""
+        """Return the fields as plain values, ready for JSON."""
         return asdict(self)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Its size, as the field writes it."""
+        """Size tags in the usual notation, such as ``64nf`` and ``8nb``."""
         return f"{self.features}nf", f"{self.blocks}nb"
 
     @property
     def reach(self) -> int:
-        """How far an output pixel looks, in input pixels to each side.
+        """Radius of the receptive field, in input pixels to each side.
 
-        One per 3x3 convolution: first, blocks, last. The cubic path looks 2 far, so it never
+        One per 3×3 convolution: first, blocks, last. The cubic path has a radius of 2, so it never
         counts.
         """
         return self.blocks + 2
@@ -68,5 +69,5 @@ class ParagonConvConfig:
 
     @property
     def constants(self) -> int:
-        """Number of values of the fixed path: one dense 5x5 kernel from 3 channels."""
+        """Number of values of the fixed path: one dense 5×5 kernel from 3 channels."""
         return 3 * self.scale**2 * 3 * 25

@@ -1,4 +1,4 @@
-"""Enlargement by the Magic Kernel, the fixed path of ParagonSR2."""
+"""Upsampling with the Magic Kernel Sharp, the fixed path of ParagonSR2."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# J. Costella, "The magic kernel": the smallest spline of the family, and the sharpening that
-# belongs to it.
+# J. Costella, "The magic kernel": the smallest spline of the family and its sharpening filter.
 BLUR = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 SHARP = (-1 / 32, 0.0, 9 / 32, 16 / 32, 9 / 32, 0.0, -1 / 32)
 
 
 class MagicKernelUpsample(nn.Module):
-    """Sharpened by a share ``alpha``, enlarged by whole pixels, blurred.
+    """Magic Kernel upsampling by an integer factor, with optional sharpening.
 
-    (B, C, H, W) becomes (B, C, H * scale, W * scale); beyond its borders an image is zero, before
-    the blur as before the sharpening. The blur of repeated pixels is a small filter of the image
-    itself for each of the ``scale ** 2`` places, so that nothing is run at the large size.
-    Kernels are constants of the code.
+    Maps (B, C, H, W) to (B, C, H * scale, W * scale): sharpened by a share ``alpha``, upsampled by
+    pixel repetition, blurred. Borders are zero-padded, before the blur as before the sharpening.
+    The blur of repeated pixels is computed as one small filter of the input for each of the
+    ``scale ** 2`` phases, so that nothing runs at the output size. Kernels are non-persistent
+    buffers, not in checkpoints.
     """
 
     def __init__(self, channels: int, scale: int, alpha: float) -> None:
@@ -37,7 +37,7 @@ class MagicKernelUpsample(nn.Module):
 
     @staticmethod
     def _phases(scale: int) -> Tensor:
-        """(scale, taps): what each place in an enlarged pixel takes of the pixels around it."""
+        """Return the filter taps of each phase of an upsampled pixel, (scale, taps)."""
         far = len(BLUR) // 2
         reach = -(-far // scale)
         phases = torch.zeros(scale, 2 * reach + 1)
@@ -47,10 +47,10 @@ class MagicKernelUpsample(nn.Module):
         return phases
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge ``x``; see the class for shapes."""
+        """Upsample ``x``; see the class for shapes."""
         if self.alpha:
             sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
-            # Not as a lerp, which would have both of one type, and under autocast they are not.
+            # Not torch.lerp, which needs one dtype: under autocast there are two.
             x = x + self.alpha * (sharp - x)
         places = F.conv2d(x, self.places, padding=self.places.shape[-1] // 2, groups=self.channels)
         return F.pixel_shuffle(places, self.scale)

@@ -1,4 +1,7 @@
-"""The convolutional member of the ParagonSR2 kind: no attention, no pooling, a finite reach."""
+"""ParagonConv, the purely convolutional ParagonSR2: a finite receptive field.
+
+No attention and no pooling.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ _SLOPE = 0.1
 
 
 class CubicUpsample(nn.Module):
-    """Cubic enlargement by a whole factor, before the pixel shuffle.
+    """Cubic upsampling by an integer factor as a convolution before a pixel shuffle.
 
-    (B, C, H, W) becomes (B, C * scale**2, H, W); `F.pixel_shuffle` of that is the picture.
-    Being a convolution with one constant kernel per phase, it weighs the same pixels the same
-    wherever a crop of the image lies; `F.interpolate` derives its weights from float
-    coordinates, which drift as the image grows. Borders are replicated. The kernel is a
-    constant of the code, never a weight in the file.
+    Maps (B, C, H, W) to (B, C * scale**2, H, W); `F.pixel_shuffle` of that is the image. As a
+    convolution with one constant kernel per phase, it weighs the same pixels the same wherever a
+    crop of the image lies; `F.interpolate` derives its weights from float coordinates, which drift
+    as the image grows. Borders are replicated. The kernel is a non-persistent buffer, never in the
+    file.
     """
 
     REACH = 2
@@ -36,20 +39,19 @@ class CubicUpsample(nn.Module):
         self.register_buffer("kernel", kernel.flatten(0, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge ``x``; see the class for shapes."""
+        """Upsample ``x``; see the class for shapes."""
         reach = self.REACH
         return F.conv2d(F.pad(x, (reach, reach, reach, reach), mode="replicate"), self.kernel)
 
 
 class ParagonConv(nn.Module):
-    """Fixed cubic enlargement plus a learned residual.
+    """Fixed cubic upsampling plus a learned convolutional residual.
 
-    (B, 3, H, W) in 0..1 becomes (B, 3, H * scale, W * scale), unclamped. Detail path: a 3x3
-    convolution to ``features`` channels, ``blocks`` of 3x3 convolution and leaky ReLU, a 3x3
-    convolution to 3 * scale**2 channels, pixel shuffle. Nothing in it looks at the picture as
-    a whole, so an output pixel depends on ``config.reach`` = ``blocks`` + 2 input pixels to
-    each side and on no others. The last convolution starts at zero: an untrained network is
-    cubic interpolation.
+    Maps (B, 3, H, W) in 0..1 to (B, 3, H * scale, W * scale), unclamped. Detail path: a 3×3
+    convolution to ``features`` channels, ``blocks`` of 3×3 convolution and leaky ReLU, a 3×3
+    convolution to 3 * scale**2 channels, pixel shuffle. Nothing in it is global, so an output pixel
+    depends on ``config.reach`` = ``blocks`` + 2 input pixels to each side and on no others. The
+    last convolution starts at zero: an untrained network is cubic interpolation.
     """
 
     CHANNELS = 3
@@ -71,13 +73,13 @@ class ParagonConv(nn.Module):
                 nn.init.kaiming_normal_(parameter, a=_SLOPE)
 
     def detail(self, x: Tensor) -> Tensor:
-        """The learned path before the pixel shuffle, (B, 3 * scale**2, H, W)."""
+        """Compute the learned path before the pixel shuffle, (B, 3 * scale**2, H, W)."""
         x = F.leaky_relu(self.conv_in(x), _SLOPE)
         for conv in self.body:
             x = F.leaky_relu(conv(x), _SLOPE)
         return self.conv_up(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge ``x``; see the class for shapes and ranges."""
-        # Both paths are summed before the one pixel shuffle they share.
+        """Upsample ``x``; see the class for shapes and ranges."""
+        # Summed first, so that one pixel shuffle serves both paths.
         return F.pixel_shuffle(self.detail(x) + self.base(x), self.config.scale)

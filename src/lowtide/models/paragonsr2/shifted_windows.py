@@ -1,4 +1,4 @@
-"""Attention in windows as the public ParagonSR2 checkpoints were trained with it."""
+"""Unmasked shifted-window attention of the public ParagonSR2 checkpoints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class ShiftedWindowAttention(nn.Module):
-    """Attention among the pixels of each ``window``, laid out from ``shift`` pixels on.
+    """Multi-head self-attention in cyclically shifted windows, without a mask.
 
-    (B, C, H, W) to the same. The map is filled up with zeros to whole windows, and shifted windows
-    hold pixels of opposite borders: both are attended to like any other pixel, without a mask or
-    a bias for positions. That is what the checkpoints know; new models should prefer
+    Maps (B, C, H, W) to (B, C, H, W). The map is zero-padded to whole windows, and windows shifted
+    by ``shift`` pixels hold pixels of opposite borders: both are attended to like any other pixel,
+    without a mask or a position bias. The checkpoints were trained so; new models should prefer
     `lowtide.attention.spatial.LocalWindowAttention`, whose windows end where the image does.
     """
 
@@ -22,7 +22,7 @@ class ShiftedWindowAttention(nn.Module):
         self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; see the class for shapes."""
+        """Attend in windows; see the class for shapes."""
         side, (height, width) = self.window, x.shape[2:]
         x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, -width % side, 0, -height % side))
         if self.shift:

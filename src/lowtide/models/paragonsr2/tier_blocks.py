@@ -1,6 +1,6 @@
-"""Blocks of the ParagonSR2 tiers, under the names of the public checkpoints' tensors.
+"""Blocks of the ParagonSR2 tiers, with state_dict keys of the public checkpoints.
 
-Source of their shapes and of what they compute: Phhofm/ParagonSR2 (MIT). All take and give maps
+Source of their sizes and of what they compute: Phhofm/ParagonSR2 (MIT). All map (B, C, H, W) to
 (B, C, H, W).
 """
 
@@ -14,12 +14,15 @@ from lowtide.models.paragonsr2.shifted_windows import ShiftedWindowAttention
 
 _HEADS, _EXPANSION = 4, 2
 _TOKENS, _TOKEN_CHANNELS, _SQUEEZE = 64, 16, 16
-# What fp16 holds: products of gates are cut to it in any precision.
+# Largest fp16 value: gated products are clamped to it in any precision.
 _HALF = 65504.0
 
 
 class RMSNorm(nn.Module):
-    """Divides each pixel by the root of its channels' mean square, taken in fp32."""
+    """RMS norm over the channels of each pixel, with scale and bias.
+
+    The mean square is computed in fp32.
+    """
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -28,25 +31,25 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any (B, C, H, W)."""
+        """Normalize (B, C, H, W) over C."""
         square = x.float().square().mean(1, keepdim=True)
         return self.scale * x / (square + self.eps).sqrt().to(x.dtype) + self.bias
 
 
 class LayerScale(nn.Module):
-    """A factor for each channel, small at first."""
+    """Learned factor per channel, initialized to 1e-5."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), 1e-5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any (B, C, H, W)."""
+        """Scale (B, C, H, W) per channel."""
         return x * self.gamma
 
 
 class _Mixing(nn.Module):
-    """Wider channels, a depthwise 3×3 convolution, and back: what most blocks begin with."""
+    """Inverted bottleneck with a depthwise 3×3 convolution, the start of most blocks."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -55,24 +58,24 @@ class _Mixing(nn.Module):
         self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
 
     def mixed(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Expand, filter depthwise, apply GELU and project back."""
         return self.conv2(F.gelu(self.dw(self.conv1(x))))
 
 
 class NanoBlock(_Mixing):
-    """Mixing, and nothing else (`realtime`)."""
+    """Block of tier ``realtime``: an inverted bottleneck."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.scale = LayerScale(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         return x + self.scale(self.mixed(x))
 
 
 class StreamBlock(nn.Module):
-    """Two reaches side by side, then a gate (`stream`)."""
+    """Block of tier ``stream``: depthwise convolutions of two dilations, then a gate."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class StreamBlock(nn.Module):
         self.scale = LayerScale(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         both = self.fuse(torch.cat([self.dw1(x), self.dw3(x)], 1))
         one, other = self.gate(self.proj(both)).chunk(2, 1)
         gated = (one.float() * other.float()).clamp(-_HALF, _HALF).to(x.dtype)
@@ -94,7 +97,10 @@ class StreamBlock(nn.Module):
 
 
 class PhotoBlock(_Mixing):
-    """Normed mixing, then attention in windows by the same scale (`photo`)."""
+    """Block of tier ``photo``: inverted bottleneck, then shifted-window attention.
+
+    Both are normed, and both use one LayerScale.
+    """
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
         super().__init__(channels)
@@ -106,13 +112,13 @@ class PhotoBlock(_Mixing):
             self.attn = ShiftedWindowAttention(channels, _HEADS, window, shift)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = x + self.scale(self.mixed(self.norm(x)))
         return x + self.scale(self.attn(self.attn_norm(x))) if self.attention else x
 
 
 class TierChannelAttention(nn.Module):
-    """A factor for each channel, made of the mean over the image."""
+    """Squeeze-and-excitation: a factor per channel from the mean over the image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -126,12 +132,12 @@ class TierChannelAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         return x * self.fc(self.pool(x).flatten(1))[:, :, None, None]
 
 
 class TokenAttention(nn.Module):
-    """Each pixel asks a learned dictionary of tokens."""
+    """Cross-attention of each pixel to a learned dictionary of tokens."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -141,7 +147,7 @@ class TokenAttention(nn.Module):
         self.v_proj, self.out_proj = nn.Linear(channels, channels), nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         pixels = x.flatten(2).transpose(1, 2)
         keys, values = self.k_proj(self.token_dict), self.v_proj(self.token_dict)
         scores = self.q_proj(pixels) @ keys.transpose(1, 2) * _TOKEN_CHANNELS**-0.5
@@ -150,7 +156,10 @@ class TokenAttention(nn.Module):
 
 
 class ProBlock(_Mixing):
-    """Normed mixing, channel attention, attention in windows, and a dictionary (`pro`)."""
+    """Block of tier ``pro``: bottleneck, channel, window and token attention.
+
+    Shifted-window attention is left out where ``attention`` is False.
+    """
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
         super().__init__(channels)
@@ -164,7 +173,7 @@ class ProBlock(_Mixing):
         self.token_ca = TokenAttention(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = x + self.scale1(self.mixed(self.norm1(x)))
         x = x + self.scale2(self.channel_attn(x))
         if self.attention:

@@ -1,4 +1,4 @@
-"""Shapes of the ParagonSR2 tiers that are trained today, without PyTorch."""
+"""Configuration of the published ParagonSR2 tiers, without PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tier = Literal["realtime", "stream", "photo", "pro"]
 
 @dataclass(frozen=True)
 class TierConfig:
-    """Shape of a `ParagonTier`.
+    """Tier, scale and size of a `ParagonTier`.
 
     ``features`` channels in ``groups`` of ``blocks`` each; ``alpha`` is how much the fixed path
     sharpens. ``window`` is the side of attention windows, in pixels; without ``attention`` the
@@ -29,7 +29,7 @@ class TierConfig:
 
     @classmethod
     def of(cls, tier: Tier, scale: int) -> TierConfig:
-        """The tier as its author trains it."""
+        """Return the configuration that the tier's author trains."""
         features, groups, blocks, alpha = _SHAPES[tier]
         return cls(
             tier,
@@ -42,7 +42,7 @@ class TierConfig:
         )
 
 
-# Features, groups, blocks of each, alpha: the public repository Phhofm/ParagonSR2.
+# Features, groups, blocks per group, alpha: the public repository Phhofm/ParagonSR2.
 _SHAPES: dict[Tier, tuple[int, int, int, float]] = {
     "realtime": (16, 1, 3, 0.3),
     "stream": (32, 2, 3, 0.0),

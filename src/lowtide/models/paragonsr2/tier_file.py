@@ -1,4 +1,4 @@
-"""Checkpoints of ParagonSR2 as they are published: recognized by the names of their tensors."""
+"""Loader of published ParagonSR2 checkpoints, recognized by state_dict keys."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lowtide.models.paragonsr2.tiers import ParagonTier
 FAMILY = "ParagonSR2"
 _ALWAYS = ("conv_in", "conv_mid", "up.0", "conv_out")
 _BLOCK = "body.0.blocks.0."
-# A tensor of the first block that no later tier has.
+# A key of the first block that no later tier in this table has.
 _SIGNS: dict[Tier, str] = {
     "stream": "dw1.weight",
     "pro": "token_ca.token_dict",
     "photo": "norm.scale",
     "realtime": "scale.gamma",
 }
-# The fixed path is in the files too, some of which are in half precision.
+# Files hold the fixed path too, some in half precision.
 _BASE = {"base.sharp.kernel": SHARP, "base.blur.kernel": BLUR}
 _NEAR = 1e-3
 
 
 def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the tensors of a tier."""
+    """Return whether ``state`` is the state_dict of a ParagonSR2 tier."""
     return (
         "detail_gain" in state
         and all(f"{name}.weight" in state for name in _ALWAYS)
@@ -43,11 +43,11 @@ def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
 def load_tier(
     path: Path, name: str, digest: str, state: Mapping[str, Tensor]
 ) -> tuple[ParagonTier, ModelDescriptor]:
-    """The network of a checkpoint that `is_tier_checkpoint`, in fp32 on the CPU, and facts about
-    it.
+    """Build a tier's network (fp32, on the CPU) and descriptor from a checkpoint.
 
-    How much the fixed path sharpens and how large windows are is not in the file: they are those
-    of the tier. Raises ModelError for tensors that do not fit together.
+    ``state`` must satisfy `is_tier_checkpoint`. Sharpening of the fixed path and window size are
+    not in the file: they are those of the tier. Raises ModelError for tensors that do not fit
+    together.
     """
     config = infer_tier_config(path, state)
     network = ParagonTier(config)
@@ -61,7 +61,7 @@ def load_tier(
             f"{path} looks like {FAMILY} ({config.tier}), but its tensors do not fit:"
             f" {lines[-1].strip()}"
         ) from error
-    # In `pro` and with windows that go round the image, every pixel may depend on all others.
+    # In `pro`, and with windows that wrap around the image, every pixel may depend on all others.
     everywhere = config.tier == "pro" or config.attention
     return network, ModelDescriptor(
         name=name,
@@ -84,7 +84,10 @@ def load_tier(
 
 
 def infer_tier_config(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
-    """The shape that the tensors' names and sizes tell."""
+    """Infer the configuration from the names and shapes of the tensors.
+
+    Raises ModelError for a scale that is not an integer, or channels other than 1 or 3.
+    """
     tiers: list[Tier] = [tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state]
     tier = tiers[0]
     features, channels = state["conv_in.weight"].shape[:2]

@@ -1,4 +1,4 @@
-"""ParagonSR2 as it is trained today: realtime, stream, photo and pro."""
+"""The published ParagonSR2 tiers: realtime, stream, photo and pro."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowtide.models.paragonsr2.tier_config import TierConfig
 
 
 class _Group(nn.Module):
-    """Blocks in a row; a name in the checkpoints."""
+    """Sequence of blocks, named as in the checkpoints."""
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class _Group(nn.Module):
 
 
 class ParagonTier(nn.Module):
-    """A fixed enlargement by the Magic Kernel plus learned detail.
+    """Magic Kernel upsampling plus a learned detail path, in one of four tiers.
 
-    (B, C, H, W) in 0..1 becomes (B, C, H * scale, W * scale), unclamped. In `pro` every pixel
-    depends on the whole image, by channel attention; in `photo` those of opposite borders depend
-    on each other (`WrappedWindows`).
+    Maps (B, C, H, W) in 0..1 to (B, C, H * scale, W * scale), unclamped. In `pro` every pixel
+    depends on the whole image, by channel attention; in `photo` pixels of opposite borders depend
+    on each other (`ShiftedWindowAttention`).
     """
 
     def __init__(self, config: TierConfig) -> None:
@@ -54,7 +54,7 @@ class ParagonTier(nn.Module):
         self.detail_gain = nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge ``x``; see the class for shapes and ranges."""
+        """Upsample ``x``; see the class for shapes and ranges."""
         detail = self.conv_out(self.up(self.conv_mid(self.body(self.conv_in(x)))))
         return self.base(x) + detail * self.detail_gain
 

@@ -1,4 +1,4 @@
-"""ParagonSR2 from nano to xl: a fixed enlargement, and detail whose amount the picture decides."""
+"""The ParagonSR2 variants from nano to xl, with a content-dependent detail gain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 
 class ParagonVariant(nn.Module):
-    """Enlargement by the Magic Kernel plus learned detail.
+    """Magic Kernel upsampling plus learned detail, weighted by a `ContentGain`.
 
-    (B, 3, H, W) in 0..1 becomes (B, 3, H * scale, W * scale), unclamped; at a scale of 1 the fixed
-    path is the picture itself. Everything but the last convolution runs at the small size. The
-    content gain, and channel factors where the variant has them, depend on the picture as a whole,
-    so that tiles differ from it; `lowtide.stream` does not.
+    Maps (B, 3, H, W) in 0..1 to (B, 3, H * scale, W * scale), unclamped; at scale 1 the fixed path
+    is the identity. Everything but the last convolution runs at the input size. The content gain,
+    and channel attention where the variant has it, depend on the whole image, so that tiles differ
+    from it; `lowtide.stream` does not.
     """
 
     CHANNELS = 3
@@ -46,19 +46,19 @@ class ParagonVariant(nn.Module):
                 nn.init.zeros_(cast(Tensor, module.bias))
         places = self.config.scale**2
         with torch.no_grad():
-            # All pixels of an enlarged one begin alike, so that no pattern is left to unlearn
+            # All phases of a pixel shuffle start equal, without a checkerboard to unlearn
             # (ICNR, arXiv 1707.02937).
             weight = self.conv_up.weight
             weight.copy_(weight[::places].repeat_interleave(places, 0))
             self.conv_out.weight.mul_(self.config.gain)
 
     def detail(self, x: Tensor) -> Tensor:
-        """What is added to the fixed path before its gain, (B, 3, H * scale, W * scale)."""
+        """Compute the learned path before its gain, (B, 3, H * scale, W * scale)."""
         x = self.conv_in(x)
         x = self.body(x)
         x = x + self.conv_fuse(x)
         return self.conv_out(F.pixel_shuffle(self.conv_up(x), self.config.scale))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge ``x``; see the class for shapes and ranges."""
+        """Upsample ``x``; see the class for shapes and ranges."""
         return self.base(x) + self.detail(x) * self.gain(x)

@@ -1,4 +1,4 @@
-"""Blocks of the ParagonSR2 variants. All take and give maps (B, C, H, W).
+"""Blocks of the ParagonSR2 variants; all map (B, C, H, W) to (B, C, H, W).
 
 After traiNNer-redux in delafer's fork, commit 069b6d59 (MIT); attention is Lowtide's own.
 """
@@ -19,33 +19,37 @@ from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 SLOPE = 0.1
 _BRANCH, _REDUCTION = 8, 4
-# Channels of a head, and the part of a block's channels that attend.
+# Channels of a head, and the divisor of a block's channels that attend.
 _HEAD, _ATTENDING = 16, 4
-# Gains of the detail, from the busiest to the plainest picture.
+# Detail gains, from the busiest to the plainest image.
 _LEAST_GAIN, _MOST_GAIN = 0.05, 0.2
 
 
 def initial_residual_scale(depth: int) -> float:
-    """Of a residual branch before training, by how many there are one after another (CaiT,
-    arXiv 2103.17239, table of LayerScale)."""
+    """Return the initial scale of a residual branch by the network's depth.
+
+    From CaiT (arXiv 2103.17239, table of LayerScale).
+    """
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
 class ChannelScale(nn.Module):
-    """A factor for each channel."""
+    """Learned factor per channel, initialized to ``first`` (LayerScale)."""
 
     def __init__(self, channels: int, first: float) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), first))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any (B, C, H, W)."""
+        """Scale (B, C, H, W) per channel."""
         return x * self.gamma
 
 
 class InceptionDepthwise(nn.Module):
-    """Depthwise kernels on an eighth of the channels each: 3×3, a row and a column; the rest
-    passes (InceptionNeXt, arXiv 2303.16900)."""
+    """Inception depthwise convolution (InceptionNeXt, arXiv 2303.16900).
+
+    A 3×3, a 1×band and a band×1 kernel, on an eighth of the channels each; the rest passes.
+    """
 
     def __init__(self, channels: int, band: int) -> None:
         super().__init__()
@@ -56,13 +60,13 @@ class InceptionDepthwise(nn.Module):
         self.down = nn.Conv2d(few, few, (band, 1), padding=(band // 2, 0), groups=few)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         rest, square, across, down = x.split(self.parts, 1)
         return torch.cat([rest, self.square(square), self.across(across), self.down(down)], 1)
 
 
 class ResidualAttention(nn.Module):
-    """A residual branch of attention, on fewer channels than the block has."""
+    """Residual attention branch with fewer channels than the block has."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
@@ -81,12 +85,12 @@ class ResidualAttention(nn.Module):
         self.share = ChannelScale(hidden, initial_residual_scale(config.depth))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         return x + self.share(self.widen(self.attention(self.narrow(self.norm(x)))))
 
 
 class ConvTransformer(nn.Module):
-    """Wider channels, mixed by a depthwise 3×3 convolution and by attention, and back."""
+    """Inverted bottleneck with a depthwise 3×3 convolution and attention inside."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
@@ -101,13 +105,13 @@ class ConvTransformer(nn.Module):
         self.project_out = nn.Conv2d(hidden, features, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         mixed = self.blend(F.leaky_relu(self.mix(self.project_in(x)), SLOPE))
         return self.project_out(self.modulate(self.attend(mixed)))
 
 
 class VariantBlock(nn.Module):
-    """Long thin kernels, then the transformer, each a residual branch; then a norm, if any."""
+    """Inception depthwise and transformer branches, each residual, then a norm if any."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
@@ -121,27 +125,27 @@ class VariantBlock(nn.Module):
         self.norm = RMSNorm(features) if config.norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = x + self.context_share(self.context(x))
         return self.norm(x + self.transformer_share(self.transformer(x)))
 
 
 class ResidualGroup(nn.Module):
-    """Blocks in a row, and the way around them."""
+    """Residual group: a sequence of blocks with a skip connection."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*(VariantBlock(config) for _ in range(config.blocks)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As large as it comes."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         return x + self.blocks(x)
 
 
 class ContentGain(nn.Module):
-    """How much detail a picture gets, from its whole: more for a plain one.
+    """Gain of the detail path from global image content, larger for plain images.
 
-    (B, channels, H, W) in 0..1 becomes (B, 1, 1, 1) from 0.05 to 0.2.
+    Maps (B, C, H, W) in 0..1 to (B, 1, 1, 1) from 0.05 to 0.2.
     """
 
     def __init__(self, channels: int, features: int) -> None:
@@ -153,7 +157,7 @@ class ContentGain(nn.Module):
         self.judge = nn.Conv2d(half, 1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
+        """Return the gain; see the class."""
         x = image
         for conv in (self.near, self.wider, self.widest):
             x = F.leaky_relu(conv(x), SLOPE)

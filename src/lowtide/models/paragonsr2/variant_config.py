@@ -1,4 +1,4 @@
-"""Shapes of the ParagonSR2 variants from nano to xl, without PyTorch."""
+"""Configuration of the ParagonSR2 variants from nano to xl, without PyTorch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ WindowForm = Literal["halo", "blended"]
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """Shape of a `ParagonVariant`.
+    """Scale, size and attention of a `ParagonVariant`.
 
     ``features`` channels in ``groups`` of ``blocks``, widened ``expansion`` times inside a block
     and mixed by depthwise kernels up to ``band`` pixels long. ``alpha`` is how much the fixed path
-    sharpens, ``gain`` what the last convolution's weights are multiplied by before training.
-    ``norm`` and ``modulation`` are a norm after each block and factors for channels from the
-    image's mean. ``attention`` runs in windows of ``window`` pixels that share ``shared``, of
-    ``form``.
+    sharpens, ``gain`` the factor of the last convolution's initial weights. ``norm`` and
+    ``modulation`` are a norm after each block and channel attention. ``attention`` runs in windows
+    of ``window`` pixels that share ``shared``, of ``form``.
 
     Raises ModelError for values that make no network.
     """
@@ -62,9 +61,10 @@ class VariantConfig:
 
     @classmethod
     def of(cls, variant: Variant, scale: int, **changes: Any) -> VariantConfig:
-        """A variant as it is meant, with ``changes``. Raises ModelError for other names.
+        """Return a variant's configuration with ``changes``.
 
-        Up to xs a variant has no attention unless it is asked for.
+        Up to xs a variant has no attention unless it is asked for. Raises ModelError for unknown
+        names.
         """
         if variant not in _SHAPES:
             raise ModelError(f"{variant!r} is not one of {', '.join(_SHAPES)}")
@@ -73,7 +73,7 @@ class VariantConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> VariantConfig:
-        """The reverse of `to_dict`; ModelError names entries that are missing or unknown."""
+        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
         wrong = set(values) ^ set(cls.__dataclass_fields__)
         if wrong:
             names = ", ".join(sorted(wrong))
@@ -81,12 +81,12 @@ class VariantConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return the fields as plain values, ready for JSON."""
         return asdict(self)
 
     @property
     def name(self) -> str:
-        """The variant that has these features and this depth, or what tells it from those."""
+        """Name of the variant with these features and depth, else such as ``64nf``."""
         for variant, (features, groups, blocks, *_) in _SHAPES.items():
             if (features, groups, blocks) == (self.features, self.groups, self.blocks):
                 return variant
@@ -94,7 +94,7 @@ class VariantConfig:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The variant, its size as the field writes it, and its attention."""
+        """Variant, size in the usual notation, and attention."""
         size = f"{self.features}nf", f"{self.groups}x{self.blocks}"
         told = {
             "none": "no attention",
@@ -105,7 +105,7 @@ class VariantConfig:
 
     @property
     def constants(self) -> int:
-        """Number of values of the fixed path: filters that sharpen, and one for each place."""
+        """Number of values of the fixed path: sharpening filters, and one per phase."""
         if self.scale == 1:
             return 0
         side = 2 * -(-2 // self.scale) + 1
@@ -118,11 +118,11 @@ class VariantConfig:
 
     @property
     def depth(self) -> int:
-        """Blocks in all."""
+        """Total number of blocks."""
         return self.groups * self.blocks
 
 
-# Features, groups, blocks of each, expansion, band, alpha, gain, norm, modulation: those of
+# Features, groups, blocks per group, expansion, band, alpha, gain, norm, modulation: those of
 # traiNNer-redux in delafer's fork, commit 069b6d59 (MIT). Up to s that code halves the groups and
 # blocks that it states; these are what it builds.
 _SHAPES: dict[Variant, tuple[Any, ...]] = {
@@ -135,7 +135,7 @@ _SHAPES: dict[Variant, tuple[Any, ...]] = {
     "l": (96, 6, 8, 2.0, 13, 0.55, 0.1, True, True),
     "xl": (128, 8, 10, 2.0, 15, 0.6, 0.1, True, True),
 }
-# Three trainings each gained less by attention than they differ (the benchmark
+# In three trainings each, attention gained less than the trainings differ (the benchmark
 # ``attention_helps``); s gained more, and m, l and xl have the windows that their author gave them.
 _UNHELPED: frozenset[Variant] = frozenset(("nano", "micro", "tiny", "xs"))
 VARIANTS: tuple[Variant, ...] = tuple(_SHAPES)

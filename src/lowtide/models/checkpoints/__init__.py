@@ -1,7 +1,7 @@
-"""Files of torch.save, read without unpickling and without torch.load.
+"""Safe readers of torch.save files, without unpickling and without torch.load.
 
-A file holds what its bytes hold: what is read from it is bounded by its size, whatever it says.
-Nothing in it is called, extracted or written anywhere.
+What is read from a file is bounded by its size, whatever it claims. Nothing in it is called,
+extracted or written anywhere.
 """
 
 from lowtide.models.checkpoints.state_dict import read_state_dict

@@ -1,8 +1,7 @@
-"""Both formats of torch.save: a zip archive of stored records, and before it a stream of pickles.
+"""Readers of both torch.save containers: zip archives and legacy pickle streams.
 
-Each is read by what it should be, and everything else is refused: TorchScript, archives that are
-compressed, and tar archives, PyTorch's format before version 0.1.10, which torch.load still
-unpacks into a folder, links included.
+Everything else is refused: TorchScript, compressed archives, and tar archives, PyTorch's format
+before version 0.1.10, which torch.load still unpacks into a folder, links included.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ class UnacceptedError(ValueError):
 
 
 class ZipCheckpoint:
-    """The zip format: ``content`` is what was pickled. Raises `DamagedError`, `UnacceptedError`,
-    `ForbiddenNameError` and what zipfile raises."""
+    """Reader of the zip format of torch.save; ``content`` is the pickled object.
+
+    Raises `DamagedError`, `UnacceptedError`, `ForbiddenNameError` and what zipfile raises.
+    """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._archive = zipfile.ZipFile(file)
@@ -50,7 +51,7 @@ class ZipCheckpoint:
         )
 
     def values(self, storage: StorageRef) -> Tensor:
-        """All that is stored under a storage's key, as bytes in this machine's order."""
+        """Return all bytes of a storage's record, uint8 in this machine's byte order."""
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
         if record.file_size != storage.count * storage.dtype.itemsize:
             raise DamagedError(f"record {storage.key} is not of the size that its tensors need")
@@ -67,19 +68,22 @@ class ZipCheckpoint:
 
 
 class LegacyCheckpoint:
-    """The format before: pickles, and then the storages. See `ZipCheckpoint`."""
+    """Reader of the legacy torch.save format: pickles, then storages.
+
+    See `ZipCheckpoint`.
+    """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._maker = _Clipped(file, size), ObjectFactory()
         _require_no_tar(file)
         if self._next() != _MAGIC or self._next() != _VERSION:
             raise DamagedError("it does not begin as a file of torch.save")
-        self._next()  # facts about the machine that wrote it
+        self._next()  # sys_info of the machine that wrote it
         self.content, keys = self._next(), self._next()
         self._starts = {str(key): self._skipped(str(key)) for key in keys}
 
     def values(self, storage: StorageRef) -> Tensor:
-        """All that is stored under a storage's key, as bytes."""
+        """Return all bytes of a storage, as uint8."""
         whole = self._maker.storages[storage.key]
         self._file.seek(self._starts[storage.key])
         return _filled(self._file, whole.count * whole.dtype.itemsize)
@@ -88,7 +92,7 @@ class LegacyCheckpoint:
         return read_pickle(self._file, self._maker)
 
     def _skipped(self, key: str) -> int:
-        """Where a storage's values start; the file is left at their end."""
+        """Return the offset of a storage's values and seek to their end."""
         storage, count = self._maker.storages[key], self._file.read(8)
         if len(count) < 8 or struct.unpack("<q", count)[0] != storage.count:
             raise DamagedError(f"storage {key} is not of the size that its tensors need")
@@ -100,7 +104,7 @@ class LegacyCheckpoint:
 
 
 class _Clipped:
-    """A file that makes no room for more than it holds, whatever length a pickle claims."""
+    """File whose reads allocate at most the file's size, whatever a pickle claims."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self.size = file, size
@@ -112,7 +116,7 @@ class _Clipped:
 
 
 def _filled(file: Any, size: int) -> Tensor:
-    """The next bytes of a file."""
+    """Read the next ``size`` bytes of a file as a uint8 tensor."""
     found = torch.empty(size, dtype=torch.uint8)
     rest = found.numpy().data
     while rest:
@@ -124,7 +128,7 @@ def _filled(file: Any, size: int) -> Tensor:
 
 
 def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise unless records are as torch.save writes them, none compressed and none over another."""
+    """Raise unless records are as torch.save writes them: stored, not overlapping."""
     if any(record.filename.endswith("constants.pkl") for record in records):
         raise UnacceptedError(
             "is TorchScript, which is a program", "save the state_dict of its model as .safetensors"
@@ -144,7 +148,7 @@ def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _require_no_tar(file: BinaryIO) -> None:
-    """A tar archive says so in its first block, which has room for a pickle's beginning too."""
+    """Raise `UnacceptedError` for a tar archive, whose first block also fits a pickle."""
     block = file.read(512)
     file.seek(0)
     if block[257:262] == b"ustar":

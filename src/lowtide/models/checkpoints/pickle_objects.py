@@ -1,4 +1,8 @@
-"""What the names in a checkpoint's pickle stand for: notes of tensors, dictionaries, or nothing."""
+"""Stand-ins for the objects that a checkpoint's pickle names.
+
+Tensors become references to their storages, dictionaries become dict, and harmless objects are
+opaque.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _STORAGES = {
     "BoolStorage": torch.bool,
     "UntypedStorage": torch.uint8,
 }
-# Objects of these say nothing of a model's weights: they are passed over.
+# Objects of these hold no weights and are ignored.
 _HARMLESS = {
     "_codecs": "encode",
     "argparse": "Namespace",
@@ -36,7 +40,7 @@ _HARMLESS = {
     "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath",
     "torch": "Size Tensor device",
     "torch._tensor": "Tensor",
-    # Tensors in 8 bits or sparse, such as optimizers keep: no network here is stored in them.
+    # Quantized or sparse tensors, such as optimizers keep: no network here is stored in them.
     "torch._utils": "_rebuild_tensor_v3 _rebuild_qtensor _rebuild_sparse_tensor",
     "torch.serialization": "_get_layout",
     "types": "SimpleNamespace",
@@ -55,7 +59,7 @@ _TENSORS = {
     "torch._tensor": "_rebuild_from_type_v2",
     "torch.nn.parameter": "Parameter",
 }
-# What modules are called in the pickles of other versions of Python and NumPy.
+# Module names in pickles of other versions of Python and NumPy.
 _RENAMED = {
     "__builtin__": "builtins",
     "numpy._core.multiarray": "numpy.core.multiarray",
@@ -64,11 +68,11 @@ _RENAMED = {
 
 
 class DamagedError(ValueError):
-    """No stream that torch.save wrote."""
+    """The stream was not written by torch.save, or is damaged."""
 
 
 class ForbiddenNameError(ValueError):
-    """The stream asks for something that is not on the lists above; ``name`` is what it is."""
+    """The pickle imports ``name``, which is not on the allowlists of this module."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"it asks for {name}")
@@ -77,7 +81,10 @@ class ForbiddenNameError(ValueError):
 
 @dataclass(frozen=True)
 class StorageRef:
-    """Values of one type under a key of the file; ``first`` is where a view of it begins."""
+    """Reference to a typed storage of the file by key, or to a view of it.
+
+    ``count`` and ``first``, the offset of a view, are in elements.
+    """
 
     key: str
     dtype: torch.dtype
@@ -87,7 +94,7 @@ class StorageRef:
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor as a part of a storage; offset and strides are in elements.
+    """Reference to a strided view of a storage; offset and strides are in elements.
 
     Raises `DamagedError` for one that reaches beyond its storage.
     """
@@ -111,20 +118,20 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class OpaqueObject:
-    """A harmless name, or an object of it, of which nothing else is known."""
+    """Stand-in for a harmless name, or for an object of it."""
 
     name: str
 
 
 class ObjectFactory:
-    """Makes the objects of one file, and gathers its ``storages`` by their keys."""
+    """Factory of one file's objects, which collects its ``storages`` by key."""
 
     def __init__(self) -> None:
         self.storages: dict[str, StorageRef] = {}
         self._copied = 0
 
     def named(self, module: Any, name: Any) -> OpaqueObject:
-        """What a name stands for; raises `ForbiddenNameError`."""
+        """Resolve a global name; raises `ForbiddenNameError` unless it is allowed."""
         module = _RENAMED.get(module, module)
         listed = any(
             name in table.get(module, "").split() for table in (_HARMLESS, _DICTIONARIES, _TENSORS)
@@ -134,24 +141,24 @@ class ObjectFactory:
         return OpaqueObject(f"{module}.{name}")
 
     def made(self, asked: Any, given: Any) -> Any:
-        """An object of a name, by what it would be called with; raises `DamagedError`."""
+        """Build the object of a call of a name; raises `DamagedError`."""
         if type(asked) is not OpaqueObject or type(given) is not tuple:
             raise DamagedError("it calls what is no name")
         module, _, name = asked.name.rpartition(".")
         if name in _DICTIONARIES.get(module, "").split():
             return self._dictionary(given)
         if name not in _TENSORS.get(module, "").split():
-            return asked  # one of the harmless ones
+            return asked  # a harmless object
         if len(given) > _MOST_ARGUMENTS:
             raise DamagedError(f"{asked.name} has {len(given)} arguments")
-        if name == "_rebuild_from_type_v2":  # of a function, a type, its arguments, attributes
+        if name == "_rebuild_from_type_v2":  # (function, type, arguments, state)
             if given[0] == asked:
                 raise DamagedError("a tensor is made by what makes none")
             return self.made(given[0], given[2])
         return _tensor(*given) if name.startswith("_rebuild_tensor") else given[0]
 
     def storage(self, asked: Any) -> StorageRef:
-        """What a persistent identity of torch.save stands for; raises `DamagedError`."""
+        """Resolve a persistent ID of torch.save to a storage; raises `DamagedError`."""
         if type(asked) is not tuple or not 5 <= len(asked) <= 6:
             raise DamagedError("it names a storage in an unknown way")
         what, kind, key, _, count, *views = asked
@@ -168,9 +175,9 @@ class ObjectFactory:
         return _view(found, views[0]) if views and views[0] is not None else found
 
     def _dictionary(self, given: tuple[Any, ...]) -> dict[Any, Any]:
-        """One of pairs, as Python 2 wrote it; other arguments (a factory, say) are passed over."""
+        """Build a dict from pairs, as Python 2 wrote it; other arguments are ignored."""
         pairs = given[0] if len(given) == 1 and type(given[0]) is list else []
-        # The only copies: a list that is there once may be copied by every few bytes.
+        # Limited, since a few bytes of pickle can copy one list again.
         self._copied += len(pairs)
         if self._copied > _MOST_COPIED:
             raise DamagedError("it copies its lists again and again")
@@ -178,8 +185,10 @@ class ObjectFactory:
 
 
 def plain_key(key: Any) -> Any:
-    """A dictionary's key: one whose hash is found at once and which few others share; raises
-    `DamagedError` for others."""
+    """Return ``key`` if it is a safe dictionary key; raises `DamagedError` otherwise.
+
+    Safe keys hash in constant time and rarely collide.
+    """
     parts = key if type(key) is tuple and len(key) <= _MOST_ARGUMENTS else (key,)
     for part in parts:
         small = type(part) is int and abs(part) < _LARGEST_KEY
@@ -198,7 +207,10 @@ def _view(whole: StorageRef, view: Any) -> StorageRef:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TensorRef:
-    """`torch._utils._rebuild_tensor` and its second version, gradients and hooks passed over."""
+    """Stand-in for `torch._utils._rebuild_tensor` and its second version.
+
+    Gradients and hooks are ignored.
+    """
     if type(storage) is not StorageRef:
         raise DamagedError("a tensor has no storage")
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int:
@@ -209,8 +221,8 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Te
 
 
 def _is_torch_value(module: str, name: str) -> bool:
-    """A type of storage, a dtype or a layout: values that nothing is called of."""
+    """Return whether a name is a storage type, a dtype or a layout, never called."""
     if module == "torch" and name not in _STORAGES:
-        # By its table: an attribute might be imported on demand.
+        # vars(), since getattr might import an attribute on demand.
         return isinstance(vars(torch).get(name), (torch.dtype, torch.layout))
     return module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES

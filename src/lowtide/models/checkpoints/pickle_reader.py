@@ -1,9 +1,9 @@
-"""What torch.save pickled, read without unpickling it.
+"""Pickle reader that executes nothing, for the opcodes torch.save writes.
 
-A pickle is a program: Python's machine for it imports and calls whatever the program names. The
-one here knows the instructions that torch.save writes, and calls nothing. A name is one of a
-short list or refused; a tensor is a note of where its values lie. No instruction makes more than
-one small object, so that a stream needs memory in proportion to its length.
+A pickle is a program: Python's unpickler imports and calls whatever it names. This reader knows the
+opcodes that torch.save writes, and calls nothing. A name is on a short allowlist or refused; a
+tensor becomes a reference to its storage. No opcode makes more than one small object, so that a
+stream needs memory in proportion to its length.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from lowtide.models.checkpoints.pickle_objects import (
     plain_key,
 )
 
-# The largest checkpoints, optimizers' states included, have a few hundred thousand.
+# The largest checkpoints, optimizer states included, have a few hundred thousand.
 _MOST_INSTRUCTIONS = 2_000_000
 
 
 class Readable(Protocol):
-    """A file as `pickletools` reads it. ``read`` must not make room for more than there is."""
+    """File protocol for `pickletools`; ``read`` must not allocate past the file's end."""
 
     def read(self, count: int, /) -> bytes:
-        """Up to so many bytes."""
+        """Read up to ``count`` bytes."""
         ...
 
     def readline(self) -> bytes:
-        """The rest of a line."""
+        """Read the rest of a line."""
         ...
 
 
 def read_pickle(file: Readable, maker: ObjectFactory) -> Any:
-    """The object pickled at the file's position: dictionaries, lists, tuples and plain values,
-    with `Place` for tensors and `OpaqueObject` for harmless objects.
+    """Read the object pickled at the file's position, without unpickling.
 
-    Subclasses of dict are dict. Raises `ForbiddenNameError` and `DamagedError`.
+    Dictionaries, lists, tuples and plain values, with `TensorRef` for tensors and `OpaqueObject`
+    for harmless objects. Subclasses of dict become dict. Raises `ForbiddenNameError` and
+    `DamagedError`.
     """
     machine = _Machine(maker)
     try:
@@ -48,11 +49,13 @@ def read_pickle(file: Readable, maker: ObjectFactory) -> Any:
     except (ForbiddenNameError, DamagedError):
         raise
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-        # All that a wrong order or count of instructions raises here and in pickletools.
+        # What a wrong order or count of opcodes raises here and in pickletools.
         raise DamagedError(f"its pickle is broken ({type(error).__name__})") from error
 
 
 class _Machine:
+    """Stack machine that interprets the opcodes in `_INSTRUCTIONS`."""
+
     def __init__(self, maker: ObjectFactory) -> None:
         self.maker = maker
         self.stack: list[Any] = []
@@ -162,6 +165,6 @@ _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     "REDUCE": lambda machine, _: machine.make(),
     "NEWOBJ": lambda machine, _: machine.make(),
     "NEWOBJ_EX": lambda machine, _: machine.make(names_too=True),
-    "BUILD": lambda machine, _: machine.stack.pop(),  # attributes: weights have none
+    "BUILD": lambda machine, _: machine.stack.pop(),  # drop attributes: weights have none
     "BINPERSID": lambda machine, _: machine.push(machine.maker.storage(machine.stack.pop())),
 }

@@ -1,4 +1,4 @@
-"""The table of named tensors in a file of torch.save."""
+"""Reader of the state_dict in a torch.save file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lowtide.models.checkpoints.containers import (
 from lowtide.models.checkpoints.pickle_objects import DamagedError, ForbiddenNameError, TensorRef
 from lowtide.models.model_files import DOWNLOAD_AGAIN
 
-# What tables lie in, as spandrel looks for them; the averaged weights before the others.
+# Keys that wrap a state_dict, as in spandrel; EMA weights before the others.
 _WRAPPERS = (
     "model_state_dict",
     "state_dict",
@@ -37,9 +37,9 @@ _WRAPPERS = (
     "generator",
 )
 _DEEPEST = 8
-# Tensors may share what is stored, or repeat it, to so many times the size of the file.
+# Tensors may share or repeat storages, up to _TIMES the size of the file plus _ANYHOW bytes.
 _TIMES, _ANYHOW = 4, 1 << 20
-# All that damaged archives were seen to raise in zipfile.
+# Everything that damaged archives were seen to raise in zipfile.
 _DAMAGE = (
     DamagedError,
     zipfile.BadZipFile,
@@ -54,10 +54,10 @@ _DAMAGE = (
 
 
 def read_state_dict(path: Path) -> dict[str, Any]:
-    """The named tensors of a file of torch.save, on the CPU, and the plain values among them.
+    """Read the named tensors of a torch.save file on the CPU, and plain values.
 
     Raises `ModelError` for damage, for a file of another kind, for one that asks for objects that
-    no model's weights need, and for one without such a table.
+    no model's weights need, and for one without named tensors.
     """
     try:
         with path.open("rb") as file:
@@ -87,7 +87,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, content: Any) -> dict[str, Any]:
-    """The innermost table in the wrappers that training programs put round it."""
+    """Return the innermost dictionary within the wrappers of training programs."""
     for _ in range(_DEEPEST):
         if not isinstance(content, dict):
             break

@@ -1,4 +1,4 @@
-"""Models as files for other runtimes, and the proof that these give the same."""
+"""Export of models to ONNX, and comparison of the files with PyTorch."""
 
 from lowtide.models.export.onnx_check import (
     LARGEST_DIFFERENCE,

@@ -1,4 +1,4 @@
-"""Whether an exported file gives what its model gives, at sizes that were not exported."""
+"""Comparison of an exported ONNX file with its model at sizes not traced."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ from lowtide.models.onnx_runtime import (
     short_reason,
 )
 
-# In fp32, of pixels in 0..1 or of the largest one where that is more; rounding in another order
-# leaves a hundredth of it.
+# In fp32, for pixels in 0..1 or relative to the largest one where that is more; rounding in another
+# order causes a hundredth of it.
 LARGEST_DIFFERENCE = 1e-4
-# Of what 8 bits may lose: less than that is seen.
+# Minimum PSNR of int8: a lower one is visible.
 LEAST_DB = 40.0
-# By what a runtime may be further from fp32 than PyTorch is at the same low precision.
+# Factor by which a runtime may be further from fp32 than PyTorch is at the same low precision.
 _ALLOWANCE = 2
 # Height and width: odd, smaller and larger than windows, in both directions, and more pixels than
-# models that take small pictures otherwise call small.
+# models with a special case for small images call small.
 _SIZES = ((33, 50), (19, 61), (64, 80), (129, 131))
 _TIMED_PAIRS = 3
 
 
 @dataclass(frozen=True)
 class SizeCheck:
-    """One size, in pixels. ``difference`` is the largest between the file's result and that of
-    the model in fp32, on a scale of 0..1; ``bound`` is what it may be.
+    """Result of one comparison at a size in pixels.
+
+    ``difference`` is the largest between the file's result and that of the model in fp32, on a
+    scale of 0..1; ``bound`` is its limit.
 
     In fp16 and bf16 ``own_difference`` is that of PyTorch at the same precision, and ``psnr_db``
-    is how near the file comes to fp32, infinity where it is equal; both are None in fp32. In int8,
-    which PyTorch has not, no difference is too large as such (``bound`` is None) but ``psnr_db``
-    must be ``least_db``.
+    the PSNR of the file against fp32, infinity where it is equal; both are None in fp32. In int8,
+    which PyTorch does not have, the difference has no limit (``bound`` is None) but ``psnr_db``
+    must be at least ``least_db``.
     """
 
     height: int
@@ -60,14 +62,14 @@ class SizeCheck:
 
     @property
     def good(self) -> bool:
-        """Whether the difference is within the bound; one that is not a number is not."""
+        """Whether the difference is within the bound, or the PSNR high enough; NaN fails."""
         if self.bound is not None:
             return self.difference <= self.bound
         return (self.psnr_db or 0.0) >= (self.least_db or 0.0)
 
 
 class OnnxRunner:
-    """An ONNX file, run by ONNX Runtime on the CPU with PyTorch's number of threads.
+    """ONNX Runtime on the CPU as a callable, with PyTorch's number of threads.
 
     Raises `CannotRunError` where the runtime refuses the file, and `UsageError` where the package
     onnxruntime is missing.
@@ -78,7 +80,7 @@ class OnnxRunner:
         self._session = open_session(path, torch.get_num_threads(), patterns=True)
 
     def __call__(self, image: Tensor) -> Tensor:
-        """fp32 (1, C, H, W) to what the file makes of it."""
+        """Run the file on an fp32 image (1, C, H, W)."""
         try:
             (found,) = self._session.run([RESULT], {IMAGE: image.numpy()})
         except runtime_errors() as error:
@@ -88,7 +90,7 @@ class OnnxRunner:
 
 
 def checked_sizes(rule: SizeRule) -> tuple[tuple[int, int], ...]:
-    """(height, width) of the sizes compared: such as ``rule`` allows, none that was exported."""
+    """Return the (height, width) pairs to compare: allowed by ``rule``, never traced."""
     traced = _allowed(EXAMPLE_SIDES, rule)
     sizes = (_allowed(size, rule) for size in _SIZES)
     return tuple(dict.fromkeys(size for size in sizes if size != traced))
@@ -99,8 +101,8 @@ def compare_fp32(
 ) -> SizeCheck:
     """Compare the file with ``model`` in fp32 on an image of ``size`` (height, width).
 
-    ``network`` is what was exported: that of the model, or its copy in a lower precision, whose
-    own error sets the bound. Raises `ModelError` where the result has another shape, and
+    ``network`` is what was exported: that of the model, or its copy in a lower precision, whose own
+    error sets the bound. Raises `ModelError` where the result has another shape, and
     `CannotRunError` where the runtime fails at this size.
     """
     image = random_image(model, size)
@@ -113,7 +115,7 @@ def compare_fp32(
     if network is model.module:
         return SizeCheck(*size, difference, rounding)
     own_difference = max_error(own.numpy(), expected.numpy())
-    # A model that overflows at this precision must not allow the file everything.
+    # A model that overflows at this precision must not raise the bound to infinity.
     allowed = _ALLOWANCE * own_difference if math.isfinite(own_difference) else 0.0
     bound = max(rounding, allowed)
     decibels = psnr(found.numpy(), expected.numpy())
@@ -121,15 +123,20 @@ def compare_fp32(
 
 
 def _scale(expected: Tensor) -> float:
-    """The largest pixel, at least 1: rounding is a share of what is rounded. A result that is not
-    finite widens nothing."""
+    """Return the largest pixel, at least 1, since rounding errors are relative.
+
+    1 for a result that is not finite.
+    """
     largest = expected.abs().max().item()
     return max(1.0, largest) if math.isfinite(largest) else 1.0
 
 
 def compare_int8(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
-    """Compare a file in int8 with ``model`` in fp32 on ``picture``, fp32 (1, C, H, W) in 0..1,
-    which should be none that it was tuned on. Raises as `compare_fp32`."""
+    """Compare an int8 file with ``model`` in fp32 on ``picture``.
+
+    ``picture`` is fp32 (1, C, H, W) in 0..1 and should not be one of the calibration images. Raises
+    as `compare_fp32`.
+    """
     with torch.inference_mode():
         expected = model.module(picture)
     found = _result(run, picture, expected)
@@ -145,7 +152,7 @@ def compare_int8(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
 
 
 def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
-    """What the file makes of ``image``, which must have the shape of what is ``expected``."""
+    """Run the file on ``image`` and check that its result has the expected shape."""
     found = run(image)
     if found.shape != expected.shape:
         height, width = image.shape[2:]
@@ -159,15 +166,18 @@ def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
 def processor_seconds(
     run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
 ) -> tuple[float, float]:
-    """Of one image of ``size`` (height, width) by ONNX Runtime and by PyTorch at the same
-    precision: medians of alternating pairs, after `compare_fp32` has warmed both up."""
+    """Measure CPU seconds per image of ``size`` by ONNX Runtime and by PyTorch.
+
+    ``size`` is (height, width), both run at the same precision. Medians of alternating pairs, after
+    `compare_fp32` has warmed both up.
+    """
     image = random_image(model, size)
     pairs = [(_seconds(run, image), _seconds(network, image)) for _ in range(_TIMED_PAIRS)]
     return median(one for one, _ in pairs), median(other for _, other in pairs)
 
 
 def random_image(model: Model, size: tuple[int, int]) -> Tensor:
-    """Noise in 0..1, (1, C, height, width), the same in every run."""
+    """Return noise in 0..1, (1, C, height, width), the same in every run."""
     source = torch.Generator().manual_seed(math.prod(size))
     return torch.rand(1, model.descriptor.in_channels, *size, generator=source)
 

@@ -1,4 +1,4 @@
-"""Layers in 8-bit whole numbers: a file that is smaller and faster, and not equal."""
+"""Static int8 quantization of ONNX files: smaller and faster, not exact."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from lowtide.core.errors import ModelError
 from lowtide.core.logging import silence_warnings
 from lowtide.models.onnx_runtime import require_packages
 
-# Operators that runtimes have 8-bit kernels for, and which hold a model's weights.
+# Operators with weights for which runtimes have int8 kernels.
 _LAYERS = "Conv", "Gemm", "MatMul"
 
 
 def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
-    """Turn the fp32 file of `write_onnx` into one with weights and layers' inputs in 8 bits.
+    """Quantize the fp32 file of `write_onnx` to int8, in place.
 
-    Static, by ONNX Runtime's quantizer: weights symmetric and by output channel, inputs by the
-    range they have on ``pictures``, fp32 (1, C, H, W) in 0..1, of which there should be some from
+    Static, by ONNX Runtime's quantizer: weights symmetric and per output channel, activations by
+    the range they have on ``pictures``, calibration images fp32 (1, C, H, W) in 0..1, some from
     several photographs. The first and the last layer stay in fp32, since a picture's own values
-    pass through them. Not exact: `lowtide.models.export.compare_in_8_bits` tells the loss. Returns
-    how many layers are in 8 bits.
+    pass through them. Accuracy: approximate; `lowtide.models.export.compare_int8` measures the
+    loss.
 
-    Raises `UsageError` where onnx or onnxruntime is missing, and `ModelError` for a model without
-    a layer between its first and its last.
+    Returns:
+        How many layers are in int8.
+
+    Raises:
+        UsageError: onnx or onnxruntime is missing.
+        ModelError: the model has no layer between its first and its last.
     """
     require_packages("onnx", "onnxruntime", what="exporting to 8 bits")
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -51,7 +55,7 @@ def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
 
 
 def _layers(path: Path | str) -> list[str]:
-    """Names of the nodes with weights of their own, from the first to the last."""
+    """Return the names of the nodes with stored weights, from first to last."""
     import onnx
 
     graph = onnx.load(path).graph
@@ -63,7 +67,7 @@ def _reader(pictures: Sequence[Tensor]) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Pictures(CalibrationDataReader):
-        """One picture after another, then None."""
+        """Calibration images one after another, then None."""
 
         def __init__(self) -> None:
             self._left = iter(pictures)

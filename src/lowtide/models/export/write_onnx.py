@@ -1,4 +1,4 @@
-"""A whole model as an ONNX file, for images of any height and width."""
+"""Export of a whole model to an ONNX file with dynamic height and width."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from lowtide.models.onnx_session import OnnxNetwork
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)
-# Of the image that is traced. Primes: a side that any layer divides would be taken for a rule.
+# Sides of the traced image. Primes: torch.export would take a side that a layer divides for a
+# constraint.
 EXAMPLE_SIDES = (41, 37)
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# Protocol buffers, which the file is one of, hold less than 2 GiB; some of it is the graph's.
+# A protocol buffer holds less than 2 GiB; some of it is the graph's.
 _MOST_BYTES = 2**31 - (64 << 20)
 _UNKNOWN_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 
 
 def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
-    """The network as it is exported: from fp32 (B, C, H, W) to fp32.
+    """Return the network to export, fp32 (B, C, H, W) to fp32.
 
-    In fp16 and bf16 it is a copy whose weights and layers are all of that type, with a cast at
-    both ends. Raises `UsageError` for a type the model does not support, or no type at all.
+    In fp16 and bf16 it is a copy with all weights and layers in that dtype, and a cast at both
+    ends. Raises `UsageError` for a precision the model does not support, or an unknown one.
     """
     if precision not in get_args(ExportPrecision):
         raise UsageError(f"precision {precision!r} is not one of fp32, fp16, bf16")
@@ -62,17 +63,23 @@ def write_onnx(
     opset: int = ATTENTION_OPSET,
     progress: Callable[[str], None] | None = None,
 ) -> nn.Module:
-    """Write ``model``, which is on the CPU, to ``path``: from ``image`` (1, C, H, W) in 0..1 to
-    ``result`` (1, C', H * scale, W * scale), unclamped, both fp32.
+    """Export ``model``, which is on the CPU, to an ONNX file at ``path``.
 
-    H and W are any that ``model.descriptor.size`` allows. Opset 23 has an operator for attention;
-    20 spells it out for older runtimes. The file holds all weights, and is not checked here: see
-    `lowtide.models.export.compare`. What it came from is written into it by `write_metadata`.
-    ``progress`` is told each step, the first of which takes minutes for a deep model. Returns the
-    network that was exported: that of the model, or its copy in fp16 or bf16.
+    The graph maps ``image`` (1, C, H, W) in 0..1 to ``result`` (1, C', H * scale, W * scale),
+    unclamped, both fp32. H and W are any that ``model.descriptor.size`` allows. Opset 23 has an
+    attention operator; 20 decomposes attention for older runtimes. The file holds all weights, and
+    is not checked here: see `lowtide.models.export.compare_fp32`. `write_metadata` writes its
+    origin into it. Needs the packages onnx and onnxscript.
 
-    Needs the packages onnx and onnxscript. Raises `UsageError` without them, and for a precision
-    or opset that there is not; `ModelError` for a model that ONNX cannot hold.
+    Args:
+        progress: Called with each step, the first of which takes minutes for a deep model.
+
+    Returns:
+        The network that was exported: that of the model, or its copy in fp16 or bf16.
+
+    Raises:
+        UsageError: onnx or onnxscript is missing, or precision or opset is unknown.
+        ModelError: ONNX cannot represent the model.
     """
     require_packages("onnx", "onnxscript")
     _require_opset(opset, precision)
@@ -103,9 +110,9 @@ def write_onnx(
 def write_metadata(
     path: Path | str, model: Model, *, precision: ExportPrecision | Literal["int8"], checked: bool
 ) -> None:
-    """Write into the file what it is: its metadata of keys ``lowtide.*``, all of them text.
+    """Write metadata properties ``lowtide.*`` into an ONNX file, all of them text.
 
-    ``lowtide.size`` is the rule for sizes as JSON, ``lowtide.sha256`` that of the weights' file;
+    ``lowtide.size`` is the size rule as JSON, ``lowtide.sha256`` that of the weights' file;
     ``lowtide.license`` is left out where it is not known.
     """
     import onnx
@@ -140,7 +147,7 @@ def _require_opset(opset: int, precision: ExportPrecision) -> None:
 
 
 def _require_exportable(model: Model) -> None:
-    """Raise `ModelError` for what would become another function in silence, or fail late."""
+    """Raise `ModelError` for models whose export would differ silently, or fail late."""
     name = model.descriptor.name
     if isinstance(model.module, OnnxNetwork):
         raise ModelError(f"{name} is an ONNX file already")
@@ -159,21 +166,23 @@ def _require_exportable(model: Model) -> None:
 
 
 class _OneGraph(nn.Module):
-    """A network whose modules share what only depends on the size of the image: a third of the
-    graph of a deep one, whose export takes minutes."""
+    """Network whose modules share what depends only on the image's size while traced.
+
+    This saves a third of the graph of a deep network, whose export takes minutes.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, image: Tensor) -> Tensor:
-        """The network's result."""
+        """Run the network inside a `trace_cache`."""
         with trace_cache():
             return self.network(image)
 
 
 def _reason(error: BaseException) -> str:
-    """In one line: the operator that ONNX lacks, or else what the innermost error says first."""
+    """Return one line: the missing ONNX operator, or the innermost error's first line."""
     innermost, seen = error, error
     while seen is not None:
         if found := _UNKNOWN_OPERATOR.search(str(seen)):

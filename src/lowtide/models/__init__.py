@@ -1,7 +1,7 @@
-"""Models: what they are, how to load one, and the two that ship with the package.
+"""Models: descriptors, loading, and the bundled ones.
 
-`load` gives a `Model`; its `ModelDescriptor` states the facts the planner needs. `names` and
-`describe` list the bundled models without importing PyTorch, and so does importing this room.
+`load` returns a `Model`; its `ModelDescriptor` holds the facts that the planner needs. `names` and
+`describe` list the bundled models without importing PyTorch, and so does importing this package.
 """
 
 from __future__ import annotations

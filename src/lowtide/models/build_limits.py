@@ -1,6 +1,7 @@
-"""Networks built from a file may need as much memory and work as the file's tensors call for.
+"""Limits on memory and work while a network is built from an untrusted file.
 
-A name or a side in a hostile file can ask for a network of any width and depth.
+A name or a side in a hostile file can ask for a network of any width and depth; the limits are
+proportional to the file's tensors.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# All families that spandrel builds make at most 2.6 times the bytes that they are filled with
-# (weights in half precision half as much again), masks and tables of windows included.
+# All families that spandrel builds allocate at most 2.6 times the bytes that they load (half as
+# much again from half-precision weights), masks and index tables of windows included.
 _TIMES, _ANYHOW = 10, 256 << 20
 _CALLS_EACH, _CALLS = 1000, 100_000
 _RANGES = ("arange", "linspace", "eye", "tril_indices", "triu_indices")
@@ -25,16 +26,17 @@ _VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
 
 
 class TooLargeError(RuntimeError):
-    """A network wants far more than the tensors that it is to be filled with."""
+    """A network needs far more memory or calls than the tensors that it loads."""
 
 
 class BuildLimits(TorchFunctionMode):
-    """While it is entered, raises `TooLargeError` before a tensor is made that comes, with those
-    made so far, to far more bytes than ``tensors``, and after far more calls of PyTorch than those
-    need.
+    """Context manager that raises `TooLargeError` when a network gets too large.
 
-    A mode of functions, not of operators: such a one loads PyTorch's compiler, which takes more
-    memory than most models.
+    It raises before a tensor is made that brings the total to far more bytes than ``tensors``, and
+    after far more calls of PyTorch than those need.
+
+    A TorchFunctionMode, not a TorchDispatchMode: the latter loads PyTorch's compiler, which takes
+    more memory than most models.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -66,7 +68,7 @@ class BuildLimits(TorchFunctionMode):
 
 
 def _elements(name: str, given: list[Any]) -> float:
-    """How many elements a function will make at least, by what it is given."""
+    """Return a lower bound of the elements a function will make, from its arguments."""
     numbers = [abs(one) for one in given if type(one) in (int, float)]
     if name in _RANGES:
         return max(numbers, default=0) ** (2 if name == "eye" else 1)
@@ -76,7 +78,7 @@ def _elements(name: str, given: list[Any]) -> float:
         sizes = [math.prod(numbers)]
     if name == "repeat":
         return tensors[0].numel() * sizes[0]
-    # Where shapes do not go together, nothing grows by broadcasting.
+    # Shapes that do not broadcast make nothing larger.
     with contextlib.suppress(ValueError):
         sizes.append(math.prod(np.broadcast_shapes(*(tuple(one.shape) for one in tensors))))
     return max(sizes, default=0)

@@ -1,4 +1,4 @@
-"""The models that ship with the package, and what their files must hash to."""
+"""The bundled models and the SHA-256 of their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class Bundled:
-    """One bundled model: its name, the SHA-256 of its file and the license of its weights."""
+    """Name, SHA-256 and license of one bundled model's weights."""
 
     name: str
     sha256: str
@@ -24,12 +24,12 @@ class Bundled:
 
     @property
     def path(self) -> Path:
-        """The weights."""
+        """Path of the weights."""
         return WEIGHTS / f"{self.name}.safetensors"
 
     @property
     def card(self) -> Path:
-        """What the model is, what it was trained on, what it scores: Markdown."""
+        """Path of the model card in Markdown: training data and scores."""
         return WEIGHTS / f"{self.name}.md"
 
 
@@ -42,12 +42,15 @@ _MODELS = (
 
 
 def names() -> tuple[str, ...]:
-    """Names that `lowtide.models.load` accepts in place of a file."""
+    """Return the names that `lowtide.models.load` accepts in place of a file."""
     return tuple(model.name for model in _MODELS)
 
 
 def find(name: str) -> Bundled:
-    """The entry of a bundled model; ModelError with the nearest name for an unknown one."""
+    """Return the entry of a bundled model by name.
+
+    Raises ModelError with the nearest name for an unknown one.
+    """
     for model in _MODELS:
         if model.name == name:
             return model
@@ -59,10 +62,12 @@ def find(name: str) -> Bundled:
 
 
 def describe(name: str) -> ModelDescriptor:
-    """Facts about a bundled model, without loading it or importing PyTorch.
+    """Return the descriptor of a bundled model without loading it.
 
-    Raises ModelError for an unknown name, and for a file that is missing from the
-    installation or is not the one that was released.
+    Does not import PyTorch.
+
+    Raises ModelError for an unknown name, and for a file that is missing from the installation or
+    is not the one that was released.
     """
     model = find(name)
     if not model.path.is_file():

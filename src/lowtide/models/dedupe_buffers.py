@@ -1,21 +1,21 @@
-"""Buffers that say the same, held once."""
+"""Deduplication of equal buffers in a module."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-# Nothing is gained by smaller ones, and counters that training changes are among them.
+# Smaller ones save nothing, and counters that training changes are among them.
 _LEAST_BYTES = 64 << 10
 
 
 @torch.no_grad()
 def share_equal_buffers(module: nn.Module) -> None:
-    """Let equal buffers of ``module``, which is not trained, be one tensor.
+    """Let equal buffers of ``module``, which is not trained, share one tensor.
 
-    Window transformers hold the places of each window and the mask of shifted ones once for every
-    block: more than half of what a DRCT of 14 million parameters takes. Results are the same to
-    the bit. To move or cast a module parts them again.
+    Window transformers hold the position indices and the mask of shifted windows once per block:
+    more than half of what a DRCT of 14 million parameters takes. Results are bit-identical. Moving
+    or casting the module separates them again.
     """
     known: dict[object, list[Tensor]] = {}
     for part in module.modules():
@@ -32,7 +32,7 @@ def share_equal_buffers(module: nn.Module) -> None:
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """By their bits and their order in memory: 0 and -0 differ, and a NaN is equal to itself."""
+    """Compare bits and strides: 0 and -0 differ, and a NaN is equal to itself."""
     if one.stride() != other.stride() or not one.is_contiguous():
         return False
     return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))

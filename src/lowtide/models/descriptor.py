@@ -1,4 +1,4 @@
-"""What is known about a model before it runs: plain facts, no PyTorch."""
+"""Model descriptor and size rule: facts about a model before it runs, no PyTorch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SizeRule:
     """Input sizes a model accepts, in pixels.
 
     Both sides must be at least ``minimum`` and a multiple of ``multiple_of``, and equal if
-    ``square``. The semantics are those of spandrel's ``SizeRequirements``, which rounds a
-    minimum up to the next multiple. Raises ValueError for values that make no sense.
+    ``square``. The semantics are those of spandrel's ``SizeRequirements``, which rounds a minimum
+    up to the next multiple. Raises ValueError for values that make no sense.
     """
 
     minimum: int = 0
@@ -27,16 +27,16 @@ class SizeRule:
                 f"minimum must be at least 0 and multiple_of at least 1, "
                 f"not {self.minimum} and {self.multiple_of}"
             )
-        # The one way to set a field of a frozen dataclass.
+        # Bypasses the frozen dataclass.
         object.__setattr__(self, "minimum", self._up(self.minimum))
 
     def _up(self, size: int) -> int:
         return -(-size // self.multiple_of) * self.multiple_of
 
     def padding(self, height: int, width: int) -> tuple[int, int]:
-        """Pixels to add at the bottom and on the right, (rows, columns), both from 0 on.
+        """Return the (rows, columns) to pad at the bottom and on the right, in pixels.
 
-        Raises ValueError for an empty image.
+        Both are from 0 on. Raises ValueError for an empty image.
         """
         if height < 1 or width < 1:
             raise ValueError(f"an image of {width}x{height} pixels is empty")
@@ -48,14 +48,13 @@ class SizeRule:
 
 @dataclass(frozen=True)
 class ModelDescriptor:
-    """Facts about one model.
+    """Facts about one model: architecture, scale, channels, dtypes, tiling, license.
 
-    ``purpose`` is "SR" for upscalers and "Restoration" for models that keep the size.
-    ``tiling`` says whether pieces of an image may be run alone: "discouraged" where the model
-    looks at the image as a whole, "internal" where it cuts the image up itself.
-    ``parameters`` counts values; ``weight_bytes`` is what parameters and buffers occupy in
-    the model's current type. ``sha256`` is that of the file. ``license`` is None where the
-    file does not say.
+    ``purpose`` is "SR" for upscalers and "Restoration" for models that keep the size. ``tiling``
+    says whether tiles of an image may be run alone: "discouraged" where the model looks at the
+    image as a whole, "internal" where it tiles the image itself. ``parameters`` counts values;
+    ``weight_bytes`` is what parameters and buffers occupy in the model's current dtype. ``sha256``
+    is that of the file. ``license`` is None where the file does not say.
     """
 
     name: str
@@ -77,11 +76,11 @@ class ModelDescriptor:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Names of the floating-point types the model may run in, widest first."""
+        """Names of the floating-point dtypes the model may run in, widest first."""
         half = ("float16",) if self.supports_half else ()
         brain = ("bfloat16",) if self.supports_bfloat16 else ()
         return ("float64", "float32", *half, *brain)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only, ready for JSON; keys are the fields' names."""
+        """Return plain values only, ready for JSON; keys are the fields' names."""
         return {**asdict(self), "tags": list(self.tags)}

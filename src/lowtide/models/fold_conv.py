@@ -1,4 +1,4 @@
-"""Layers that fold their weights anew in every call, folded once."""
+"""Folding of reparameterized convolutions (SPAN's Conv3XC) into one Conv2d."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class FoldedConv(nn.Module):
-    """A convolution, and the leaky ReLU that may belong to it."""
+    """Folded convolution with an optional leaky ReLU."""
 
     def __init__(self, conv: nn.Conv2d, slope: float | None) -> None:
         super().__init__()
@@ -16,22 +16,22 @@ class FoldedConv(nn.Module):
         self._slope = slope
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H, W)."""
+        """Map (B, C, H, W) to (B, C', H, W)."""
         result = self.conv(image)
         return result if self._slope is None else F.leaky_relu(result, self._slope)
 
 
-# What spandrel's SPAN puts behind such a layer.
+# Negative slope of the leaky ReLU in spandrel's SPAN.
 _SLOPE = 0.05
 
 
 @torch.no_grad()
 def fold_convs(module: nn.Module) -> nn.Module:
-    """Replace layers in which several convolutions stand for one (SPAN's Conv3XC) by that one.
+    """Replace reparameterized layers (SPAN's Conv3XC) by their folded convolution.
 
-    In eval mode such a layer computes its one convolution from the others in every call, and
-    writes it to itself. Results in fp32 are the same to the bit; in lower precision they are
-    those of weights that were folded in fp32.
+    In eval mode such a layer folds its convolutions in every call, and writes the result to itself.
+    Results in fp32 are bit-identical; in lower precision they are those of weights that were folded
+    in fp32. Returns ``module``, changed in place.
     """
     for name, child in module.named_children():
         one = getattr(child, "eval_conv", None)

@@ -1,4 +1,4 @@
-"""What training programs put before the names of a network's tensors."""
+"""Removal of the prefixes that training programs add to state_dict keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
-# Of torch.compile, of DataParallel, of the generator of a pair, and of Lightning's modules.
+# Of torch.compile, DataParallel, the generator of a GAN, and Lightning modules.
 _PREFIXES = ("_orig_mod.", "module.", "netG.", "net_g.", "generator.", "model.", "net.")
 _DEEPEST = 3
 
@@ -14,11 +14,12 @@ _DEEPEST = 3
 def strip_prefixes(
     state: Mapping[str, _Value], known: Callable[[dict[str, _Value]], bool]
 ) -> dict[str, _Value] | None:
-    """The tensors as ``known`` knows them: with no prefix if it does so, or with as few as
-    possible taken away. Tensors without the prefix (a loss's, a discriminator's) are left out.
-    None where it knows them under no name.
+    """Remove as few prefixes as possible so that ``known`` accepts the state_dict.
+
+    Tensors without the prefix (a loss's, a discriminator's) are left out. Returns None where
+    ``known`` accepts it under no prefix.
     """
-    # A part that was compiled is within a name.
+    # A compiled submodule has its prefix inside the key.
     waiting = [({key.replace("._orig_mod.", "."): value for key, value in state.items()}, 0)]
     for one, depth in waiting:
         if known(one):

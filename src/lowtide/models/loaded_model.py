@@ -1,4 +1,4 @@
-"""A loaded model: a module to run and the facts about it."""
+"""Model: an inference-ready module and its descriptor."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lowtide.models.dedupe_buffers import share_equal_buffers
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
 from lowtide.models.low_precision import LowPrecision, to_low_precision
 
-# Of the image that finds the order of a model's layers.
+# Side of the image that finds the order of a model's layers.
 _TRIED_SIDE = 64
 
 
 class Model:
-    """An image-to-image model, ready to run.
+    """Image-to-image model, ready to run.
 
-    ``descriptor`` holds the facts. ``module`` is in eval mode without gradients; its forward
-    takes (B, C, H, W) in 0..1 whose size already satisfies ``descriptor.size`` and returns
+    ``descriptor`` holds the facts. ``module`` is in eval mode without gradients; its forward takes
+    (B, C, H, W) in 0..1 whose size already satisfies ``descriptor.size`` and returns
     (B, C', H * scale, W * scale), unclamped.
     """
 
@@ -40,13 +40,12 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.module.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the images the module takes: that of its weights, but fp32 after
-        `to_low_precision`."""
+        """Dtype of input images: that of the weights, fp32 after `to_low_precision`."""
         if isinstance(self.module, LowPrecision):
             return torch.float32
         return next(self.module.parameters()).dtype
@@ -54,11 +53,11 @@ class Model:
     def __call__(self, image: Tensor) -> Tensor:
         """Run on a whole image of any size.
 
-        (B, C, H, W) in 0..1 becomes (B, C', H * scale, W * scale), clamped to 0..1. The image
-        is padded as `pad` does, and the padding's share of the result cut off: what spandrel's own
-        call returns, for models with linear layers or attention in windows up to rounding (2e-6
-        for CRAFT). Raises UsageError for another number of dimensions or channels, an empty image,
-        or a type or device that is not the model's.
+        Maps (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), clamped to 0..1. The image is
+        padded as `pad` does, and the padding's share of the result cut off. Equal to spandrel's own
+        call, for models with linear layers or window attention up to rounding (2e-6 for CRAFT).
+        Raises UsageError for another number of dimensions or channels, an empty image, or a dtype
+        or device that is not the model's.
         """
         self._check(image)
         height, width = image.shape[-2:]
@@ -75,8 +74,8 @@ class Model:
     ) -> Self:
         """Move or cast the weights in place; returns the model itself.
 
-        Raises UsageError for a type the model does not support and for a device this
-        machine does not have.
+        Raises UsageError for a dtype the model does not support and for a device this machine does
+        not have.
         """
         if dtype is not None:
             self._check_dtype(dtype)
@@ -85,7 +84,7 @@ class Model:
         if dtype is not None:
             self.module.to(dtype=dtype)
         if memory_format is not None:
-            # nn.Module.to would also touch weights in 8 bits, which have no such call.
+            # nn.Module.to would also convert 8-bit weights, which do not support it.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
@@ -93,9 +92,9 @@ class Model:
         return self
 
     def lower(self, dtype: torch.dtype) -> Self:
-        """Compute in bf16 or fp16, in place, between images in fp32: see `low_precision.lower`.
+        """Compute in bf16 or fp16, in place, with fp32 input and output.
 
-        Raises UsageError for a type the model does not support.
+        See `to_low_precision`. Raises UsageError for a dtype the model does not support.
         """
         self._check_dtype(dtype)
         rows, columns = self.descriptor.size.padding(_TRIED_SIDE, _TRIED_SIDE)
@@ -109,7 +108,7 @@ class Model:
         return self
 
     def _settle(self) -> None:
-        """Hold what is equal once, and say what all takes."""
+        """Share equal buffers and update the descriptor's ``weight_bytes``."""
         share_equal_buffers(self.module)
         self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))
 
@@ -138,8 +137,8 @@ class Model:
 def pad(image: Tensor, rule: SizeRule) -> Tensor:
     """Pad (B, C, H, W) at the bottom and on the right until it satisfies ``rule``.
 
-    Mirrored as far as mirroring reaches (one pixel less than the image), then the last row or
-    column repeated; an image that needs nothing is returned as it is.
+    Reflected as far as reflection reaches (one pixel less than the image), then the last row or
+    column replicated; an image that needs no padding is returned unchanged.
     """
     height, width = image.shape[-2:]
     rows, columns = rule.padding(height, width)
@@ -152,7 +151,7 @@ def pad(image: Tensor, rule: SizeRule) -> Tensor:
 
 
 def require_device(device: str | torch.device) -> torch.device:
-    """The device if this machine has it; UsageError otherwise."""
+    """Return the device if this machine has it; raises UsageError otherwise."""
     try:
         wanted = torch.device(device)
         backend = torch.get_device_module(wanted)
@@ -164,12 +163,12 @@ def require_device(device: str | torch.device) -> torch.device:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """What parameters and buffers occupy, those in 8 bits with their scales."""
+    """Return the bytes of parameters and buffers, 8-bit ones including their scales."""
     return sum(map(_stored_bytes, (*module.parameters(), *module.buffers())))
 
 
 def _stored_bytes(tensor: Tensor) -> int:
-    if is_traceable_wrapper_subclass(tensor):  # it has another type than what it is made of
+    if is_traceable_wrapper_subclass(tensor):  # its dtype is not that of its inner tensors
         names, _ = tensor.__tensor_flatten__()
         return sum(_stored_bytes(getattr(tensor, name)) for name in names)
     return tensor.numel() * tensor.element_size()

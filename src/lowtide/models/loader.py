@@ -1,4 +1,4 @@
-"""From a name or a file to a model that runs."""
+"""Loader of models by bundled name or file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     """Load a bundled model by name, or a model file.
 
     Files: .safetensors, .pth or .ckpt, in which nothing is run, and .onnx, which ONNX Runtime runs
-    on the CPU.
-    A safetensors file with Lowtide's metadata is built from that; every other one is
-    recognized by spandrel. The model comes in the type its weights are run in by default
-    (fp32 for all known families), ready on ``device``.
+    on the CPU. A safetensors file with Lowtide's metadata is built from that; every other one is
+    recognized by spandrel. The model comes in the dtype its weights are run in by default (fp32 for
+    all known families), on ``device``.
 
-    Raises ModelError where the name is unknown or the file is missing, damaged, hostile, of an
-    unknown kind or family, or no image-to-image model; UsageError for a device this machine
-    does not have, or that an ONNX file is not run on.
+    Raises:
+        ModelError: the name is unknown or the file is missing, damaged, hostile, of an unknown kind
+            or family, or no image-to-image model.
+        UsageError: this machine does not have the device, or an ONNX file is not run on it.
     """
     name = str(name_or_path)
     path = _expanded(Path(name_or_path))
@@ -38,7 +38,7 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     require_model_file(path)
     digest = sha256_of(path)
     if is_onnx(path):
-        from lowtide.models import onnx_model  # late: it needs packages that are not always there
+        from lowtide.models import onnx_model  # late: needs optional packages
 
         return onnx_model.load(path, path.stem, digest).to(device)
     entries = lowtide_files.metadata(path) if path.suffix.lower() == ".safetensors" else {}
@@ -57,5 +57,5 @@ def _expanded(path: Path) -> Path:
 
 
 def _is_name(given: str | Path, path: Path) -> bool:
-    """Whether this is a (misspelled) name rather than a file: a bare word without a suffix."""
+    """Return whether this is a (misspelled) name, not a file: a word without a suffix."""
     return isinstance(given, str) and path.name == given and not path.suffix

@@ -1,4 +1,4 @@
-"""Networks in bf16 or fp16 that take and give pictures in fp32."""
+"""Networks that compute in bf16 or fp16 with fp32 input and output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lowtide.models.optimized.patch_embed import OptimizedFirstConv
 from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
 from lowtide.models.optimized.upsample_tail import OptimizedTail
 
-# Layers between no more channels than these make pictures of pictures.
+# Layers with at most this many channels in and out map images to images.
 _PICTURE = 4
-# What makes a convolution what it is, but for its weights.
+# Constructor arguments of a convolution.
 _FORM = (
     "in_channels",
     "out_channels",
@@ -28,15 +28,15 @@ _FORM = (
     "groups",
     "padding_mode",
 )
-# Of what an edge converts, held at once.
+# Bytes of a strip that EdgeConv converts at once.
 _STRIP_BYTES = 16 << 20
 
 
 class LowPrecision(nn.Module):
-    """``body``, whose layers compute in bf16 or fp16, between fp32 and fp32.
+    """Wrapper of a bf16 or fp16 ``body`` with fp32 input and output.
 
-    ``given`` is the type that the body takes: fp32 where its first and last convolution compute in
-    that (`to_low_precision`), or else the low one, and ``reason`` says why.
+    ``given`` is the input dtype of the body: fp32 where its first and last convolution compute in
+    fp32 (`to_low_precision`), else the low one, and ``reason`` says why.
     """
 
     def __init__(self, body: nn.Module, given: torch.dtype, reason: str = "") -> None:
@@ -44,26 +44,26 @@ class LowPrecision(nn.Module):
         self.body, self.given, self.reason = body, given, reason
 
     def extra_repr(self) -> str:
-        """What the body takes."""
+        """Return the input dtype of the body."""
         return str(self.given)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) to the network's result, both in fp32."""
+        """Map fp32 (B, C, H, W) to the network's result in fp32."""
         return self.body(images.to(self.given)).float()
 
 
 class EdgeConv(nn.Conv2d):
-    """A convolution in fp32 between whatever it is given and a result in ``result_type``.
+    """Conv2d that computes in fp32 from any input dtype and returns ``result_type``.
 
-    Strips of rows are converted one after another: a copy of everything in fp32 would be the
-    largest thing that many networks hold.
+    Strips of rows are converted one after another: an fp32 copy of everything would be the memory
+    peak of many networks.
     """
 
     result_type: torch.dtype
 
     @classmethod
     def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> EdgeConv:
-        """``plain`` with copies of its weights."""
+        """Build from ``plain``, sharing its weights."""
         form: dict[str, Any] = {name: getattr(plain, name) for name in _FORM}
         edge = cls(**form, bias=plain.bias is not None, device="meta")
         edge.result_type = result_type
@@ -71,7 +71,7 @@ class EdgeConv(nn.Conv2d):
         return edge.requires_grad_(False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As `torch.nn.Conv2d`."""
+        """Convolve as `torch.nn.Conv2d`."""
         channels = max(self.in_channels, self.out_channels)
         height = max(1, _STRIP_BYTES // (input.shape[0] * channels * input.shape[3] * 4))
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros"
@@ -117,14 +117,17 @@ def _order(images: Tensor) -> torch.memory_format:
 
 @torch.no_grad()
 def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision:
-    """A copy of ``network`` in ``dtype``, its first and its last convolution in fp32.
+    """Return a copy of ``network`` in ``dtype``, first and last convolution in fp32.
 
-    With them stay convolutions between pictures before and behind, and constant filters of the
-    picture: what is rounded where the picture enters, where it leaves and where it is added
-    costs more than everything between. ``image`` (1, C, H, W) is any that the network takes; it is
-    run twice to find the order of the layers and to try the result. Accuracy: approximate.
+    Convolutions between images at both ends, and constant filters of the image, stay in fp32 as
+    well: what is rounded where the image enters, where it leaves and where it is added costs more
+    than everything between. Accuracy: approximate.
 
     A network that cannot be run so is all in ``dtype``, with the ``reason`` in the result.
+
+    Args:
+        image: Any (1, C, H, W) that the network takes; it is run twice to find the order of the
+            layers and to verify the result.
     """
     edges, pictures = _find(network, image, dtype)
     mixed = copy.deepcopy(network).to(dtype)
@@ -138,7 +141,7 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
     try:
         mixed(image)
     except RuntimeError as error:
-        # Some layers use the weights of others, of which no hook tells.
+        # Some layers use the weights of others, which no hook sees.
         reason = str(error).strip().partition("\n")[0]
         return LowPrecision(copy.deepcopy(network).to(dtype), dtype, reason)
     return LowPrecision(mixed, torch.float32)
@@ -147,7 +150,7 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
 def _find(
     network: nn.Module, image: Tensor, dtype: torch.dtype
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """By name the convolutions at both ends, and filters without weights that a picture gets."""
+    """Return by name the convolutions at both ends, and weightless filters of images."""
     order: list[str] = []
     pictures: list[str] = []
     named = dict(network.named_modules())
@@ -184,7 +187,7 @@ def _find(
 
 
 def _conv_of(layer: nn.Module) -> nn.Conv2d | None:
-    """The convolution that a layer is, or stands for."""
+    """Return the Conv2d that a layer is or replaces, or None."""
     stand_ins = OptimizedFirstConv, OptimizedNarrowConv, OptimizedPointwiseConv, OptimizedTail
     plain = layer.plain if isinstance(layer, stand_ins) else layer
     return plain if type(plain) is nn.Conv2d else None
@@ -195,7 +198,7 @@ def _is_leaf(layer: nn.Module) -> bool:
 
 
 def _is_filter(layer: nn.Module) -> bool:
-    """Whether it has constants and no weights."""
+    """Return whether the layer has floating-point buffers and no parameters."""
     return bool(_floats(layer.buffers())) and next(layer.parameters(), None) is None
 
 
@@ -212,7 +215,7 @@ def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def _cast(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a layer is given, in the type of its weights."""
+    """Forward pre-hook that casts inputs to the dtype of the layer's weights."""
     dtype = _floats(layer.parameters())[0].dtype
     return tuple(
         one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one

@@ -1,8 +1,8 @@
-"""Lowtide's own model files: safetensors whose metadata says how to build the model.
+"""Lowtide's model files: safetensors whose metadata holds the configuration.
 
-``lowtide.architecture`` names the architecture and ``lowtide.config`` holds its shape as JSON,
-so that nothing has to be guessed from the names of tensors. `describe_file` reads the header alone
-and imports no PyTorch.
+``lowtide.architecture`` names the architecture and ``lowtide.config`` holds its sizes as JSON, so
+that nothing has to be guessed from the names of tensors. `describe_file` reads the header alone and
+imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
-# Of widths and depths; with both so large, the file's tensors are what bounds the network.
+# Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
 Config = ParagonConvConfig | VariantConfig
 
 
 @dataclass(frozen=True)
 class _Architecture:
-    """Its shapes, its network by module and name, and whether tiles are like the whole."""
+    """Configuration class, network by module and name, and tiling of an architecture."""
 
     config: type[Config]
     network: tuple[str, str]
@@ -50,7 +50,7 @@ _KNOWN = {
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; ModelError for a damaged one."""
+    """Read the metadata of a safetensors file; raises ModelError for a damaged one."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -64,7 +64,10 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU; ModelError for types PyTorch does not have."""
+    """Read the tensors of a safetensors file, on the CPU.
+
+    Raises ModelError for dtypes PyTorch does not have.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -75,7 +78,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:
-    """Facts about a file with `ARCHITECTURE` among its metadata ``entries``.
+    """Return the descriptor of a file with `ARCHITECTURE` in its metadata ``entries``.
 
     Raises ModelError for an architecture this version does not know, or a wrong configuration.
     """
@@ -101,20 +104,20 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
 
 
 def network_of(config: Config) -> nn.Module:
-    """An untrained network of this shape, in fp32 on the CPU."""
+    """Build an untrained network of this configuration, in fp32 on the CPU."""
     (known,) = (one for one in _KNOWN.values() if one.config is type(config))
     module, name = known.network
     return getattr(importlib.import_module(module), name)(config)
 
 
 def metadata_for(config: Config) -> dict[str, str]:
-    """The metadata that a file with weights of this shape needs."""
+    """Return the metadata for a file with weights of this configuration."""
     (name,) = (name for name, one in _KNOWN.items() if one.config is type(config))
     return {ARCHITECTURE: name, CONFIG: json.dumps(config.to_dict())}
 
 
 def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
-    """The network with its weights, in fp32 on the CPU.
+    """Build the network and load its weights, in fp32 on the CPU.
 
     Raises ModelError where the tensors are not those that the configuration asks for.
     """
@@ -131,7 +134,7 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
 
 
 def _count(path: Path) -> int:
-    """Values in a file, by its header."""
+    """Count the values in a file by its header."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:

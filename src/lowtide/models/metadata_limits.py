@@ -1,4 +1,4 @@
-"""What files say of themselves in words, read with limits: it is anybody's text."""
+"""Parsing of untrusted metadata in model files, with limits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import SizeRule
 
-# Configurations have some hundred characters. The largest side that any model is known to ask for
-# is 256: one that asks for more could not be run in parts, and asks for gigabytes.
+# Configurations have some hundred characters. The largest side that any known model requires is
+# 256: a model that requires more could not be run in tiles, and would take gigabytes.
 MOST_CHARACTERS, LARGEST_SIDE = 1 << 16, 1024
 
 
 def metadata_error(path: Path) -> str:
-    """The beginning of such an error."""
+    """Return the start of an error message about damaged metadata."""
     return f"the metadata of {path} are damaged"
 
 
 def parse_json(path: Path, entry: str, text: str) -> Any:
-    """An entry's JSON; raises `ModelError` for what is none, too long or nested too deep."""
+    """Parse the JSON of an entry.
+
+    Raises `ModelError` for text that is no JSON, too long or nested too deep.
+    """
     if len(text) > MOST_CHARACTERS:
         raise ModelError(f"{metadata_error(path)}: {entry} has {len(text)} characters")
     try:
@@ -31,8 +34,11 @@ def parse_json(path: Path, entry: str, text: str) -> Any:
 
 
 def size_rule(where: str, values: Any) -> SizeRule:
-    """The rule for sizes in a table of its fields; raises `ModelError`, which begins with
-    ``where``, for one that makes no sense or asks for sides above `LARGEST_SIDE`."""
+    """Build a `SizeRule` from a table of its fields.
+
+    Raises `ModelError`, which begins with ``where``, for one that makes no sense or needs sides
+    above `LARGEST_SIDE`.
+    """
     known = {"minimum": int, "multiple_of": int, "square": bool}
     if not isinstance(values, Mapping) or not set(values) <= set(known):
         raise ModelError(f"{where}: a rule for sizes has the fields {', '.join(known)} alone")

@@ -1,8 +1,8 @@
-"""Model files on disk: which are accepted, and what is wrong with the others.
+"""Checks of model files on disk: accepted suffixes, and errors for the others.
 
-Nothing here opens a pickle. A file is looked at from outside, so that every common mishap (an
-error page saved under a model's name, a Git LFS pointer, a broken download, TorchScript) has
-its own message.
+Nothing here opens a pickle. A file is judged by its name, type and first bytes, so that every
+common mishap (an error page saved under a model's name, a Git LFS pointer, a broken download,
+TorchScript) has its own message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def require_model_file(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal; ModelError if it cannot be read."""
+    """Return the SHA-256 of a file in hexadecimal; raises ModelError if unreadable."""
     try:
         return file_sha256(path)
     except OSError as error:
@@ -58,7 +58,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_onnx(model: Path | str) -> bool:
-    """Whether a model is given as an ONNX file, by its name."""
+    """Return whether a path has the suffix .onnx."""
     return Path(model).suffix.lower() == ".onnx"
 
 

@@ -1,6 +1,6 @@
-"""What an ONNX file does with small images: scale, rule for sizes, and the values it works in.
+"""Probing of an ONNX file with small images: scale, size rule, value range.
 
-All of it is found in a process of its own (`onnx_probe`), and without PyTorch.
+All of it runs in a subprocess (`onnx_probe`), without PyTorch.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from lowtide.models.metadata_limits import metadata_error, parse_json, size_rule
 from lowtide.models.onnx_metadata import OnnxMetadata
 from lowtide.models.onnx_runtime import CannotRunError, as_failure, runtime_errors
 
-# Sides of images by which a file without metadata shows its scale, and of one for others.
+# Sides of the images that probe the scale of a file without metadata, and of one for files with it.
 _SIDES, _LITTLE = (64, 128), (16,)
-# What sides may have to be multiples of, looked for at about so many pixels; the least side is one
-# of them too.
+# Multiples that sides may need, probed at about _TRIED pixels; the minimum is one of them too.
 _GRIDS = (1, 2, 4, 8, 16, 32, 64)
 _TRIED = 48
-# Values of white at both ends, the usual ones first, and the grays that tell them apart: a model
-# gives gray for gray, by up to `_NEAR` if it is to be sure, and where that is so in two ways, one
-# is taken that is so many times nearer.
+# White levels of input and output, the usual ones first, and the grays that distinguish them: a
+# model returns gray for gray, within `_NEAR` to be certain, and of two candidates the second is
+# taken only if it is `_TIMES_NEARER` times nearer.
 _WHITES = ((1, 1), (1, 255), (255, 255), (255, 1))
 _GRAYS = (0.25, 0.75)
 _NEAR, _TIMES_NEARER = 0.05, 4
-# By which a result may be off before other values than 0..1 are thought of: a graph that has 255
-# among its numbers says so itself, and one that has not may just change the light.
+# Error above which white levels other than 1 are considered: smaller where the graph has 255 among
+# its constants, larger where it has not and may just change the brightness.
 _OFF, _OFF_UNSAID = 1e-4, 0.02
-# A result that is further from 0..1 is in values of another kind.
+# A result further from 0..1 has another value range.
 _FURTHEST = 1.0
 
 
 @dataclass(frozen=True)
 class ProbedModel:
-    """What a file says, and what it does: ``facts`` with the values found, how many times it
-    enlarges, channels of the result, and the rule for sizes."""
+    """Metadata and probed behavior of an ONNX file.
+
+    ``facts`` with the white levels found, ``scale``, ``channels`` of the result, and the size rule.
+    """
 
     facts: OnnxMetadata
     scale: int
@@ -49,9 +50,10 @@ class ProbedModel:
 
 
 class ProbeRun:
-    """A session's graph, run on images of one value; ``tell`` is told each of them in words.
+    """Callable that runs a session on a constant image.
 
-    Gives what it makes of (1, C, H, W). Raises `CannotRunError` and `MemoryError`.
+    Returns what the graph makes of (1, C, H, W). ``tell`` is called with a description of each
+    image. Raises `CannotRunError` and `MemoryError`.
     """
 
     def __init__(self, session: Any, facts: OnnxMetadata, tell: Callable[[str], None]) -> None:
@@ -69,8 +71,11 @@ class ProbeRun:
 
 
 def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedModel:
-    """As the file says, and as it does. Raises `ModelError` where that is not one image enlarged
-    by a whole number, and `CannotRunError`."""
+    """Probe scale, size rule and value range of a file, and check its metadata.
+
+    Raises `ModelError` where it does not upscale one image by an integer factor, and
+    `CannotRunError`.
+    """
     try:
         said = int(facts.entries["scale"]) if "scale" in facts.entries else None
     except ValueError as error:
@@ -87,16 +92,16 @@ def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedMode
         raise ModelError(f"{path} enlarges by {scale}, and its metadata say by {str(said)[:20]}")
     if rule is None:
         rule = _found_rule(path, run, scale)
-    if "checked" not in facts.entries:  # which `lowtide export onnx` writes, of values in 0..1
+    if "checked" not in facts.entries:  # `lowtide export onnx` writes it, with values in 0..1
         given, white = _white(path, run, size, names_it=facts.names_white)
         facts = replace(facts, ends=replace(facts.ends, white_given=given, white_made=white))
     rows, columns = rule.padding(1, 1)
-    run(1 + rows, 1 + columns)  # as whoever uses the file will, to begin with
+    run(1 + rows, 1 + columns)  # the first image that OnnxSession runs
     return ProbedModel(facts, scale, made[1], rule)
 
 
 def cannot_run(path: Path, error: CannotRunError) -> ModelError:
-    """The error of a file that the runtime refuses."""
+    """Build the ModelError of a file that ONNX Runtime refuses."""
     return ModelError(
         f"{path} cannot be run by ONNX Runtime: {error.message}",
         hint="a newer onnxruntime may do: pip install --upgrade onnxruntime",
@@ -104,7 +109,7 @@ def cannot_run(path: Path, error: CannotRunError) -> ModelError:
 
 
 def _first_run(run: ProbeRun, rule: SizeRule | None) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Height and width of an image that the graph runs, and the shape of what it makes of it."""
+    """Return (height, width) of an image that the graph runs, and the output shape."""
     for side in _SIDES if rule is None else _LITTLE:
         rows, columns = (rule or SizeRule()).padding(side, side)
         try:
@@ -131,9 +136,10 @@ def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
 
 
 def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
-    """The rule of a file that says nothing of it: its grid first, and then its least side."""
+    """Probe the size rule of a file without metadata: its multiple, then its minimum."""
 
     def runs(height: int, width: int) -> bool:
+        """Return whether the graph upscales an image of this size."""
         try:
             made = run(height, width).shape
         except CannotRunError:
@@ -141,7 +147,7 @@ def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
         return made[2:] == (height * scale, width * scale)
 
     def sides(grid: int) -> tuple[int, int]:
-        """Odd multiples, so that they are not on a coarser grid too."""
+        """Return two odd multiples of ``grid``, which no coarser grid contains."""
         times = _TRIED // grid | 1
         return grid * times, grid * (times + 2)
 
@@ -157,10 +163,11 @@ def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
 
 
 def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) -> tuple[int, int]:
-    """The values of white that a file takes and gives, by the grays that it makes of grays.
+    """Probe the white levels of input and output by the grays made of grays.
 
-    A network that enlarges gives gray for gray nearly, in its own values far more so than in
-    others. Raises `ModelError` for results far outside 0..1 that are not in 0..255 either.
+    A super-resolution network maps gray to nearly the same gray, far more exactly in its own value
+    range than in others. Raises `ModelError` for results far outside 0..1 that are not in 0..255
+    either.
     """
     made = {
         given: [_middle(run(*size, gray * given)) for gray in _GRAYS] for given in dict(_WHITES)
@@ -186,6 +193,6 @@ def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) 
 
 
 def _middle(image: np.ndarray) -> float:
-    """The mean of an image but for its borders, which padding may have changed."""
+    """Return the mean of an image without its borders, which padding may have changed."""
     height, width = (side // 4 for side in image.shape[2:])
     return float(image[..., height:-height, width:-width].astype(np.float64).mean())

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without running it."""
+"""Metadata and signature of an ONNX file, read without running it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ _FREE = (
 )
 _CHANNELS = (1, 3)
 _OWN = "lowtide."
-# What graphs multiply by, divide by or cut at where they take or give values of 0..255.
+# Constants that graphs with values of 0..255 multiply by, divide by or clip at.
 _WHITES = (255.0, 1 / 255, 127.5, 1 / 127.5)
 
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What a graph takes and gives: names, types as NumPy calls them, and channels of the images
-    it takes; and the values of white at both ends."""
+    """Input and output of a graph: names, NumPy dtypes, channels, white levels.
+
+    ``image``, ``given`` and ``white_given`` are those of the input; ``result``, ``made`` and
+    ``white_made`` those of the output.
+    """
 
     image: str
     result: str
@@ -38,12 +41,12 @@ class GraphSignature:
 
 @dataclass(frozen=True)
 class OnnxMetadata:
-    """Both ends of a graph, and what its file says.
+    """Signature, metadata and weight statistics of an ONNX file.
 
-    ``entries`` are those of its metadata that `lowtide export onnx` writes, without ``lowtide.``,
+    ``entries`` are the metadata properties that `lowtide export onnx` writes, without ``lowtide.``,
     and ``license`` whoever wrote it. ``weight_bytes`` and ``parameters`` are of all tensors stored;
-    ``low`` is the low precision that weights are in, or empty; ``names_white`` is whether 255 is
-    among the graph's single numbers.
+    ``low`` is the low precision of the weights, or empty; ``names_white`` is whether 255 or a
+    related value is among the graph's scalar constants.
     """
 
     ends: GraphSignature
@@ -56,14 +59,17 @@ class OnnxMetadata:
 
 
 def read_onnx_metadata(path: Path) -> OnnxMetadata:
-    """Facts about the file; raises `ModelError` for damage, and for a graph that does not turn one
-    image of any height and width into another. Needs the package onnx."""
+    """Read signature and metadata of an ONNX file. Needs the package onnx.
+
+    Raises `ModelError` for damage, and for a graph that does not map one image of any height and
+    width to another.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
     try:
         return _facts(path, onnx.load(path, load_external_data=False))
-    except (DecodeError, ValueError) as error:  # names that are no UTF-8 among them
+    except (DecodeError, ValueError) as error:  # UnicodeDecodeError is a ValueError
         raise ModelError(
             f"{path} is no ONNX file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
         ) from error
@@ -112,7 +118,7 @@ def _low_types() -> dict[int, str]:
 
 
 def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, and those of the graphs within them."""
+    """Iterate over nodes, including those of subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -121,14 +127,14 @@ def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def _stored(graph: Any) -> Iterator[Any]:
-    """All tensors that a graph stores beside its nodes."""
+    """Iterate over the initializers of a graph, sparse ones included."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
 
 
 def _tensors(nodes: Iterable[Any]) -> Iterator[Any]:
-    """All tensors that are stored in nodes, and in the graphs within them."""
+    """Iterate over tensors in node attributes, including those of subgraphs."""
     for node in nodes:
         for attribute in node.attribute:
             yield from attribute.tensors
@@ -148,13 +154,16 @@ def _names_white(nodes: list[Any], weights: list[Any]) -> bool:
 
 
 def _require_names(nodes: list[Any]) -> None:
-    """Raise `UnicodeDecodeError` for a name that is none, here and not while it runs."""
+    """Raise `UnicodeDecodeError` for a name that is not UTF-8, before it is run."""
     for node in nodes:
         "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
 
 
 def _require_one_file(path: Path, weights: list[Any]) -> None:
-    """What other files hold would not count for the file's hash, and could be any file."""
+    """Raise ModelError for external data.
+
+    Its content would not be part of the file's hash, and its path could be any file.
+    """
     from onnx.external_data_helper import uses_external_data
 
     for one in weights:

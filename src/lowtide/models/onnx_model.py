@@ -19,11 +19,10 @@ from lowtide.models.onnx_session import OnnxNetwork, OnnxSession
 
 
 class OnnxModel(Model):
-    """An ONNX file, ready to run: see `Model`. It takes and gives tensors of the CPU, in the types
-    it was written in.
+    """ONNX file as a `Model`, with CPU tensors in and out and the file's dtypes.
 
-    `__call__` gives back what it took. ``plain`` is the same by the CPU where another provider runs
-    it, to be compared with.
+    `__call__` releases the memory it took. Where another provider runs the file, ``plain`` is the
+    same network on the CPU, for comparison.
     """
 
     module: OnnxNetwork
@@ -31,21 +30,24 @@ class OnnxModel(Model):
 
     def __init__(self, module: OnnxNetwork, descriptor: ModelDescriptor) -> None:
         super().__init__(module, descriptor)
-        # As the file says: to PyTorch the network has no tensors.
+        # From the file, since the network has no parameters that PyTorch sees.
         self.descriptor = descriptor
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: on the CPU."""
+        """Device of input and output: the CPU."""
         return torch.device("cpu")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the images the module takes: fp32 whatever the file has inside."""
+        """Dtype of input images: fp32, whatever the file uses inside."""
         return torch.float32
 
     def __call__(self, image: Tensor) -> Tensor:
-        """See `Model`. Raises `ModelError` where the runtime fails, and `MemoryError`."""
+        """Run on a whole image of any size, as `Model` does.
+
+        Raises `ModelError` where the runtime fails, and `MemoryError`.
+        """
         try:
             return super().__call__(image)
         finally:
@@ -57,9 +59,9 @@ class OnnxModel(Model):
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
     ) -> Self:
-        """The model itself, which is where it can be; an order of memory changes nothing.
+        """Return the model itself; a memory format changes nothing.
 
-        Raises `UsageError` for another device than the CPU, and for another type than fp32.
+        Raises `UsageError` for another device than the CPU, and for another dtype than fp32.
         """
         if device is not None and str(device).partition(":")[0] != "cpu":
             raise UsageError(
@@ -72,7 +74,7 @@ class OnnxModel(Model):
         return self
 
     def lower(self, dtype: torch.dtype) -> Self:
-        """Raises `UsageError`: an ONNX file has the types that it was written in."""
+        """Raise `UsageError`: an ONNX file keeps the dtypes it was written in."""
         self._check_dtype(dtype)
         return self
 
@@ -108,19 +110,22 @@ class OnnxModel(Model):
         return self
 
     def another_session(self) -> object:
-        """The file opened once more, by whoever wants to know what that takes."""
+        """Open a second session of the file, to measure what that takes."""
         session = self.module.session
         return open_session(session.path, torch.get_num_threads(), provider=session.provider)
 
 
 def load(path: Path, name: str, digest: str) -> OnnxModel:
-    """The model in an ONNX file whose SHA-256 is ``digest``.
+    """Load the model in an ONNX file whose SHA-256 is ``digest``.
 
-    Scale and rule for sizes are those of its metadata, where `lowtide export onnx` wrote it, and
-    else found by running small images; so is whether its values are 0..1 or 0..255. Small images
-    are run in a process of its own, with a limit of time and memory. Raises `ModelError` for
-    damage, for what the runtime does not run, and for a graph that does not turn one gray or RGB
-    image of any size into another; `UsageError` where onnx or onnxruntime is missing.
+    Scale and size rule are those of its metadata, where `lowtide export onnx` wrote it, and else
+    probed by running small images; so is whether its values are 0..1 or 0..255. Probing runs in a
+    subprocess with a limit of time and memory.
+
+    Raises:
+        ModelError: the file is damaged, the runtime does not run it, or the graph does not map one
+            gray or RGB image of any size to another.
+        UsageError: onnx or onnxruntime is missing.
     """
     load_runtime()
     found = probe_onnx(path)

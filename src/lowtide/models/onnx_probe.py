@@ -1,7 +1,7 @@
-"""ONNX files are tried out in a process of its own, with a limit of time and memory.
+"""Probing of ONNX files in a subprocess with a limit of time and memory.
 
-A graph is a program: it may run for ever, want any amount of memory, or crash the runtime. The
-process says before each step what it does next, so that each has its own time.
+A graph is a program: it may run for ever, need any amount of memory, or crash the runtime. The
+subprocess reports each step before it starts, so that each has its own timeout.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from lowtide.models.onnx_behavior import ProbedModel, ProbeRun, cannot_run, prob
 from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
 from lowtide.models.onnx_runtime import CannotRunError, open_session
 
-# For reading the file, and for each small image: a model that needs longer would need hours for a
-# photograph.
+# Timeout of reading the file, and of each small image: a model that needs longer would need hours
+# for a photograph.
 _SECONDS = 20
-# For the runtime and what lies between layers; tensors are in memory several times at most.
+# Memory limit: bytes for the runtime and activations, plus several copies of the file's tensors.
 _BYTES, _TIMES = 4 << 30, 8
 _CHILD = "from lowtide.models.onnx_probe import probe_main; probe_main()"
 
 
 def probe_onnx(path: Path) -> ProbedModel:
-    """What the file says and does.
+    """Probe an ONNX file in a subprocess.
 
-    Raises `ModelError` where it is damaged, is no model from one image to one enlarged by a whole
-    number, or fails: an error of the runtime's, a crash, a lack of memory, or no end.
+    Raises `ModelError` where it is damaged, does not map one image to one upscaled by an integer
+    factor, or fails: an error of the runtime, a crash, a lack of memory, or a timeout.
     """
-    # -P: nothing is imported from the folder that happens to be the current one.
+    # -P: import nothing from the current folder.
     words = [sys.executable, "-P", "-c", _CHILD, str(path), str(_threads())]
     said: queue.Queue[bytes] = queue.Queue()
     errors: list[bytes] = []
@@ -70,7 +70,7 @@ def probe_onnx(path: Path) -> ProbedModel:
 
 
 def _last(path: Path, said: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
-    """The process's last line, or an empty one where it ended without, and its last step."""
+    """Return the subprocess's last line, empty if it ended without one, and last step."""
     step = "reading it"
     while True:
         try:
@@ -86,7 +86,7 @@ def _last(path: Path, said: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
 
 
 def _listen(pipe: IO[bytes], put: Callable[[bytes], None]) -> None:
-    """Pass on each line, and an empty one at the end."""
+    """Pass on each line of a pipe, and an empty one at the end."""
     for line in pipe:
         put(line)
     put(b"")
@@ -115,13 +115,12 @@ def _threads() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """What this process imports, the other one does too."""
+    """Return an environment in which the subprocess imports what this process does."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def probe_main() -> None:
-    """The other process: probe the file that is named on the command line, and print lines of
-    JSON."""
+    """Entry point of the subprocess: probe the file in argv and print JSON lines."""
     path = Path(sys.argv[1])
     try:
         _limit(path)
@@ -139,7 +138,7 @@ def probe_main() -> None:
 
 
 def _say(**line: Any) -> None:
-    print(json.dumps(line), flush=True)  # noqa: T201  (what the other process reads)
+    print(json.dumps(line), flush=True)  # noqa: T201  (read by the parent process)
 
 
 def _limit(path: Path) -> None:

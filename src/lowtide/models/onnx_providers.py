@@ -1,6 +1,6 @@
-"""What ONNX Runtime may run a file with: its own kernels for the CPU, or TensorRT on a card.
+"""ONNX Runtime execution providers: the CPU, or TensorRT on a GPU.
 
-TensorRT has never been run here: it is taken where it is asked for by name, and what it gives is
+TensorRT has never been run here: it is used where it is asked for by name, and its results are
 compared with the CPU's.
 """
 
@@ -15,7 +15,7 @@ from lowtide.core.errors import UsageError
 
 ProviderName = Literal["cpu", "tensorrt"]
 _TENSORRT = "TensorrtExecutionProvider"
-# In the order of preference: what the first one lacks falls to those after it.
+# By preference: what the first one does not support falls back to those after it.
 _CHAINS: dict[ProviderName, tuple[str, ...]] = {
     "cpu": ("CPUExecutionProvider",),
     "tensorrt": (_TENSORRT, "CUDAExecutionProvider", "CPUExecutionProvider"),
@@ -24,20 +24,25 @@ _CHAINS: dict[ProviderName, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Provider:
-    """One of them; ``engines`` is a folder for what TensorRT takes minutes to build."""
+    """Execution provider; ``engines`` is a folder for TensorRT's engine cache.
+
+    TensorRT takes minutes to build an engine.
+    """
 
     name: ProviderName = "cpu"
     engines: Path | None = None
 
     @property
     def first(self) -> str:
-        """ONNX Runtime's name of it."""
+        """ONNX Runtime's name of the preferred provider."""
         return _CHAINS[self.name][0]
 
     @property
     def chain(self) -> list[tuple[str, dict[str, Any]]]:
-        """ONNX Runtime's names with their options (onnxruntime.ai, "TensorRT Execution
-        Provider")."""
+        """ONNX Runtime's provider names with their options, for InferenceSession.
+
+        Source: onnxruntime.ai, "TensorRT Execution Provider".
+        """
         kept = (
             {}
             if self.engines is None

@@ -1,4 +1,4 @@
-"""ONNX Runtime itself: its packages, its errors, and a session of it. No PyTorch."""
+"""ONNX Runtime: package checks, errors and sessions. No PyTorch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _REFUSALS = (
     "NoSuchFile",
     "ModelRequiresCompilation",
 )
-# Its numbers of kinds of errors, and the places in its sources.
+# Error codes and source locations in its messages.
 _NOISE = re.compile(
     r"^Error in execution: |\[ONNXRuntimeError\] : \d+ : \w+ : "
     r"|Exception during initialization: |Load model from .*? failed: ?|/\S+:\d+ .*?\) (?=[A-Z\[])"
 )
-# What matters is raised too.
+# Log level "fatal": errors are raised as well.
 SILENT = 4
 _LACKS = "Failed to allocate memory", "bad_alloc"
 
@@ -38,38 +38,43 @@ class CannotRunError(LowtideError):
 
 
 def require_packages(*names: str, what: str = "exporting to ONNX") -> None:
-    """Raise `UsageError` naming the first of these packages that is not installed."""
+    """Raise `UsageError` with the first of these packages that is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"{what} needs {name}", hint="pip install 'lowtide[export]'")
 
 
 def load_runtime() -> None:
-    """Import what ONNX files are read and run with. Raises `UsageError` where it is missing."""
+    """Import onnx and onnxruntime; raises `UsageError` where one is missing."""
     require_packages("onnx", "onnxruntime", what="running ONNX files")
     for name in ("onnx", "onnxruntime"):
         importlib.import_module(name)
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises of its own accord; in names that are no UTF-8, Python does."""
+    """Return the exception types of ONNX Runtime, and UnicodeDecodeError.
+
+    Python raises the latter for names that are not UTF-8.
+    """
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     known = (getattr(state, name) for name in _REFUSALS if hasattr(state, name))
     return (*known, UnicodeDecodeError)
 
 
 def short_reason(error: Exception) -> str:
-    """The first line of an error, without the runtime's name, numbers and places."""
+    """Return the first line of an error, without error codes and source locations."""
     return _NOISE.sub("", str(error).strip().partition("\n")[0])
 
 
 def open_session(
     path: Path | str, threads: int, *, patterns: bool = False, provider: Provider = CPU
 ) -> Any:
-    """An `onnxruntime.InferenceSession` with so many threads on the CPU.
+    """Open an `onnxruntime.InferenceSession` with ``threads`` threads on the CPU.
 
-    ``patterns`` remembers for each size where blocks lay, and holds them for all of them. Raises
-    `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
+    Args:
+        patterns: Whether to record memory patterns, which are kept for every input size.
+
+    Raises `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
     `MemoryError`.
     """
     import onnxruntime
@@ -78,14 +83,14 @@ def open_session(
     options.log_severity_level = SILENT
     options.intra_op_num_threads = threads
     options.enable_mem_pattern = patterns
-    # Threads that wait in a loop would count as processor time.
+    # Spinning threads would count as processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=provider.chain)
     except runtime_errors() as error:
         raise as_failure(error) from error
     if provider.first not in session.get_providers():
-        # The runtime goes on with what is left, and says so in its log alone.
+        # The runtime falls back to other providers, and only logs it.
         raise CannotRunError(
             f"{provider.first} could not be set up: a library of its own is missing"
         )
@@ -93,7 +98,7 @@ def open_session(
 
 
 def as_failure(error: Exception, where: str = "") -> Exception:
-    """As an error that says it in one line; a lack of memory is one that Python knows."""
+    """Convert a runtime error to a one-line `CannotRunError`, or to MemoryError."""
     if any(words in str(error) for words in _LACKS):
         return MemoryError(f"ONNX Runtime: {short_reason(error)}")
     return CannotRunError(where + short_reason(error))

@@ -1,4 +1,4 @@
-"""ONNX Runtime: a file's graph as a module of PyTorch's, given and giving tensors of the CPU."""
+"""ONNX Runtime sessions as PyTorch modules, with CPU tensors in and out."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from lowtide.models.onnx_runtime import (
 
 
 class OnnxSession:
-    """A file's graph, run by ONNX Runtime, on the CPU with PyTorch's number of threads.
+    """ONNX Runtime session of a file, with PyTorch's number of threads.
 
-    Results are written straight into PyTorch's memory. What the graph needs between comes from a
-    heap of the runtime's own, which is kept for the next call of the same size and given back
-    before one of another (`let_go`): the C heap would keep several times what lives, since it
-    cannot reuse the runtime's aligned blocks. May be called by several threads at once.
+    Results are written straight into PyTorch's memory. Activations come from the runtime's arena,
+    which is kept for the next call of the same size and released before one of another (`let_go`):
+    the C heap would keep several times the live bytes, since it cannot reuse the runtime's aligned
+    blocks. Thread-safe.
     """
 
     def __init__(self, path: Path, ends: GraphSignature, provider: Provider = CPU) -> None:
         self.path, self.provider, self._ends = path, provider, ends
-        # (height, width) of the smallest image that it takes: to give memory back takes a run.
+        # (height, width) of the smallest image: releasing the arena takes a run.
         self.least: tuple[int, int] | None = None
         self._lock, self._size = threading.Lock(), (0, 0)
         self._threads = torch.get_num_threads()
         self._session = open_session(path, self._threads, provider=provider)
 
     def by(self, provider: Provider) -> OnnxSession:
-        """The same file by another provider. Raises `CannotRunError`."""
+        """Open the same file with another provider. Raises `CannotRunError`."""
         session = OnnxSession(self.path, self._ends, provider)
         session.least = self.least
         return session
 
     def run(self, image: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """fp32 (1, C, H, W) to fp32 of ``shape``, which is what the graph makes of it.
+        """Run fp32 (1, C, H, W) to fp32 of ``shape``, the graph's output shape.
 
         Raises `CannotRunError` where it makes another shape or fails, and `MemoryError`.
         """
@@ -55,13 +55,15 @@ class OnnxSession:
         return self._run(image, shape)
 
     def begin(self, least: tuple[int, int]) -> None:
-        """Run the smallest image that the graph takes, (height, width): what the runtime takes for
-        its first one it never gives back. Raises as `run`."""
+        """Warm up with the smallest image that the graph takes, (height, width).
+
+        The runtime never releases what its first run allocates. Raises as `run`.
+        """
         self.least = least
         self._run(torch.zeros(1, self._ends.channels, *least), None)
 
     def let_go(self) -> None:
-        """Give back what is kept from call to call."""
+        """Release the arena that is kept between calls."""
         with self._lock:
             self._shrink()
             self._size = 0, 0
@@ -76,7 +78,7 @@ class OnnxSession:
             self._size = size
 
     def _shrink(self) -> None:
-        """The runtime gives memory back only after a run: here one of next to nothing."""
+        """Release the arena by a minimal run, since the runtime does so only after a run."""
         if self.least is not None and self._size != (0, 0):
             self._run(torch.zeros(1, self._ends.channels, *self.least), None, shrink=True)
             trim_heap()
@@ -104,7 +106,7 @@ class OnnxSession:
         try:
             self._session.run_with_iobinding(binding, options)
         except (*runtime_errors(), RuntimeError) as error:
-            self._size = -1, -1  # what it kept is to be given back before the next call
+            self._size = -1, -1  # release the arena before the next call
             raise as_failure(error, _size_of(image)) from error
         result = result.float()
         return result if ends.white_made == 1 else result.div_(ends.white_made)
@@ -115,11 +117,11 @@ def _size_of(image: Tensor) -> str:
 
 
 class OnnxNetwork(nn.Module):
-    """A session as a network: (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), fp32 on the
-    CPU, one image after another.
+    """ONNX session as an nn.Module, for fp32 CPU images one after another.
 
-    ``low`` is the low precision that its weights are in, if they are. Copies share the session.
-    Raises `ModelError` where the runtime fails, and `MemoryError`.
+    Maps (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale). ``low`` is the low precision of its
+    weights, or empty. Copies share the session. Raises `ModelError` where the runtime fails, and
+    `MemoryError`.
     """
 
     def __init__(self, session: OnnxSession, scale: int, out_channels: int, low: str = "") -> None:
@@ -128,15 +130,15 @@ class OnnxNetwork(nn.Module):
         self.low = low
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxNetwork:
-        # Its weights are there once, and it may be called by several threads.
+        # The session is shared: it is thread-safe, and weights are held once.
         return self
 
     def extra_repr(self) -> str:
-        """The file."""
+        """Return the path of the file."""
         return str(self.session.path)
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class."""
+        """Run each image of the batch; see the class."""
         if type(images) is not Tensor or images.device.type != "cpu":
             raise ModelError(
                 f"{self.session.path} is run by ONNX Runtime: it has no graph that PyTorch knows"

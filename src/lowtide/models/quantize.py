@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits, by torchao."""
+"""8-bit quantization of linear layers by torchao."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.precision import EightBits
 from lowtide.models.optimized.token_linear import OptimizedLinear
 
-# Smaller layers, of biases and gates, take no time and are all of what they compute.
+# Smaller layers, of biases and gates, take no time, and errors in them do not average out.
 _LEAST = 16
-# Compute capability from which cards multiply numbers of 8 bits with a point.
+# Minimum compute capability of GPUs with fp8 matrix products.
 FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
 class _Scheme:
-    """How layers are rounded: torchao's class and its arguments, the type that their weights have
-    before, and what both sides have to be multiples of, on the CPU and on a card."""
+    """Quantization scheme: torchao's class, granularity, weight dtype, size multiples.
+
+    ``given`` is the dtype of the weights before, ``steps`` what both sides have to be multiples of,
+    on the CPU and on a GPU.
+    """
 
     scheme: str
     by_row: bool
@@ -39,13 +42,13 @@ _WAYS: dict[EightBits, _Scheme] = {
 
 
 def quantize_linear(network: nn.Module, device: str, kind: EightBits = "int8") -> int:
-    """Compute the linear layers of ``network`` in 8 bits, in place; returns how many there are.
+    """Quantize linear layers of ``network`` to 8 bits in place; returns their count.
 
-    ``int8`` takes a network in fp32: weights are rounded once, by output channel, and what a layer
-    is given by token in each call; sums are exact, and everything else stays in fp32. ``fp8`` takes
-    one whose layers are in bf16 (`low_precision.lower`), and rounds both to e4m3, which has three
-    bits of fraction, by the same rows. Accuracy: approximate. Layers of fewer than 16 channels
-    stay as they are, and so do those whose channels are not multiples of 8 on a card, or of 16 in
+    ``int8`` takes a network in fp32: weights are rounded once, per output channel, and activations
+    per token in each call; sums are exact, and everything else stays in fp32. ``fp8`` takes one
+    whose layers are in bf16 (`to_low_precision`), and rounds both to e4m3, which has three bits of
+    fraction, by the same rows. Accuracy: approximate. Layers of fewer than 16 channels stay
+    unquantized, and so do those whose channels are not multiples of 8 on a GPU, or of 16 in
     ``fp8``. Raises `UsageError` where torchao is missing or no layer is left.
     """
     way = _WAYS[kind]
@@ -73,7 +76,7 @@ def _fits(layer: nn.Linear, device: str, way: _Scheme) -> bool:
 
 
 def _as_written(network: nn.Module) -> None:
-    """Faster forms of linear layers know plain weights only."""
+    """Undo `OptimizedLinear`, which supports plain weights only."""
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, OptimizedLinear):
@@ -83,10 +86,13 @@ def _as_written(network: nn.Module) -> None:
 def torchao_scheme(
     kind: EightBits = "int8",
 ) -> tuple[Callable[..., None], Callable[[], object]]:
-    """What applies a scheme to a network, and the scheme. Raises `UsageError` without torchao."""
+    """Return torchao's ``quantize_`` and a factory of the scheme's configuration.
+
+    Raises `UsageError` without torchao.
+    """
     way = _WAYS[kind]
     try:
-        # It is told of its own dealings with PyTorch while it is imported.
+        # torchao's own use of PyTorch warns during the import.
         with silence_warnings("torch.utils._pytree"):
             parts: Any = importlib.import_module("torchao.quantization")
     except ImportError as error:

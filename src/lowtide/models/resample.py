@@ -1,11 +1,10 @@
-"""Cubic resampling as the field's benchmarks define it.
+"""Cubic resampling as MATLAB's ``imresize``, the standard of SR benchmarks.
 
-The kernel is that of Keys, "Cubic convolution interpolation for digital image processing"
-(1981), with a = -1/2. Super-resolution data sets are made with MATLAB's ``imresize``: the same
-kernel, stretched by the factor when it shrinks (antialiasing), pixel centers at half integers,
-borders mirrored, rounded to 8 bits after each axis. PIL, OpenCV and PyTorch all differ from it, by
-up to 15 levels, so it is written out here; it makes Set5's published low-resolution files
-again bit for bit.
+The kernel is that of Keys, "Cubic convolution interpolation for digital image processing" (1981),
+with a = -1/2. Super-resolution data sets are made with MATLAB's ``imresize``: the same kernel,
+stretched by the factor when it shrinks (antialiasing), pixel centers at half integers, borders
+mirrored, rounded to 8 bits after each axis. PIL, OpenCV and PyTorch all differ from it, by up to 15
+levels, so it is implemented here; it reproduces Set5's published low-resolution files bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def keys_cubic(distance: np.ndarray) -> np.ndarray:
 
 
 def polyphase_taps(scale: int) -> np.ndarray:
-    """The taps of cubic enlargement by a whole factor, float64 of shape (scale, 5).
+    """Return the taps of cubic upsampling by an integer factor, float64 (scale, 5).
 
     Row ``p`` makes the output samples ``p, p + scale, p + 2 * scale, ...``: it weighs the five
     input samples around the one at the same index, and sums to 1.
@@ -43,8 +42,8 @@ def polyphase_taps(scale: int) -> np.ndarray:
 def resize_cubic(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize as MATLAB's ``imresize(image, [height width], 'bicubic')`` does.
 
-    ``image`` has shape (H, W) or (H, W, C). uint8 comes back rounded and clipped to uint8;
-    other types come back as float64, unclipped. Raises ValueError for an empty size.
+    ``image`` has shape (H, W) or (H, W, C). uint8 comes back rounded and clipped to uint8; other
+    types come back as float64, unclipped. Raises ValueError for an empty size.
     """
     import numpy as np
 
@@ -62,7 +61,7 @@ def resize_cubic(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _resize_axis(image: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """One axis of `resize_cubic`, in the image's own type."""
+    """Resize one axis for `resize_cubic`, without rounding."""
     import numpy as np
 
     length = image.shape[axis]

@@ -1,4 +1,4 @@
-"""A model asked eight times: turned and mirrored, and the mean of what it says."""
+"""Geometric self-ensemble (×8 test-time augmentation) of a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MIRRORS: tuple[tuple[int, ...], ...] = ((), (2,), (3,), (2, 3))
 
 
 class SelfEnsemble(nn.Module):
-    """The mean over the eight ways in which an image can be turned and mirrored, each put back.
+    """Mean of ``body`` over the eight flips and transposes of an image (EDSR's "+").
 
     (B, C, H, W) becomes what ``body`` makes of it, at about eight times the time; results are
-    added up one by one, so that it takes one result more in memory. Source: "geometric
+    accumulated one by one, so that it takes one more result in memory. Source: "geometric
     self-ensemble" of EDSR (Lim et al., arXiv 1707.02921).
     """
 
@@ -24,12 +24,12 @@ class SelfEnsemble(nn.Module):
         self.body = body
 
     def forward(self, image: Tensor) -> Tensor:
-        """The mean; see the class."""
+        """Return the mean; see the class."""
         total = self._mirrored(image) + self._mirrored(image.mT).mT
         return total / (2 * len(_MIRRORS))
 
     def _mirrored(self, image: Tensor) -> Tensor:
-        """The sum over the ways without a turn."""
+        """Sum over the four flips, without a transpose."""
         total = self.body(image)
         for dims in _MIRRORS[1:]:
             total = total + self.body(image.flip(dims)).flip(dims)
@@ -37,5 +37,8 @@ class SelfEnsemble(nn.Module):
 
 
 def as_ensemble(model: ModelDescriptor) -> ModelDescriptor:
-    """Facts about the model asked eight times: what was learned of it once is not true of this."""
+    """Return the model's descriptor with another SHA-256 for its self-ensemble.
+
+    What was measured of the model alone does not hold for the ensemble.
+    """
     return replace(model, sha256=f"{model.sha256}-self-ensemble")

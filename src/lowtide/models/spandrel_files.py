@@ -1,8 +1,8 @@
-"""Model files of the upscaling world, through spandrel and, where it does not know them, our own.
+"""Loader of super-resolution models through spandrel, and of ParagonSR2 tiers.
 
-spandrel recognizes about forty families by the names of their tensors and deduces their shapes.
-Every use of it, its private names included, is in this file. Importing it takes a second or
-two, hence never at the top of a module.
+spandrel recognizes about forty families by the names of their tensors and infers their sizes. Every
+use of it, its private names included, is in this file. Importing it takes a second or two, hence
+never at the top of a module.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lowtide.models.paragonsr2 import tier_file
 if TYPE_CHECKING:
     import spandrel
 
-# What spandrel was seen to raise for tables whose tensors do not fit together. MemoryError is among
-# them because a side may be of any size.
+# What spandrel was seen to raise for tensors that do not fit together. MemoryError is among them
+# because a side may be of any size.
 _MISFITS = (
     RuntimeError,
     LookupError,
@@ -44,7 +44,7 @@ _KEYS_SHOWN = 6
 
 
 class SpandrelCall(nn.Module):
-    """A network together with the call spandrel gives it: extra inputs, a range, an index."""
+    """Network with spandrel's call function: extra inputs, a value range, an index."""
 
     def __init__(self, network: nn.Module, call: Any) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class SpandrelCall(nn.Module):
         self._call = call
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), unclamped."""
-        # Some of the calls make their extra input for one image, whatever the batch.
+        """Map (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), unclamped."""
+        # Some call functions make their extra input for a batch of one.
         results = [self._call(self.network, single) for single in image.split(1)]
         return results[0] if len(results) == 1 else torch.cat(results)
 
@@ -61,10 +61,9 @@ class SpandrelCall(nn.Module):
 def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelDescriptor]:
     """Recognize and build the model in a .pth, .ckpt or .safetensors file, on the CPU.
 
-    Pickles are read as tables of tensors, and nothing in them runs. Prefixes that training
-    programs put before names are taken away. Raises ModelError for damage, for a file that asks
-    for more, for an unknown family, and for a model that does not turn one gray or RGB image into
-    another.
+    Pickles are read as tables of tensors, and nothing in them runs. Prefixes that training programs
+    add to names are removed. Raises ModelError for damage, for a file that asks for more, for an
+    unknown family, and for a model that does not map one gray or RGB image to another.
     """
     state = _state_dict(path)
     if tier_file.is_tier_checkpoint(state):
@@ -73,13 +72,13 @@ def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelD
     _require_image_model(path, found)
     try:
         module = _module(found)
-    except (RuntimeError, LookupError) as error:  # indices among the tensors, say, out of range
+    except (RuntimeError, LookupError) as error:  # such as index tensors out of range
         raise _misfit(path, error) from error
     return module, _describe(path, name, digest, found)
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families that are recognized, in alphabetical order."""
+    """Return the names of the recognized families, in alphabetical order."""
     from spandrel import MAIN_REGISTRY
 
     known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
@@ -87,7 +86,7 @@ def families() -> tuple[str, ...]:
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors under the names that their family gives them, if it is a known one."""
+    """Read a file's state_dict, with prefixes removed if a family then matches."""
     from spandrel import MAIN_REGISTRY
 
     stored = path.suffix.lower() == ".safetensors"
@@ -109,7 +108,7 @@ def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor
 
     keys = sorted(state)
     try:
-        # The CPU first: what does not fit the job should not reach the device.
+        # The CPU first: a model that does not fit the job should not reach the device.
         with BuildLimits(value for value in state.values() if isinstance(value, Tensor)):
             return ModelLoader(device="cpu").load_from_state_dict(state)
     except UnsupportedModelError as error:
@@ -145,7 +144,7 @@ def _require_image_model(path: Path, found: spandrel.ModelDescriptor) -> None:
 
 
 def _module(found: spandrel.ModelDescriptor) -> nn.Module:
-    # spandrel's default call lives in the module of its base class, and adds nothing.
+    # spandrel's default call function is in the module of its base class, and adds nothing.
     call = found._call_fn
     plain = call.__module__ == type(found).__module__
     model = fold_convs(found.model.eval())

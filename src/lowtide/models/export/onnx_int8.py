@@ -21,10 +21,10 @@ def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
     """Quantize the fp32 file of `write_onnx` to int8, in place.
 
     Static, by ONNX Runtime's quantizer: weights symmetric and per output channel, activations by
-    the range they have on ``pictures``, calibration images fp32 (1, C, H, W) in 0..1, some from
-    several photographs. The first and the last layer stay in fp32, since a picture's own values
-    pass through them. Accuracy: approximate; `lowtide.models.export.compare_int8` measures the
-    loss.
+    their range on the calibration images ``pictures``, fp32 (1, C, H, W) in 0..1, of which there
+    should be some from several photographs. The first and the last layer stay in fp32, since a
+    picture's own values pass through them. Accuracy: approximate;
+    `lowtide.models.export.compare_int8` measures the loss.
 
     Returns:
         How many layers are in int8.

@@ -1,1 +1,1 @@
-"""One file for each thing a person asks for."""
+"""Jobs behind the commands and the public functions, one module each."""

@@ -1,4 +1,4 @@
-"""A model as a device that is not here would run it: costs from traces and a profile."""
+"""Model costs on an absent device, from traces and a device profile."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ def prepare_for_profile(
     profile: DeviceProfile,
     on_loaded: Callable[[int], object] = lambda scale: None,
 ) -> PreparedModel:
-    """``settings``' model as ``profile``'s device would run it.
+    """Return the model of ``settings`` with its costs predicted for ``profile``.
 
-    Reach and batches are learned here on the CPU (once, then remembered), memory from traces,
-    seconds from the profile's rates. ``on_loaded`` is as in `prepare`. Raises `ModelError` for a
-    model that cannot be traced, and `UsageError` for a precision that the model or the device does
-    not have.
+    The receptive field and the effect of the batch size are measured on the CPU once and then
+    cached; memory comes from traces, seconds from the profile's rates.
+
+    Args:
+        on_loaded: As in `prepare`.
+
+    Raises:
+        ModelError: The model cannot be traced.
+        UsageError: The model or the device lacks the requested precision.
     """
     if is_eight_bits(settings.precision):
         raise UsageError(
@@ -49,7 +54,7 @@ def prepare_for_profile(
     network = dataclasses.replace(
         here.network, device=profile.name, precision=precision, channels_last=False
     )
-    weight_bytes = here.costs.weight_bytes  # those in fp32 are there too, to be compared with
+    weight_bytes = here.costs.weight_bytes  # fp32 weights are resident too: the reference
     if precision != "fp32":
         low = load(settings.model_name).lower(DTYPES[precision])
         network = dataclasses.replace(network, forward=low.module)
@@ -98,7 +103,7 @@ def _costs(
 def _precision(
     wanted: Literal["auto"] | Precision, model: ModelDescriptor, profile: DeviceProfile
 ) -> Precision:
-    """The precision asked for, or the lowest that both the device and the model gain from."""
+    """Return the requested precision, or the lowest that device and model gain from."""
     if wanted == "auto":
         return "fp32" if profile.kind == "cpu" else gained_precision(model, profile.capability)
     allowed = precisions_of(model)

@@ -1,4 +1,4 @@
-"""How accurate one image's result is: its class, and the measured error of what is not exact."""
+"""Accuracy of one result: exact or bounded, and the measured error if not exact."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 def measure_accuracy(
     context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
 ) -> tuple[AccuracyReport, Usage | None]:
-    """The accuracy, and the memory it took to measure it, within ``limit_bytes``; None if nothing
-    had to be measured."""
+    """Measure the accuracy of one image's result within ``limit_bytes``.
+
+    Returns:
+        The report, and the memory that the measurement used, or None if nothing had to be measured.
+    """
     if plan.accuracy == "exact" and context.prepared.network.exact_forward is None:
         return _accuracy(context, plan, source, limit_bytes), None
-    # Other sizes are run now than before, which would not fit the gaps in the heap.
+    # The measurement runs other tile sizes, which would not fit the heap's free blocks.
     trim_allocators(plan.device, collect=True)
     context.lap()
     context.land_all()
@@ -43,7 +46,7 @@ def measure_accuracy(
 def _accuracy(
     context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
 ) -> AccuracyReport:
-    """State the class, and measure what is not exact on a sample of this image."""
+    """Report the accuracy class, and measure the error on sampled tiles if not exact."""
     network, costs = context.prepared.network, context.prepared.costs
     execution = precision = None
     if plan.accuracy == "bounded":
@@ -82,7 +85,7 @@ def _accuracy(
 
 
 def _ends(network: NetworkSpec) -> str:
-    """Of a network in bf16 or fp16: what stays in fp32; of a file, what it has inside."""
+    """Return which layers stay in fp32, or what differs in an ONNX file."""
     assert isinstance(network.forward, nn.Module)
     for part in network.forward.modules():
         if isinstance(part, OnnxNetwork):

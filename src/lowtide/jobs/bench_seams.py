@@ -1,9 +1,9 @@
-"""Seams of tiles on one image: no blending, linear and Hann, beside bands.
+"""Benchmark of tile seams: no blending, linear, Hann, and streamed bands.
 
-A whole run is what everything is compared with. At a *seam*, two tiles meet: there lies a cut, or a
-ramp from one to the other. What a tile gets wrong shows as a step across a cut, so steps are
-compared as well: how far the difference of the two rows or columns at each cut is from that
-difference in the whole.
+The reference is a run of the whole image. A *seam* is where two tiles meet: a cut, or a ramp that
+blends one into the other. The error of a tile shows as a step across the cut, so steps are
+compared too: the difference of the two rows or columns at each cut, minus that difference in the
+reference.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
-# The middle of a photograph shows seams as well as all of it does, in less time.
+# The middle of a photograph is enough to measure seams, and takes less time.
 _MOST = 512
-# Windows of most models are 8 or 16 pixels, and tiles begin where windows do.
+# Attention windows of most models are 8 or 16 pixels, and tiles have to start on a window.
 _GRID = 16
 
 
 class SeamResult(BaseModel):
-    """One way to put tiles together, against the whole.
+    """Errors of one tiling and blending method against a run of the whole image.
 
-    ``psnr_db`` is over all pixels and ``seam_psnr_db`` over those at most as far from a cut as
-    tiles overlap, of a range of 1; None where both are equal. ``step`` is the mean (root of
-    squares) of how far steps across cuts are off, in levels of 255. ``work`` is the pixels that
-    were run, those that tiles share more than once, over the image's.
+    ``psnr_db`` is over all pixels, ``seam_psnr_db`` over pixels no farther from a cut than half the
+    overlap, both for a value range of 1, and None where there is no difference. ``step`` is the
+    root mean square of the error of steps across cuts, in levels of 255, and ``largest`` the
+    largest absolute error, in the same levels. ``work`` is the number of pixels that were run,
+    shared pixels counted once per tile, divided by the image's.
     """
 
     blend: str
@@ -56,7 +57,7 @@ class SeamResult(BaseModel):
 
 
 class SeamReport(BaseModel):
-    """All ways for one image and model."""
+    """Seam errors of all methods for one image and model."""
 
     schema_version: int = 1
     image: str
@@ -77,10 +78,14 @@ def compare_seams(
     progress: Callable[[str], None] | None = None,
     cancel: Cancel = None,
 ) -> SeamReport:
-    """Compare the middle of ``image`` in tiles of ``tile`` pixels with a whole run of it.
+    """Compare tiled, blended and streamed runs with a run of the whole image.
 
-    Everything is run in fp32. Raises `UsageError` for a tile that is not a multiple of 16 or not
-    smaller than the image, and where a model cannot be streamed or takes other images than RGB.
+    Runs at most the middle 512 pixels of each side of ``image``, in fp32, in tiles of ``tile``
+    pixels.
+
+    Raises:
+        UsageError: ``tile`` is not a multiple of 16 or not smaller than the image, the model cannot
+            be streamed, or the image or the model is not RGB.
     """
     loaded = load(model).to(device=resolve_device(device))
     given = _middle(Path(image), loaded)
@@ -153,7 +158,7 @@ def _middle(path: Path, model: Model) -> Tensor:
 def _tiles(
     model: Model, image: Tensor, rows: TileAxis, columns: TileAxis
 ) -> dict[tuple[int, int], Tensor]:
-    """The result of each tile, by its row and column."""
+    """Return the model's result for each tile, by (row, column)."""
     return {
         (row, column): model(image[..., top : top + rows.tile, left : left + columns.tile])
         for row, top in enumerate(rows.starts)
@@ -169,7 +174,11 @@ def merge_tiles(
     *,
     linear: bool,
 ) -> Tensor:
-    """Tiles put together with the weights of their axes, or ramps that rise evenly."""
+    """Merge overlapping result tiles into one image, weighted by Hann or linear ramps.
+
+    Tiles are (B, C, H, W), by (row, column). ``linear`` replaces the ramps of the axes with linear
+    ones.
+    """
     size = rows.length * scale, columns.length * scale
     some = next(iter(tiles.values()))
     total = some.new_zeros(*some.shape[:2], *size)

@@ -1,8 +1,8 @@
-"""Ways to upscale one image, side by side on this machine: time, memory and what they change.
+"""Benchmark of upscaling configurations on one image: time, peak memory and error.
 
-The presets and configurations are those of the guide that users of DRCT follow; the others turn on
-one thing at a time. Each way runs in a process of its own, twice: the first time what a model costs
-is learned and kept.
+The presets and configurations are those of the guide that users of DRCT follow; the others change
+one setting at a time. Each variant runs in a process of its own, twice: the first run also
+measures and caches the model's costs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lowtide.media import inspect_image
 from lowtide.memory.measurement.subprocess_run import measure_fresh
 from lowtide.memory.training.memory_plot import new_figure, save_figure
 
-# What everything else is compared with: exact, whatever it takes.
+# The exact result that all others are compared with.
 REFERENCE = "lowtide"
 BASELINE = "conservative"
 
 
 class BenchVariant(BaseModel):
-    """A row: a name, where it comes from, and the settings of `upscale` that make it."""
+    """Benchmark variant: a name, a group, and settings of `upscale`."""
 
     name: str
     group: str
@@ -36,7 +36,7 @@ class BenchVariant(BaseModel):
 
     @property
     def words(self) -> str:
-        """As options of the command."""
+        """The settings as command-line options."""
         return " ".join(_option(name, value) for name, value in self.settings.items()) or "none"
 
 
@@ -93,11 +93,12 @@ WAYS = _ways()
 
 
 class BenchRow(BaseModel):
-    """One way: what it took, or why it was not possible.
+    """Result of one benchmark variant, or why it was refused.
 
-    ``busy`` is the share of the time that the device was at work: of all its threads on a CPU.
-    ``psnr_db`` is that of the file against the reference's, None where both are the same;
-    ``times_as_fast`` is against the conservative configuration.
+    ``busy`` is the share of the wall time in which the CPU's threads were busy, None on other
+    devices. ``psnr_db`` is that of the file against the reference's, None where both are equal, and
+    ``largest`` the largest difference of a sample. ``times_as_fast`` is the speedup over the
+    conservative configuration.
     """
 
     way: BenchVariant
@@ -115,7 +116,7 @@ class BenchRow(BaseModel):
 
 
 class BenchReport(BaseModel):
-    """All ways for one image and model."""
+    """Results of all benchmark variants for one image and model."""
 
     schema_version: int = 1
     image: str
@@ -138,11 +139,17 @@ def bench(
     progress: Callable[[str], None] | None = None,
     cancel: Cancel = None,
 ) -> BenchReport:
-    """Run ``image`` through ``model`` in every way, or in those named in ``only``.
+    """Benchmark every way to upscale ``image``, or only those named in ``only``.
 
-    The reference and the baseline always run. A way that the model or the budget does not allow
-    is a row that says why. ``plot`` is a picture of time and memory. Raises `UsageError` for a
-    name of no way, and what reading the image raises.
+    The reference and the baseline always run. A variant that the model or the budget does not allow
+    is a row that says why.
+
+    Args:
+        plot: File to draw time against memory to.
+
+    Raises:
+        UsageError: ``only`` has an unknown name.
+        LowtideError: The image cannot be read.
     """
     unknown = sorted({*only} - {way.name for way in WAYS})
     if unknown:
@@ -150,7 +157,7 @@ def bench(
             f"no way is called {unknown[0]!r}", hint=", ".join(way.name for way in WAYS)
         )
     if plot is not None:
-        new_figure(Path(plot))  # raises now what would be raised after minutes of running
+        new_figure(Path(plot))  # fail before minutes of running
     facts = inspect_image(Path(image))
     report = BenchReport(
         image=str(image),
@@ -182,7 +189,7 @@ def bench(
 def _run(
     way: BenchVariant, image: Path, target: Path, model: str, device: str, budget: str | int
 ) -> BenchRow:
-    # Ways that tiles do not do exactly would be refused, and these are to be compared.
+    # With the default accuracy, tiles that are not exact would be refused.
     asked = {"accuracy": "bounded"} if "tile" in way.settings else {}
     settings = {**way.settings, **asked, "model": str(model), "device": device, "budget": budget}
     try:
@@ -195,7 +202,7 @@ def _run(
 
 
 def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """One way in this process, as the command line would run it; the second of two runs."""
+    """Run one variant twice in this process and return the figures of the second run."""
     from lowtide.core.heap import tune_heap
 
     tune_heap()
@@ -222,8 +229,10 @@ def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, 
 
 
 def image_difference(one: Path, other: Path) -> tuple[float | None, int]:
-    """PSNR in dB of two image files of 8 or 16 bits, None if they are the same, and the largest
-    difference of a sample."""
+    """Return PSNR in dB and largest sample difference of two 8- or 16-bit image files.
+
+    The PSNR is None if the images are equal.
+    """
     import numpy as np
 
     from lowtide.media import open_image
@@ -244,7 +253,7 @@ def _compare(rows: list[BenchRow]) -> None:
 
 
 def _draw(report: BenchReport, path: Path) -> None:
-    """Every way as a point: seconds across, memory upward."""
+    """Draw every variant as a point: seconds on the x axis, peak memory on the y axis."""
     from lowtide.core.units import MIB
 
     figure = new_figure(path)
@@ -264,7 +273,7 @@ def _draw(report: BenchReport, path: Path) -> None:
             )
     axes.set_xlabel("seconds")
     axes.set_ylabel("peak memory, MiB")
-    axes.margins(x=0.12)  # for the names
+    axes.margins(x=0.12)  # room for the labels
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_title(f"{report.model}, {report.width}×{report.height}")

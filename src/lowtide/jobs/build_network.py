@@ -1,4 +1,4 @@
-"""Models as networks that the runner takes: on a device, in a precision, in an order of memory."""
+"""Build a `NetworkSpec` from a model: its device, precision and memory format."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from lowtide.streaming.tiles.tile_step import DTYPES, Forward, NetworkSpec
 
 
 def build_network(model: Model, device: str, precision: Precision) -> NetworkSpec:
-    """``model``, moved to ``device`` and changed to compute in ``precision``, which keeps another
-    of it in fp32 beside any lower one."""
+    """Move ``model`` to ``device`` in ``precision`` and return its `NetworkSpec`.
+
+    Below fp32 the network keeps a copy of the model in fp32 to measure the error against.
+    """
     facts, twin = model.descriptor, None
     if precision != "fp32":
         twin = _fp32_twin(copy.deepcopy(model), device)
     model.to(device=device)
     if DTYPES[precision] != torch.float32:
         model.lower(DTYPES[precision])
-        trim_heap(collect=True)  # of the runs that found its layers' order
+        trim_heap(collect=True)  # free what tracing the layers' order left
     if is_eight_bits(precision):
         quantize_linear(model.module, device, precision)
     return NetworkSpec(
@@ -45,13 +47,13 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
 
 
 def _by_the_cpu(model: OnnxModel) -> Callable[[], Forward] | None:
-    """What a file's numbers are compared with where another provider than the CPU's runs it."""
+    """Return the CPU reference for an ONNX file that another execution provider runs."""
     plain = model.plain
     return None if plain is None else lambda: plain
 
 
 def ensemble_network(network: NetworkSpec) -> NetworkSpec:
-    """``network``, and that in fp32 beside it, asked eight times."""
+    """Wrap ``network`` and its fp32 reference in an 8-fold `SelfEnsemble`."""
     exact = network.exact_forward
     return replace(
         network,
@@ -66,9 +68,10 @@ def _eight_times(forward: Forward) -> SelfEnsemble:
 
 
 def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
-    """Bytes of its weights, and of those in fp32 that a lower precision is measured against."""
+    """Return the bytes of the network's weights and of its fp32 reference copy."""
     if isinstance(model, OnnxModel):
-        # The runtime lays them out anew beside its graph, and both may take ten times the file.
+        # ONNX Runtime repacks the weights and keeps its graph too: up to ten times the file's
+        # bytes.
         known = model.descriptor.weight_bytes
         beside = 0 if model.plain is None else known
         return max(known, held_bytes(model.another_session)) + beside
@@ -82,11 +85,11 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
 
 
 def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
-    """``network`` once more on a device; on the same one with the same weights."""
+    """Copy ``network`` to ``device``; on the same device the copy shares the weights."""
     module = network.forward
     assert isinstance(module, torch.nn.Module)
     if device == network.device:
-        # Models keep things of their own while they run, which no two threads may share.
+        # Modules keep state while they run, so two threads cannot share one.
         return replace(network, forward=_with_same_tensors(module))
     exact = network.exact_forward
     return replace(
@@ -108,12 +111,12 @@ def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
-    """The model in fp32, moved to the device only when it is first called for."""
+    """Return a factory of the fp32 model that moves it to the device when called."""
     return functools.partial(model.module.to, device)
 
 
 def in_memory_format(network: NetworkSpec, model: Model, channels_last: bool) -> NetworkSpec:
-    """``network``, which is ``model``'s, for images whose channels lie last, or as it is."""
+    """Convert ``network``, built from ``model``, to channels-last if asked."""
     if not channels_last:
         return network
     model.to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Pieces of photographs: what an export in 8 bits is tuned on, and what its loss is measured on."""
+"""Calibration and evaluation crops of photographs for an int8 export."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from lowtide.media.pixels import full_scale
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.loaded_model import Model
 
-# Pieces to tune on at most, and their side: as large as most layers see, and done in seconds.
+# Number and side of calibration crops: as large as most receptive fields, and done in seconds.
 _PIECES, _SIDE = 24, 128
 _SKIPPED_ROWS = 64
-# With fewer, what one photograph happens to show decides the ranges, or all that is known of them.
+# With fewer, the content of a single photograph decides the ranges or the measured error.
 _ENOUGH = 4
 
 
 def find_photographs(given: Sequence[Path | str]) -> list[Path]:
-    """Image files, those in folders included. Raises `InputError` for what is not there, and
-    `ImageError` for a folder without images."""
+    """Return the image files among ``given``, folders searched.
+
+    Raises:
+        InputError: A path does not exist.
+        ImageError: A folder holds no images.
+    """
     found: list[Path] = []
     for path in map(Path, given):
         if path.is_dir():
@@ -38,7 +42,7 @@ def find_photographs(given: Sequence[Path | str]) -> list[Path]:
 
 
 def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
-    """What is to be said of a choice of photographs: that they are too few to show much."""
+    """Return report notes on the photographs: too few for reliable figures."""
     if len(paths) >= _ENOUGH:
         return ()
     one = len(paths) == 1
@@ -49,7 +53,10 @@ def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def calibration_crops(paths: Sequence[Path], model: Model) -> list[Tensor]:
-    """Pieces of every other photograph, or of the upper half of the only one."""
+    """Return the crops to calibrate on, (1, C, H, W) in 0..1.
+
+    They are taken from every other photograph, or from the upper half of the only one.
+    """
     chosen = paths[::2]
     each = max(1, _PIECES // len(chosen))
     pieces: list[Tensor] = []
@@ -61,8 +68,11 @@ def calibration_crops(paths: Sequence[Path], model: Model) -> list[Tensor]:
 def evaluation_crops(
     paths: Sequence[Path], model: Model, sizes: Sequence[tuple[int, int]]
 ) -> list[Tensor]:
-    """Pieces of ``sizes``, (height, width), or smaller where the photographs that
-    `calibration_crops` leaves out are; none twice."""
+    """Return crops of ``sizes`` of the photographs not used for calibration.
+
+    ``sizes`` are (H, W); a crop is smaller where its photograph is. Crops are (1, C, H, W) in 0..1,
+    and none is returned twice.
+    """
     chosen = paths[1::2] or paths
     found: dict[tuple[Path, tuple[int, ...]], Tensor] = {}
     for place, size in enumerate(sizes):
@@ -79,8 +89,10 @@ def _half(paths: Sequence[Path], which: int) -> int | None:
 def _pieces(
     path: Path, model: Model, size: tuple[int, int], count: int, *, half: int | None
 ) -> list[Tensor]:
-    """Up to ``count`` pieces beside one another in the middle of a photograph, or in the middle
-    of its upper (0) or lower (1) half."""
+    """Return up to ``count`` adjacent crops of the middle of a photograph.
+
+    ``half`` restricts them to the upper (0) or the lower (1) half.
+    """
     facts = model.descriptor
     with open_image(path) as source:
         info = source.info
@@ -98,7 +110,7 @@ def _pieces(
 
 
 def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, int]:
-    """``size`` or a little less, as the model takes it."""
+    """Return the largest size up to ``size`` that the model's size rule allows."""
     height, width = (side // rule.multiple_of * rule.multiple_of for side in size)
     if rule.square:
         height = width = min(height, width)
@@ -112,7 +124,7 @@ def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, in
 
 
 def _in_channels(band: np.ndarray, channels: int, model: Model) -> Tensor:
-    """(height, width, bands) in 0..1 as (1, channels, height, width)."""
+    """Convert (H, W, bands) in 0..1 to (1, C, H, W)."""
     if channels not in (1, 3):
         raise InputError(
             f"{model.descriptor.name} takes {channels} channels, which are no photographs",

@@ -1,4 +1,4 @@
-"""What half precision does for the time of this machine's processor."""
+"""Measure how bf16 and fp16 change the speed of layers on this CPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 import torch.nn.functional as F
 
 _NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# A layer of a window transformer over 64² pixels, and one of a convolutional network: enough work
-# for the pace of instructions to show, and over in milliseconds.
+# A linear layer of a window transformer over 64² pixels, and a convolution: enough work for the
+# rate of instructions to dominate, and done in milliseconds.
 _TOKENS, _CHANNELS, _FEATURES, _SIDE = 4096, 192, 64, 64
 _ROUNDS = 5
-# Times as long as in fp32 that count as slower, and its inverse as faster: less may be chance.
+# Ratio to fp32 that counts as slower, and its inverse as faster: less may be noise.
 _SLOWER = 1.2
 
 
 @functools.cache
 def low_precision_slowdown() -> list[dict[str, str | float]]:
-    """How many times as long as in fp32 linear layers and convolutions take on the CPU, roughly.
+    """Measure the slowdown of bf16 and fp16 against fp32 on the CPU, roughly.
 
-    Instructions for these numbers are no promise: some processors run them at half the pace of
-    those for fp32, and without any PyTorch converts number by number. Takes about a second where
-    that is so, else a tenth, and a few MiB.
+    Returns the ratio of seconds for linear layers and for convolutions, for each dtype.
+    Instructions for a dtype do not make it fast: some CPUs run them at half the rate of fp32, and
+    without any PyTorch converts value by value. Takes about a second where it is slow, else a
+    tenth, and a few MiB.
     """
     with torch.inference_mode():
         usual = _seconds(torch.float32)
@@ -41,8 +42,14 @@ def low_precision_slowdown() -> list[dict[str, str | float]]:
 
 
 def slowdown_note(precision: str, found: list[dict[str, str | float]] | None = None) -> str | None:
-    """A note for who asks the CPU for ``precision`` where no layer gains from it and some lose, by
-    what `low_precision_slowdown` ``found``; None elsewhere, and for what it does not measure."""
+    """Return a note if ``precision`` slows down layers on the CPU and speeds up none.
+
+    Args:
+        found: Result of `low_precision_slowdown`; measured if None.
+
+    Returns:
+        None where a layer gains or none loses, and for precisions that are not measured.
+    """
     if precision not in _NAMES:
         return None
     one = next(one for one in found or low_precision_slowdown() if one["name"] == precision)
@@ -67,7 +74,7 @@ def _seconds(dtype: torch.dtype) -> dict[str, float]:
 
 
 def _least(run: Callable[[], object]) -> float:
-    """Seconds of the shortest of a few runs: others of the machine can only add to it."""
+    """Return the seconds of the fastest run: other processes only add time."""
     run()
     taken = []
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""Which devices of this machine a job runs on, and in which precision."""
+"""Choose the devices and the precision of a job on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from lowtide.models.quantize import FP8_CAPABILITY
 
 
 def resolve_device(name: str) -> str:
-    """``"auto"`` to the first CUDA device or the CPU; others are checked.
+    """Resolve ``"auto"`` to the first CUDA device or the CPU, and check other names.
 
-    Raises `UsageError` for a device this machine does not have.
+    Raises:
+        UsageError: This machine does not have the device.
     """
     if name == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -40,9 +41,10 @@ def resolve_device(name: str) -> str:
 
 
 def resolve_devices(settings: UpscaleSettings) -> list[str]:
-    """The devices of a job.
+    """Return the names of the devices that a job runs on.
 
-    Raises `UsageError` for one that this machine does not have, and for a CPU beside cards.
+    Raises:
+        UsageError: This machine does not have one of them, or a CPU is combined with GPUs.
     """
     names = [resolve_device(name) for name in settings.devices or (settings.one_device,)]
     if len({name.partition(":")[0] for name in names}) > 1:
@@ -54,7 +56,7 @@ def resolve_devices(settings: UpscaleSettings) -> list[str]:
 
 
 def precisions_of(model: ModelDescriptor) -> list[Precision]:
-    """What a model's weights can be cast to."""
+    """Return the precisions that a model's weights can be cast to."""
     allowed: list[Precision] = ["fp32"]
     if model.supports_bfloat16:
         allowed.append("bf16")
@@ -64,7 +66,7 @@ def precisions_of(model: ModelDescriptor) -> list[Precision]:
 
 
 def gained_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Precision:
-    """The lower precision that a card of this compute capability gains from, or fp32."""
+    """Return the lower precision that gains on this compute capability, or fp32."""
     low: Precision = "bf16" if capability >= (8, 0) else "fp16"
     return low if low in precisions_of(model) else "fp32"
 
@@ -72,7 +74,10 @@ def gained_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Pre
 def resolve_precision(
     wanted: Literal["auto"] | Precision, model: ModelDescriptor, device: str
 ) -> Precision:
-    """``auto``: bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU."""
+    """Return the precision to run ``model`` in on ``device``.
+
+    ``auto`` is bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU.
+    """
     if wanted == "auto":
         if device == "cpu":
             return "fp32"
@@ -90,7 +95,7 @@ def resolve_precision(
 
 
 def _check_fp8(device: str) -> None:
-    """Raise `UsageError` for what does not multiply in fp8."""
+    """Raise `UsageError` for a device that has no fp8 matrix multiplication."""
     if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
         return
     need = ".".join(map(str, FP8_CAPABILITY))

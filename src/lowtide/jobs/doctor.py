@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, precisions, extras, attention backends."""
+"""Facts of this machine: versions, devices, precisions, extras, attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from lowtide.memory.meter import available_host_bytes
 
 
 def examine_machine() -> dict[str, Any]:
-    """Plain data for people and for bug reports; takes a few MiB of the host, none on a card."""
+    """Return the facts of this machine as plain data, for people and for bug reports.
+
+    Takes a few MiB of host memory and no GPU memory.
+    """
     return {
         "schema_version": 1,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -61,7 +64,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _extras() -> list[dict[str, Any]]:
-    """Each extra of this installation: complete, or the packages it lacks."""
+    """Return each extra of this installation: complete, or the packages that it lacks."""
     metadata = importlib.metadata.metadata("lowtide")
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
     rows = []

@@ -1,4 +1,4 @@
-"""A model as a file for another runtime: written, compared, and kept only if it gives the same."""
+"""Export a model to ONNX, compare it with PyTorch, and keep it only if both agree."""
 
 from __future__ import annotations
 
@@ -47,21 +47,26 @@ def export_onnx(
     unchecked: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ExportReport:
-    """Write ``model``, a bundled name or a file, to ``output`` as ONNX and compare the two.
+    """Export ``model`` to ONNX and compare the file's results with PyTorch's.
 
-    The file takes ``image`` (1, C, H, W) in 0..1 and gives ``result``, unclamped, for all heights
-    and widths that the model takes. ONNX Runtime's CPU provider runs it at several sizes, and only
-    if each result is near that of PyTorch is it kept. ``unchecked`` keeps one that cannot be run
-    here too, which its metadata then say.
+    The file takes ``image`` (1, C, H, W) in 0..1 and returns ``result``, not clamped, for all
+    heights and widths that the model takes. ONNX Runtime's CPU provider runs it at several sizes;
+    the file is kept only if each result is close to PyTorch's.
 
-    For int8 ``calibrate`` names photographs, or folders of them, like those that are to be
-    enlarged. The file is tuned on every other one of them, and compared on the rest; from a single
-    one, on its upper and its lower half; fewer than four are noted in the report. It is not equal
-    to PyTorch, and is kept if it is within 40 dB of it. ``progress`` is told each step in words.
+    An int8 file is calibrated on every other photograph of ``calibrate`` and compared on the rest;
+    a single photograph is split into its upper and its lower half; fewer than four are noted in the
+    report. The int8 file is not equal to PyTorch, and is kept if its PSNR is at least 40 dB.
 
-    Raises `ModelError` for a model that cannot be exported, and for a file that cannot be run or
-    gives something else; `OutputError` where it cannot be written; `UsageError` for missing
-    packages, and for an ``output`` that exists unless ``force`` is set.
+    Args:
+        model: Name of a bundled model, or a file.
+        calibrate: For int8: photographs, or folders of them, like those to be upscaled.
+        unchecked: Keep the file even where it cannot be run here; its metadata say so.
+        progress: Called with the name of each step.
+
+    Raises:
+        ModelError: The model cannot be exported, or the file cannot be run or returns other values.
+        OutputError: The file cannot be written.
+        UsageError: A package is missing, or ``output`` exists and ``force`` is not set.
     """
     target = _target(output, force=force)
     photographs = _photographs(precision, calibrate)
@@ -69,7 +74,7 @@ def export_onnx(
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     tell = progress or (lambda step: None)
     loaded = load(model)
-    with writing(target) as part:  # what cannot be written is known before the export
+    with writing(target) as part:  # fail before the export if it cannot be written
         if precision == "int8":
             write_onnx(loaded, part, opset=opset, progress=tell)
             found = _in_8_bits(loaded, part, photographs, tell)
@@ -92,7 +97,10 @@ def export_onnx(
 
 
 def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[Path]:
-    """What 8 bits are tuned on; raises `UsageError` where there is none, or it would do nothing."""
+    """Return the calibration photographs of an int8 export.
+
+    Raises `UsageError` for an unknown precision, int8 without any, or another one with some.
+    """
     if precision not in _PRECISIONS:
         raise UsageError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}")
     if precision == "int8" and not given:
@@ -110,8 +118,10 @@ def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[
 def _in_8_bits(
     model: Model, part: Path, photographs: list[Path], tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Fields of the report, of a file that is turned from fp32 to int8; raises `ModelError` unless
-    it may be kept."""
+    """Quantize the fp32 file to int8 and return fields of the report.
+
+    Raises `ModelError` unless the file may be kept.
+    """
     sizes = checked_sizes(model.descriptor.size)
     pictures = calibration_images.evaluation_crops(photographs, model, sizes)
     try:
@@ -139,11 +149,14 @@ def _check(
     *,
     unchecked: bool,
 ) -> dict[str, Any]:
-    """Fields of the report; raises `ModelError` unless the file may be kept."""
+    """Run the file at several sizes and return fields of the report.
+
+    Raises `ModelError` unless the file may be kept.
+    """
     try:
         require_packages("onnxruntime")
     except UsageError as error:
-        # Without `unchecked` it was asked for before the export.
+        # Only with `unchecked`: otherwise the export has already failed for lack of the runtime.
         return {"checked": False, "unchecked_why": error.message}
     try:
         return _compared(model, network, OnnxRunner(part), tell)
@@ -169,11 +182,14 @@ def _compared(
 def _kept(
     model: Model, checks: Sequence[SizeCheck], run: OnnxRunner, network: nn.Module
 ) -> dict[str, Any]:
-    """Fields of the report, of a file that is good; raises `ModelError` if it is not."""
+    """Check and time a file that was run, and return fields of the report.
+
+    Raises `ModelError` if a result is not close enough to PyTorch's.
+    """
     for one in checks:
         if not one.good:
             raise _refusal(model, one)
-    # Neither so small that calls count, nor so large that it takes long.
+    # A medium size: in small ones the overhead of calls dominates, large ones take long.
     sizes = sorted({(one.height, one.width) for one in checks}, key=math.prod)
     timed = sizes[len(sizes) // 2]
     seconds = processor_seconds(run, model, network, timed)

@@ -1,4 +1,4 @@
-"""What the export job reports, as data and as lines."""
+"""Report of an export, as data and as text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ FilePrecision = ExportPrecision | Literal["int8"]
 
 
 class SizeReport(BaseModel):
-    """One size that was compared, in pixels; see `lowtide.models.export.SizeCheck`."""
+    """Comparison with PyTorch at one image size.
+
+    Sizes are in pixels; see `lowtide.models.export.SizeCheck`.
+    """
 
     height: int
     width: int
     difference: float
     bound: float | None
     own_difference: float | None = None
-    psnr_db: float | None = None  # None also where there is no difference at all
+    psnr_db: float | None = None  # None also where there is no difference
     least_db: float | None = None
 
 
@@ -36,10 +39,10 @@ class ExportTiming(BaseModel):
 
 
 class ExportReport(BaseModel):
-    """What was exported, and how far it is from PyTorch in fp32.
+    """What was exported, and its difference from PyTorch in fp32.
 
     Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_why`` the reason. ``notes``
-    say what makes the figures less certain than they look.
+    state what makes the figures less certain than they look.
     """
 
     schema_version: Literal[1] = 1

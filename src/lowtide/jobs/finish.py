@@ -1,4 +1,4 @@
-"""An image between its rows and its name, and what follows when memory runs out on it."""
+"""Commit computed images, and replan after an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _STEP_DOWN = 0.7
 
 @dataclass
 class ImageJob:
-    """One image of a job, and what happened to it so far.
+    """One image of a job, and its state across retries.
 
-    ``before_commit`` is called when the file is complete but not yet named; ``part`` is the name
-    that it has until then, None for any.
+    ``before_commit`` is called when the file is complete but not yet renamed to ``target``;
+    ``part`` is its temporary name until then, or None for a random one. ``below`` is the limit in
+    bytes for the next plan after an out-of-memory error.
     """
 
     source: Path
@@ -45,11 +46,11 @@ class ImageJob:
 
 @dataclass
 class ComputedImage:
-    """An image whose rows are all made; `land` waits until they are written.
+    """Image whose rows are all computed; `land` waits until they are written.
 
-    ``writing`` is what it takes until then, and ``beside`` what others took that were written
-    while it was computed. ``alone`` is whether no other image was begun since; ``again`` computes
-    the image once more.
+    ``writing`` is the memory that it holds until then, and ``beside`` the memory of other images
+    that were being written while it was computed. ``alone`` is true while no other image has begun
+    since; ``again`` computes the image once more.
     """
 
     context: UpscaleSession
@@ -65,9 +66,9 @@ class ComputedImage:
     alone: bool = True
 
     def land(self) -> ImageReport:
-        """Give the file its name and finish the report.
+        """Rename the complete file to its target and finish the report.
 
-        Where memory runs out, the image is run again by a smaller plan.
+        After an out-of-memory error the image runs again with a smaller plan.
         """
         clock = JobTimer(self.work)
         failure: BaseException | None = None
@@ -75,14 +76,14 @@ class ComputedImage:
             if self.work.before_commit is not None:
                 self.work.before_commit()
             self.sink.commit()
-            # Some formats are encoded only now, and all at once.
+            # Some encoders run only on commit, on the whole image.
             self.used = self.used.with_more(self.context.lap())
         except (OutOfMemoryError, RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
             failure = error
         finally:
-            self.sink.abort()  # which is nothing once the file has its name
+            self.sink.abort()  # no effect after the commit
             clock.stop()
         if failure is None:
             return self._reported()
@@ -97,8 +98,8 @@ class ComputedImage:
         usual = usual and not plan.compiled and not plan.recorded
         usual = usual and self.context.prepared.network.let_go is None
         if self.alone and not report.events and usual:
-            # A run that had to shrink says nothing of its plan, and one in another way nothing of
-            # others.
+            # A replanned run is no measure of its plan, and a special mode is no measure of other
+            # plans.
             kind = "streamed" if plan.strategy == "streamed" else "tiled"
             predicted = plan.predicted_bytes + self.beside.value
             ResidualStore(plan.device, kind).add(
@@ -110,7 +111,7 @@ class ComputedImage:
 
 
 class JobTimer:
-    """Adds the time until `stop` to that of an image."""
+    """Timer that adds wall and CPU seconds to an `ImageJob` on `stop`."""
 
     def __init__(self, work: ImageJob) -> None:
         self._work, self._started, self._cpu = work, time.perf_counter(), time.process_time()
@@ -121,15 +122,18 @@ class JobTimer:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
+    """Return whether an exception is an out-of-memory error."""
     return isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
 
 
 def replan_smaller(
     context: UpscaleSession, work: ImageJob, task: ImageTaskPlan, failure: BaseException
 ) -> None:
-    """Ask for a smaller plan the next time, beside no other image; raises `OutOfMemoryError` where
-    there is none."""
+    """Limit the job's next plan to fewer bytes, and wait for all images in flight.
+
+    Raises:
+        OutOfMemoryError: There is no smaller plan, or no try is left.
+    """
     free_exception(failure, task.plan.device)
     again = "smaller plan" in task.plan.recovery
     if work.tries == _TRIES or not again or (len(task.plans) == 1 and context.book is None):
@@ -151,7 +155,7 @@ def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:
 
 def _memory(plan: Plan, used: Usage, measuring: Usage | None, beside: LedgerRow) -> MemoryReport:
     checking = measuring.peak_bytes if measuring is not None else None
-    here = plan.device == "cpu"  # where host memory is what is judged
+    here = plan.device == "cpu"  # on the CPU the budget is host memory
     return MemoryReport(
         budget_bytes=plan.budget_bytes,
         predicted_bytes=plan.predicted_bytes + here * beside.value,

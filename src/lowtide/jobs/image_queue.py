@@ -1,4 +1,4 @@
-"""The images of a job one after another, the next computed while the last is being written."""
+"""Queue of a job's images: one is computed while earlier ones are being written."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from lowtide.jobs.session import UpscaleSession
 
 
 class ResultListener(Protocol):
-    """Where it is told what has become of an image."""
+    """Protocol of the callbacks for each image's result."""
 
     def new_part(self, index: int) -> Path | None:
-        """The name of the file that is about to be made for it; None if any will do."""
+        """Return a temporary name for the file of image ``index``; None for a random one."""
         ...
 
     def begin(self, index: int) -> None:
-        """The file is complete and about to get its name."""
+        """Handle a complete file, before it is renamed to its target."""
         ...
 
     def done(self, index: int, image: ImageReport) -> None:
-        """The file has its name."""
+        """Handle a file that has its final name."""
         ...
 
     def failed(self, index: int, error: LowtideError) -> None:
-        """The image could not be made."""
+        """Handle a failed image."""
         ...
 
 
 class ImageQueue:
-    """Computes images and sees to it that they get their names; ``kept`` is told of each."""
+    """Compute images, commit their files and report each result to ``kept``."""
 
     def __init__(self, context: UpscaleSession, kept: ResultListener) -> None:
         self._context, self._kept = replace(context, land=self._land), kept
 
     def take(self, source: Path, target: Path, index: int) -> None:
-        """Compute one image. It is on its way to its file then, or there, or has failed."""
+        """Compute one image; on return it is being written, done or failed."""
         context = self._context
         begin: Callable[[], None] = partial(self._kept.begin, index)
         try:
@@ -57,11 +57,11 @@ class ImageQueue:
             context.flying.append(computed)
 
     def finish(self) -> None:
-        """Wait until all are written."""
+        """Wait until all images are written."""
         self._context.land_all()
 
     def drop(self) -> None:
-        """Leave nothing unfinished behind; harmless after `finish`."""
+        """Abort all unfinished files; no effect after `finish`."""
         while self._context.flying:
             self._context.flying.pop().sink.abort()
 

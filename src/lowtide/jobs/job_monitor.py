@@ -1,4 +1,4 @@
-"""What looks on while a job is made ready: progress, and the memory its model comes to hold."""
+"""Progress and memory metering while a job's model is loaded and probed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.plan_file import PlanFile
 from lowtide.streaming.planner.program_cache import preload_capture
 
-# What is held differs by so much from run to run.
+# Resident memory differs by up to this much from run to run.
 _SAME = 8 * MIB
 
 
 def report_progress(progress: ProgressCallback | None, phase: Any, name: str) -> None:
-    """One word of progress, if anybody listens."""
+    """Report the start of a phase to ``progress``, if it is not None."""
     if progress is not None:
         progress(Progress(phase, name))
 
 
 @dataclass(frozen=True)
 class JobMonitor:
-    """A meter that runs, and who is told."""
+    """A running memory meter, and the job's progress and cancel callbacks."""
 
     meter: HostMeter | CudaMeter
     progress: ProgressCallback | None
@@ -47,9 +47,14 @@ class JobMonitor:
         runs: bool = True,
         on_loaded: Callable[[int], object] = lambda scale: None,
     ) -> PreparedModel:
-        """The model, and a word about whatever takes seconds, now or at the first image.
+        """Load and probe the model, reporting progress for each slow phase, now or later.
 
-        ``runs`` tells whether this process runs the job too, and so has what a probe leaves.
+                Measures the host memory that becomes resident on the CPU and is not weights.
+
+                Args:
+                    book: Plan to replay, or None.
+                    costs: Known costs, as in `lowtide.jobs.prepare.prepare`.
+        runs: Whether this process also runs the job, and so keeps what a probe leaves.
         """
         model = settings.model_name
         before_probe: int | None = None
@@ -72,7 +77,7 @@ class JobMonitor:
             on_loaded=on_loaded,
         )
         if device == "cpu":
-            # What a probe leaves is there in this process alone.
+            # Only this process holds what a probe leaves.
             left = runs and before_probe is not None
             held = before_probe if before_probe and not runs else self._held(collect=left)
             beside = max(0, held - before - prepared.costs.weight_bytes)
@@ -85,15 +90,20 @@ class JobMonitor:
         return self.meter.now_bytes
 
     def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
-        """Libraries that most runs do without load late, and are not the run's own memory."""
+        """Report a phase and load its libraries, excluded from the measured memory.
+
+        Most runs do not need these libraries, and they are not memory of the run itself.
+        """
         report_progress(self.progress, phase, model)
         with self.meter.apart():
             load()
 
 
 def _steady(prepared: PreparedModel, settings: UpscaleSettings, beside: int) -> int:
-    """``beside``, or what was measured before if it is about the same: a budget that an error named
-    has to be enough the next time."""
+    """Return ``beside``, or the stored figure if it differs by little.
+
+    A budget that an error message named has to be enough in the next run.
+    """
     store = FactStore(f"beside-{package_digest()}", cache_folder())
     key = f"{runtime_identity(prepared.descriptor, settings.provider)} {prepared.precision}"
     known = store.get(key)

@@ -1,16 +1,17 @@
-"""Which files of a folder are finished, so that a stopped job goes on where it was.
+"""Journal of the finished files of a folder, by which a stopped job resumes.
 
 A journal is one hidden file in the output folder. Each line is a JSON record:
 
     {"pin": {...}}                                  budget, costs and versions of the first run
-    {"part": name}                                  about to make this file, for a result until then
-    {"begin": target, "key": ..., "replaces": ...}  about to give a finished file its name
-    {"done": target, "key": ..., "sha256": ...}     that file has its name
+    {"part": name}                                  about to write this temporary file
+    {"begin": target, "key": ..., "replaces": ...}  about to rename a finished file to its target
+    {"done": target, "key": ..., "sha256": ...}     the rename is done
 
 ``key`` joins the hashes of the input's content and of the settings. Since files get their names
 by an atomic rename, a target that exists after its ``begin`` is complete, even if the process
-died before writing ``done``; unless it is still the old file that it was to replace. A part that
-exists when the journal is opened was left by a process that died; only those are ever removed.
+died before writing ``done``; unless it is still the old file that was to be replaced. A temporary
+file that exists when the journal is opened was left by a process that died; only those are ever
+removed.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ JOURNAL_NAME = ".lowtide-journal.jsonl"
 
 
 class Journal:
-    """The journal of one output folder, locked against a second job while open.
+    """Journal of one output folder, locked against a second job while open.
 
-    Raises `OutputError` where another job has it, and where it cannot be written or is a link or
-    another thing than a journal.
+    Raises:
+        OutputError: Another job holds the lock, the file cannot be written, or it is a link or
+            not a journal.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,11 +66,11 @@ class Journal:
             raise
 
     def _read(self) -> None:
-        # What a power cut leaves need not be text.
+        # After a power cut the content may not be valid text.
         text = self._file.readall().decode("utf-8", "replace")
         for record in filter(None, map(_record, text.splitlines())):
             self._take(record)
-        begun = text.lstrip("\0\n")  # maybe by a process that was killed at its first line
+        begun = text.lstrip("\0\n")  # a killed process may leave part of a line
         known = self.pin or self._parts or self._begun or self._done
         if begun and not known and not begun.startswith("{"):
             raise OutputError(
@@ -76,7 +78,7 @@ class Journal:
                 hint="move it away, or use another folder",
             )
         if text and not text.endswith("\n"):
-            self._write("\n")  # or the next record would join what was cut off
+            self._write("\n")  # end the cut-off line before the next record
 
     def _take(self, record: dict[str, Any]) -> None:
         match record:
@@ -90,8 +92,10 @@ class Journal:
                 self._done[name] = record
 
     def new_part(self, target: Path) -> Path:
-        """A name for a file that will hold ``target`` until it is complete; noted, so that it is
-        removed if this process dies."""
+        """Return a temporary name for ``target``, and record it.
+
+        The record lets the next run remove the file if this process dies.
+        """
         part = new_part_name(target)
         record = {"part": self._name(part)}
         self._append(record)
@@ -99,10 +103,10 @@ class Journal:
         return part
 
     def remove_parts(self) -> int:
-        """Delete the unfinished files that this journal names; returns how many."""
+        """Delete the unfinished files that this journal names and return their count."""
         count = 0
         for name in list(self._parts):
-            # One that cannot be removed stays noted, and what is no name of a file does not.
+            # A file that cannot be removed stays recorded; an invalid name does not.
             with contextlib.suppress(OSError, ValueError):
                 (self.folder / name).unlink()
                 count += 1
@@ -111,12 +115,12 @@ class Journal:
         return count
 
     def set_pin(self, pin: dict[str, Any]) -> None:
-        """Record what the remaining files must be made with."""
+        """Record what the remaining files have to be made with."""
         self._append({"pin": pin})
         self.pin = pin
 
     def finished(self, target: Path, key: str) -> bool:
-        """Whether ``target`` is the complete result of ``key``; checked by its content."""
+        """Return whether ``target`` is the complete result of ``key``, by content hash."""
         name = self._name(target)
         if not target.is_file():
             return False
@@ -126,35 +130,35 @@ class Journal:
         begun = self._begun.get(name)
         if begun is None or begun["key"] != key or begun["replaces"] == _identity(target):
             return False
-        with contextlib.suppress(OutputError):  # of a full disk: then the next run notes it
+        with contextlib.suppress(OutputError):  # disk full: the next run records it
             self.done(target, key)
         return True
 
     def owns(self, target: Path) -> bool:
-        """Whether this journal made ``target``, finished or not, with whatever settings."""
+        """Return whether this journal made ``target``, finished or not, with any settings."""
         name = self._name(target)
         return name in self._done or name in self._begun
 
     def begin(self, target: Path, key: str) -> None:
-        """Note that ``target`` is about to get its name."""
+        """Record that a complete file is about to be renamed to ``target``."""
         record = {"begin": self._name(target), "key": key, "replaces": _identity(target)}
         self._append(record)
         self._begun[record["begin"]] = record
 
     def done(self, target: Path, key: str) -> None:
-        """Note that ``target`` is complete."""
+        """Record that ``target`` is complete."""
         record = {"done": self._name(target), "key": key, "sha256": file_sha256(target)}
         self._append(record)
         self._done[record["done"]] = record
 
     def forget(self, target: Path) -> None:
-        """Take back `begin`: the file could not be finished, and what may lie there is not ours."""
+        """Undo `begin` after a failure: a file at ``target`` may not be this job's."""
         self._begun.pop(self._name(target), None)
 
     def close(self) -> None:
-        """Rewrite the journal without what is superseded, and unlock it.
+        """Rewrite the journal without superseded records, and unlock it.
 
-        A journal without records goes, and so do the folders that were made for it.
+        A journal without records is deleted, with the folders that were made for it.
         """
         if self._file.closed:
             return
@@ -165,7 +169,7 @@ class Journal:
         records += [
             record for name, record in self._parts.items() if os.path.lexists(self.folder / name)
         ]
-        # What cannot be rewritten (a full disk) stays as it was appended: longer, as complete.
+        # If the rewrite fails (disk full), the appended journal stays: longer, but complete.
         with contextlib.suppress(OSError, OutputError):
             self._rewrite(records)
         self._file.close()
@@ -174,7 +178,7 @@ class Journal:
         if not records:
             self._path.unlink()
             for folder in self._made:
-                folder.rmdir()  # fails, and ends this, where something lies in it by now
+                folder.rmdir()  # fails, and ends the loop, if not empty
             return
         with atomic_write(self._path, self.new_part(self._path)) as part:
             part.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -199,7 +203,7 @@ class Journal:
 
 
 def _record(line: str) -> dict[str, Any] | None:
-    """What a line says; nothing where a process was killed while writing it."""
+    """Parse one line, or return None for one cut off by a killed process."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -208,14 +212,14 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def _is_part(name: str) -> bool:
-    """Whether it is a name in the folder, or below it, as this program gives them to parts."""
+    """Return whether ``name`` has the form of a temporary file in or below the folder."""
     path = PurePath(name)
     inside = not path.is_absolute() and not path.drive and ".." not in path.parts
     return inside and fnmatch.fnmatchcase(path.name, PART_PATTERN)
 
 
 def _identity(target: Path) -> list[int] | None:
-    """What tells an old file from the one that replaces it; None if there is none."""
+    """Return what distinguishes the file from one that replaces it; None if absent."""
     try:
         facts = target.lstat()
     except FileNotFoundError:
@@ -224,12 +228,12 @@ def _identity(target: Path) -> list[int] | None:
 
 
 def _open_locked(path: Path) -> io.FileIO:
-    """The journal, open and locked; `OutputError` while another process has it."""
+    """Open and lock the journal; raises `OutputError` while another process holds it."""
     while True:
         file = io.FileIO(open_own(path), "r+")
         try:
             _lock(file.fileno(), path)
-            # The job that just ended may have replaced the file between the two calls above.
+            # The job that just ended may have replaced the file between opening and locking.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.lstat()):
                 return file
         except BaseException:

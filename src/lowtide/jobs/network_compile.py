@@ -1,4 +1,4 @@
-"""Compiling or recording a network where its plan says so, and remembering what that was worth."""
+"""Compile a network or capture it in a CUDA graph if its plan says so."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ Shape = tuple[int, ...]
 def network_for(
     context: UpscaleSession, work: ImageJob, plan: Plan, notes: list[str]
 ) -> NetworkSpec:
-    """The network as ``plan`` runs it, compiled or recorded for its tiles where it says so.
+    """Return the network as ``plan`` runs it: compiled, as a CUDA graph, or plain.
 
-    Raises `ModelError` where that was asked for and cannot be; where only the plan chose it, the
-    network runs as it is, and an event of ``work`` says why.
+    What is specialized for a tile shape is cached, and the gain of compiling is stored. Where only
+    the plan chose compiling and it fails, the plain network is returned, and an event of ``work``
+    states why.
+
+    Raises:
+        ModelError: Compiling or recording was requested and fails.
     """
     prepared = context.prepared
     if not plan.compiled and not plan.recorded:
@@ -40,7 +44,7 @@ def network_for(
             if context.settings.compile == "on":
                 raise
             work.events.append(error.message)
-            prepared.compiling = None  # the next image need not try
+            prepared.compiling = None  # skip it for the next image
             return prepared.network
     return prepared.compiled[shape]
 
@@ -50,15 +54,15 @@ def _compiled(context: UpscaleSession, plan: Plan, shape: Shape, notes: list[str
     _tell(context, "compile")
     with context.meter.apart():
         preload_compiler()
-    # From here, and not from where the job began: what a long-lived program has let go of since
-    # then would hide what compiling takes.
+    # Meter from here, not from the start of the job: memory that a long-lived program has freed
+    # since then would hide what compiling takes.
     meter = open_meter("cpu")
     meter.start()
     try:
         network, facts = compile_for(prepared.network, shape)
     finally:
         meter.stop()
-    if plan.device == "cpu":  # where host memory is metered
+    if plan.device == "cpu":  # host memory is metered on the CPU only
         known = prepared.compiling.host_bytes if prepared.compiling else 0
         facts = facts.model_copy(update={"host_bytes": max(known, meter.peak_bytes)})
     CompileCache(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
@@ -67,7 +71,7 @@ def _compiled(context: UpscaleSession, plan: Plan, shape: Shape, notes: list[str
 
 
 def _recorded(context: UpscaleSession, shape: Shape, notes: list[str]) -> NetworkSpec:
-    """Of one shape at a time: a graph holds memory as long as it is there."""
+    """Record a CUDA graph, of one shape at a time: each holds memory while it exists."""
     known = context.prepared.recorded
     if shape not in known:
         known.clear()

@@ -1,4 +1,7 @@
-"""Will it train in the memory there is, and what would make it fit? Nothing is trained."""
+"""Plan a training step: whether it fits the memory, and which changes make it fit.
+
+Nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from lowtide.memory.training.fit_search import FitReport, fit_to_budget
 from lowtide.memory.training.memory_plot import new_figure, plot_memory
 from lowtide.memory.training.options import size_text
 
-# What most image models divide their input by; smaller images are tried in multiples of it.
+# Most image models need sides that are multiples of this; the ladder tries such sizes.
 _MULTIPLE = 16
 
 
 class TrainingPlan(BaseModel):
-    """What a training step takes on one device, and the ladder that makes it fit.
+    """Predicted memory of a training step on one device, and changes that make it fit.
 
-    ``ladder.asked`` is the estimate of the step as asked, with its ledger. ``parameters`` are
-    numbers, all others bytes.
+    ``ladder.asked`` is the estimate of the step as requested, with its ledger. ``parameters`` is a
+    count, all other sizes are bytes.
     """
 
     schema_version: Literal[1] = 1
@@ -44,11 +47,11 @@ class TrainingPlan(BaseModel):
 
     @property
     def fits(self) -> bool:
-        """Whether any rung fits the budget."""
+        """Return whether any rung of the ladder fits the budget."""
         return self.ladder.chosen is not None
 
     def require(self) -> None:
-        """Raise `BudgetError` naming the smallest rung if nothing fits."""
+        """Raise `BudgetError` that names the smallest rung if none fits."""
         self.ladder.require()
 
     def __str__(self) -> str:
@@ -76,18 +79,18 @@ class TrainingPlan(BaseModel):
 
 
 class DevicePlans(BaseModel):
-    """The same training step on every card that there is a profile of."""
+    """Plans of the same training step for every GPU that has a device profile."""
 
     schema_version: Literal[1] = 1
     plans: list[TrainingPlan]
 
     @property
     def fits(self) -> bool:
-        """Whether it fits any of the cards."""
+        """Return whether the step fits any of the GPUs."""
         return any(plan.fits for plan in self.plans)
 
     def require(self) -> None:
-        """Raise `BudgetError` if it fits none of the cards."""
+        """Raise `BudgetError` if the step fits none of the GPUs."""
         if not self.fits:
             least = min(plan.ladder.smallest.upper_bytes or 0 for plan in self.plans)
             raise BudgetError(
@@ -130,22 +133,29 @@ def plan_training(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> TrainingPlan:
-    """What one training step of ``model`` takes, and what must change for it to fit.
+    """Predict the memory of a training step of ``model`` and what makes it fit.
 
-    ``model`` is a module, a function that returns one, or its place, as in `load_user_model`.
-    ``device`` is the name of a profile (``"rtx3070-8gb"``), which need not be here, ``"cpu"``,
-    ``"cuda:0"``, or ``"auto"`` for the CUDA device of this machine. ``budget`` is
-    ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``: all that the card has but what the display
-    usually takes. Further keywords are the fields of `TrainSettings`. ``plot`` is a picture of
-    the step's memory to write. ``full`` and ``progress`` are as in `fit_to_budget`.
+    Args:
+        model: A module, a function that returns one, or its place, as in `load_user_model`.
+        device: Name of a device profile (``"rtx3070-8gb"``), which need not be present, ``"cpu"``,
+            ``"cuda:0"``, or ``"auto"`` for the CUDA device of this machine.
+        budget: ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``: all memory of the GPU except what the
+            display usually takes.
+        strict: Raise `BudgetError` where nothing fits.
+        full: As in `fit_to_budget`, and so is ``progress``.
+        plot: File to draw the step's memory to.
+        settings: Fields of `TrainSettings`.
 
-    Raises `UsageError`, `ModelError`, `OutputError`, and with ``strict`` `BudgetError` where
-    nothing fits.
+    Raises:
+        UsageError: An argument is invalid.
+        ModelError: The model cannot be loaded or traced.
+        OutputError: ``plot`` cannot be written.
+        BudgetError: Nothing fits, with ``strict``.
     """
     chosen = TrainSettings.of(**settings)
     profile = _profile(device)
     if plot is not None:
-        new_figure(Path(plot))  # raises now what would be raised after a minute of tracing
+        new_figure(Path(plot))  # fail before a minute of tracing
     given = load_user_model(model)
     budget_bytes = _budget(budget, profile)
     plan = _plan(given, chosen, profile, budget_bytes, full, loss, progress)
@@ -169,7 +179,7 @@ def plan_training_on_all_gpus(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> DevicePlans:
-    """`plan_training` for every card that there is a profile of, up to the first rung that fits."""
+    """Run `plan_training` for every GPU profile, up to the first rung that fits."""
     chosen = TrainSettings.of(**settings)
     given = load_user_model(model)
     cards = [load_profile(name) for name in profile_names()]
@@ -247,7 +257,10 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
 
 
 def _budget(text: str | int, profile: DeviceProfile, *, capped: bool = False) -> int:
-    """Bytes of ``text`` on a device that may not be here; ``capped`` at all that it has."""
+    """Return the bytes of ``text`` on a device that may be absent.
+
+    ``capped`` limits them to all memory of the device.
+    """
     if profile.kind == "cpu":
         return Budget.parse(text).device_bytes
     free = profile.total_bytes - profile.desktop_bytes

@@ -1,4 +1,4 @@
-"""What upscaling would do and use: on this machine, or on a device that is not here."""
+"""Dry run of an upscaling job, on this machine or on a device that is not present."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def plan(
     cancel: Cancel = None,
     **settings: Any,
 ) -> UpscaleReport:
-    """What `upscale` would do with the same arguments, without running or writing anything.
+    """Plan what `upscale` would do with the same arguments; nothing is run or written.
 
     ``device`` may also be the name of a device profile (``"rtx3060-12gb"``), which need not be
-    present: memory is then traced and its allocator simulated, time a rough prior, and
-    ``budget`` by default what a desktop leaves of the card. Each image of the report has status
-    ``planned`` and its `Plan`, or ``failed`` and why. On this machine the model is probed if it
-    never was. Raises as `upscale` does.
+    present: memory is then traced and its allocator simulated, time is a rough prior, and
+    ``budget`` is by default what a desktop leaves of the GPU's memory. Each image of the report has
+    status ``planned`` and its `Plan`, or ``failed`` and the reason. On this machine the model is
+    probed unless its costs are cached. Raises as `upscale` does.
     """
     chosen = UpscaleSettings.of(**settings)
     found, _ = find_jobs(inputs, output, chosen)
@@ -89,10 +89,10 @@ def plan(
 def plan_on_all_devices(
     inputs: Inputs, output: str | Path, **settings: Any
 ) -> dict[str, UpscaleReport | LowtideError]:
-    """`plan` for this machine's CPU and every card in the profiles, by name.
+    """Run `plan` for the CPU and every GPU profile, and return reports by name.
 
-    A device on which nothing fits, or that the settings do not suit, has the error instead. One
-    that all of them have the same is raised: it is of the inputs or the settings.
+    A device on which nothing fits, or that the settings do not suit, has the error instead. An
+    error that all devices share is raised, since it comes from the inputs or the settings.
     """
     told: dict[str, UpscaleReport | LowtideError] = {}
     for name in profile_names():
@@ -107,9 +107,10 @@ def plan_on_all_devices(
 
 
 def profile_named(device: str) -> DeviceProfile | None:
-    """The profile that ``--device`` names, or None for a device of this machine.
+    """Return the profile that ``device`` names, or None for a device of this machine.
 
-    Raises `UsageError` for a name that is neither.
+    Raises:
+        UsageError: The name is neither.
     """
     here = device == "auto" or device.partition(":")[0] in ("cpu", "cuda")
     return None if here else load_profile(device)
@@ -124,7 +125,7 @@ class _PlannedImage:
     images: int
 
     def plan(self, job: FilePair, *, alone: bool) -> ImageReport:
-        """One image's plan; the error of a single image is raised."""
+        """Return the report of one image's plan; the error of a single image is raised."""
         try:
             task = plan_image(
                 job.source,

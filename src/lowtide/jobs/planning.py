@@ -1,4 +1,4 @@
-"""From a file to a plan: its header, the formats' prices, the model's costs, the budget."""
+"""Plan one image from its header, the file formats, the costs and the budget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lowtide.streaming.planner.tile_prefetch import with_prefetch
 
 @dataclass
 class ImageTaskPlan:
-    """One image with everything that was decided about it before it runs."""
+    """One image with everything that is decided about it before it runs."""
 
     sizes: TargetSize
     plans: list[Plan]
@@ -40,22 +40,22 @@ class ImageTaskPlan:
 
     @property
     def facts(self) -> ImageFacts:
-        """What the input is."""
+        """The header facts of the input."""
         return self.sizes.facts
 
     @property
     def made(self) -> ImageInfo:
-        """What the model makes."""
+        """The image that the model produces."""
         return self.sizes.made
 
     @property
     def written(self) -> ImageInfo:
-        """What the file will hold."""
+        """The image that the output file will hold."""
         return self.sizes.written
 
     @property
     def resize_to(self) -> tuple[int, int] | None:
-        """(width, height) to resize to after the model, or None."""
+        """(W, H) to resize to after the model, or None."""
         size = self.written.width, self.written.height
         return None if size == (self.made.width, self.made.height) else size
 
@@ -71,11 +71,17 @@ def plan_image(
     book: PlanFile | None = None,
     images: int = 1,
 ) -> ImageTaskPlan:
-    """Decide how one image will be run, out of so many. Reads only its header.
+    """Plan how to run one of ``images`` images; reads only the header of ``source``.
 
-    ``below`` leaves out plans whose upper bound is not smaller, after one that size failed; a
-    plan of ``book`` is taken as it is until then. Raises `ImageError`, `OutputError` (a format's
-    limit), `UsageError` and `BudgetError`.
+    Args:
+        below: Leave out plans whose upper bound is not smaller, after one of that size failed.
+        book: Plan file to replay; not used when ``below`` is set.
+
+    Raises:
+        ImageError: The input cannot be read.
+        OutputError: The result exceeds a limit of the format.
+        UsageError: The settings do not suit the image or the model.
+        BudgetError: No plan fits.
     """
     sizes = target_size(source, target, settings, prepared.shape.scale)
     facts, made, written = sizes.facts, sizes.made, sizes.written
@@ -113,7 +119,10 @@ def _chosen(
     below: int | None,
     images: int = 1,
 ) -> tuple[list[Plan], Plan]:
-    """All candidates, and the one to run; a streamed one is compared with the whole before."""
+    """Return all candidate plans and the one to run, which may be streamed.
+
+    Streamed plans run only if they give the same result as the whole image on a small input.
+    """
     wishes, wanted = settings.wishes, settings.wanted
     pricing = BandCandidates(prepared.costs, prepared.shape, picture, prepared.programs)
     plans: list[Plan] = []
@@ -154,7 +163,7 @@ def _with_bands(
     refused: list[Refusal],
     below: int | None,
 ) -> tuple[list[Plan], Plan]:
-    """As `_settled`, of ``plans`` and bands, narrow ones only where no others fit."""
+    """As `_settled`, with streamed candidates; narrow bands only where no others fit."""
     try:
         usual = _below(plans + pricing.candidates(), below)
     except ModelError as error:
@@ -164,13 +173,13 @@ def _with_bands(
         try:
             return _settled(usual, prepared, pricing, budget, wanted, list(refused))
         except BudgetError:
-            pass  # those that seemed to fit take more than their drafts
+            pass  # the exact peaks exceed the drafts that seemed to fit
     narrow = _below(plans + pricing.candidates(small=True), below)
     return _settled(narrow, prepared, pricing, budget, wanted, refused)
 
 
 def _below(plans: list[Plan], most: int | None) -> list[Plan]:
-    """Those that take less than ``most``, or the one that takes least."""
+    """Return the plans below ``most`` bytes, or else the smallest plan."""
     if most is None:
         return plans
     smallest = min(plans, key=lambda plan: plan.upper_bytes)
@@ -185,14 +194,16 @@ def _settled(
     wanted: AccuracyRequest,
     refused: list[Refusal],
 ) -> tuple[list[Plan], Plan]:
-    """The plan to run, a streamed one told exactly and its bands proven; raises as
-    `choose_plan`."""
+    """Choose the plan to run; a streamed one is predicted exactly and verified.
+
+    Raises as `choose_plan`.
+    """
     told: set[object] = set()
     while True:
         try:
             chosen = choose_plan(plans, budget, wanted, refused)
         except BudgetError:
-            # What the smallest takes exactly is what the message has to name.
+            # The message has to name the exact bytes of the smallest plan.
             chosen = min(accurate_enough(plans, wanted), key=lambda plan: plan.upper_bytes)
             if chosen.strategy != "streamed" or _draft(chosen) in told:
                 raise
@@ -207,7 +218,7 @@ def _settled(
                 continue
             if _draft(chosen) in told:
                 return plans, chosen
-        # Candidates are drafts: what the best takes exactly may make it another's turn.
+        # Candidates are drafts: with the exact bytes of the best, another may be better.
         exact = pricing.told(chosen)
         told.add(_draft(exact))
         plans = [exact if _draft(plan) == _draft(exact) else plan for plan in plans]
@@ -216,12 +227,15 @@ def _settled(
 def _in_other_ways(
     plans: list[Plan], prepared: PreparedModel, settings: UpscaleSettings, images: int
 ) -> list[Plan]:
-    """``plans`` on several devices at once where there are, and recorded or compiled where that was
-    asked for, or compiled ones beside them where a former run found that it may pay."""
+    """Return ``plans`` for several devices, CUDA graphs or ``torch.compile``.
+
+    Several devices where there are, graphs and compiling where requested; compiled plans are added
+    to the others where an earlier run found that compiling may pay.
+    """
     facts, compiling = prepared.compiling, settings.compile
     if settings.cuda_graphs:
         return [with_cuda_graph(plan, images) for plan in plans]
-    # Images are taken for equally large until one is not.
+    # Assume that all images share a shape until one needs another compilation.
     sharing = 1 if prepared.compiled else images
     if compiling == "on":
         return [with_compile(plan, facts, sharing) for plan in plans]
@@ -233,7 +247,7 @@ def _in_other_ways(
 
 
 def _in_flight(plan: Plan, streams: int, budget: Budget, below: int | None) -> Plan:
-    """``plan`` with as many batches on their way to a card and back as there is room for."""
+    """Return ``plan`` with as many batches in flight on a GPU as fit the budget."""
     for most in range(streams, 1, -1):
         more = with_prefetch(plan, most)
         if shortfall(more, budget) is None and (below is None or more.upper_bytes < below):
@@ -249,7 +263,7 @@ def _not_streamed(
     pricing: BandCandidates,
     images: int,
 ) -> str | None:
-    """Why bands are not worth planning, if that takes longer than all they could save."""
+    """Return why bands are not worth planning, or None if they may save time."""
     if wishes.strategy != "auto" or wishes.about_tiles:
         return None
     able = [

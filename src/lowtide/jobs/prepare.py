@@ -1,4 +1,4 @@
-"""From names to something that can run: a model on its device, and its measured costs."""
+"""Load a model onto its device and get its costs from the cache or a probe."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Of the budget, for rows waiting to be run or written.
+# Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
 
 
 @dataclass
 class PreparedModel:
-    """A model on its device, with what it costs.
+    """A model on its device with its measured costs.
 
-    ``beside_bytes`` is what became resident with it on the host and is no weight: kernels that were
-    made while its parts were compared, for one. ``others`` are the same on further devices;
-    ``compiled`` are by the shape that they are for, and ``compiling`` is what was found out of that
-    on this machine.
+    ``beside_bytes`` is host memory that became resident with it and is not weights, such as kernels
+    that were built while its parts were compared. ``others`` are copies of the network on further
+    devices. ``compiled`` and ``recorded`` are specialized networks by tile shape, and ``compiling``
+    is what this machine has measured about compiling.
     """
 
     descriptor: ModelDescriptor
@@ -72,7 +72,7 @@ class PreparedModel:
     recorded: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
 
     def padded(self, info: ImageInfo) -> tuple[int, int]:
-        """(height, width) that the model's size rule makes of an image."""
+        """Return (H, W) of an image padded by the model's size rule."""
         rows, columns = self.descriptor.size.padding(info.height, info.width)
         return info.height + rows, info.width + columns
 
@@ -83,8 +83,10 @@ class PreparedModel:
         scratch_bytes: int,
         budget: Budget,
     ) -> ImageTask:
-        """An image as pricing wants it, padded by the model's size rule; ``codecs`` are (usual,
-        most) bytes that reading and writing its formats take."""
+        """Return the `ImageTask` of an image, padded by the model's size rule.
+
+        ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
+        """
         row_bytes = int(budget.host_bytes * _ROW_SHARE)
         easy_bytes = budget.device_bytes // 4
         return ImageTask(
@@ -101,7 +103,7 @@ class PreparedModel:
 
 
 def preload_libraries(settings: UpscaleSettings) -> None:
-    """Load what the job computes with, before a meter takes its baseline."""
+    """Import the libraries that the job needs, before a meter takes its baseline."""
     versions(settings.model_name)
     if is_onnx(settings.model_name):
         load_runtime()
@@ -127,14 +129,21 @@ def prepare(
     replayed: Plan | None = None,
     on_loaded: Callable[[int], object] = lambda scale: None,
 ) -> PreparedModel:
-    """Load the model and learn its costs: from ``costs`` if they are its, the store, or a probe.
+    """Load the model and get its costs from ``costs``, the cache or a probe.
 
-    Precision and memory layout are those of ``replayed``, where a plan is run again.
+    Args:
+        costs: Known costs, used if they belong to this model, device and precision.
+        limit_bytes: Limit of the probe's memory, rounded down to a power of two, so that similar
+            limits share a cache entry.
+        on_probe: Called before a probe.
+        replayed: Plan to run again, which sets precision and memory format.
+        on_loaded: Called with the model's scale before anything is measured; its exceptions
+            propagate.
 
-    A probe stays below ``limit_bytes`` (rounded down to a power of two, so that similar limits
-    share what they learn); ``on_probe`` is called before one, and ``on_loaded`` before anything is
-    measured, with the model's scale: what it raises ends this. Raises `ModelError`, `UsageError`
-    and `OutOfMemoryError`.
+    Raises:
+        ModelError: The model cannot be loaded or run.
+        UsageError: The settings do not suit the model or the device.
+        OutOfMemoryError: Memory ran out while the model was loaded or probed.
     """
     limit = None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
     try:
@@ -199,11 +208,11 @@ def _prepare(
                 cancel=cancel,
             )
             store.put(full if complete else cut, costs)
-    # Tiles on the grid that the model pads to inside: what it would add would only be run.
+    # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
     shape = replace(shape, align=math.lcm(shape.align, costs.grain))
     layout = costs if replayed is None else replayed
     network = in_memory_format(network, model, layout.channels_last)
-    # Bounds that past runs call for are of PyTorch's memory.
+    # Bounds from past runs hold for PyTorch's memory only.
     own = network.let_go is None
     return PreparedModel(
         descriptor,
@@ -229,7 +238,7 @@ def _loaded(settings: UpscaleSettings) -> Model:
 
 
 def runtime_identity(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:
-    """The model's hash; with the version of the runtime where that is not PyTorch."""
+    """Return the model's hash, with the runtime's version where that is not PyTorch."""
     if model.path is None or not is_onnx(model.path):
         return model.sha256
     by = "" if provider == "cpu" else f" {provider}"

@@ -1,4 +1,4 @@
-"""What a job says afterwards: plain data, printed as text or JSON, kept beside the output."""
+"""Report of a job as plain data, for text, JSON and sidecar files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ REPORT_SUFFIX = ".lowtide.json"
 
 
 def reported_db(psnr: float) -> float | None:
-    """Decibels as reports have them: rounded, None where there is no difference at all."""
+    """Round decibels for a report; None where there is no difference."""
     return None if math.isinf(psnr) else round(psnr, 2)
 
 
 class ErrorFigure(BaseModel):
-    """A measured error: at least ``psnr_db``, at most ``max_error`` seen, on a scale of 0..1."""
+    """Measured error: PSNR at least ``psnr_db``, at most ``max_error`` seen, in 0..1."""
 
-    psnr_db: float | None  # None: no difference at all
+    psnr_db: float | None  # None: no difference
     max_error: float
     tiles_sampled: int
     tiles_total: int
@@ -37,8 +37,9 @@ class ErrorFigure(BaseModel):
 
 
 class AccuracyReport(BaseModel):
-    """Execution against the whole run at the same precision; precision against fp32.
+    """Accuracy of the execution and of the precision.
 
+    Execution is compared with the whole-image run at the same precision, precision with fp32.
     ``precision_why`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
     """
 
@@ -51,7 +52,7 @@ class AccuracyReport(BaseModel):
 
 
 class MemoryReport(BaseModel):
-    """Predicted beside measured, in bytes on the compute device.
+    """Predicted and measured memory in bytes on the compute device.
 
     ``measuring_peak_bytes`` is the peak while errors were measured, which may use whatever the
     budget leaves; None if nothing had to be measured.
@@ -69,7 +70,7 @@ class MemoryReport(BaseModel):
 
 
 class ImageReport(BaseModel):
-    """One image: what was done, how accurately, in what memory and time."""
+    """Result of one image: what was done, its accuracy, memory and time."""
 
     input: str
     output: str
@@ -90,14 +91,14 @@ class ImageReport(BaseModel):
 
 
 class LeftOutInput(BaseModel):
-    """A file or folder among the inputs that was not taken for an image, and why."""
+    """File or folder among the inputs that is not an image, and the reason."""
 
     path: str
     reason: str
 
 
 class UpscaleReport(BaseModel):
-    """A whole job; ``left_out`` is what lay among the images of folders and patterns."""
+    """Report of a job; ``left_out`` lists inputs that are not images."""
 
     schema_version: Literal[1] = 1
     lowtide: str = __version__
@@ -110,7 +111,7 @@ class UpscaleReport(BaseModel):
 
     @property
     def failures(self) -> list[ImageReport]:
-        """The images that were not done."""
+        """The images that failed."""
         return [image for image in self.images if image.status == "failed"]
 
     def raise_for_failures(self) -> None:
@@ -123,7 +124,7 @@ class UpscaleReport(BaseModel):
 
 
 def versions(model: str = "") -> dict[str, str]:
-    """Versions of everything that decides the numbers, of ``model`` where it is named."""
+    """Return the versions of all that determines the values, of ``model`` if given."""
     import pyvips
     import torch
 
@@ -139,13 +140,19 @@ def versions(model: str = "") -> dict[str, str]:
 
 
 def sidecar_of(image: ImageReport) -> Path:
-    """The file of one image's report, beside its output."""
+    """Return the path of one image's report, next to its output."""
     return Path(image.output + REPORT_SUFFIX)
 
 
 def write_sidecar(report: UpscaleReport, image: ImageReport, part: Path | None = None) -> Path:
-    """Save one image's report beside its output; returns the file's name. ``part`` is the name that
-    it has until it is complete, by default a random one. Raises `OutputError`."""
+    """Save one image's report next to its output and return the file's path.
+
+    Args:
+        part: Temporary name until the file is complete; random by default.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
     path = sidecar_of(image)
     data = report.model_dump(mode="json", exclude={"images", "left_out"})
     data["image"] = image.model_dump(mode="json")

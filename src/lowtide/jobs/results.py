@@ -1,4 +1,4 @@
-"""What has become of the images of a job: in their order, in the journal, beside the files."""
+"""Record results of a job's images in the report, the journal and sidecar files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lowtide.media.discover import FilePair
 
 
 class ResultRecorder:
-    """Keeps ``report`` and ``journal`` of ``jobs``, which are called by their index from 1 on.
+    """Record the results of ``jobs`` in ``report`` and ``journal``, by index from 1.
 
-    One image that fails is reported, and the others are done; the error of a single one is raised.
-    ``settings_key`` stands for all that decides the bytes of a result, apart from its input.
+    An image that fails is reported and the others go on; the error of a single image is raised.
+    ``settings_key`` is a hash of all that determines the bytes of a result, except its input.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ResultRecorder:
         self._keys: dict[int, str] = {}
 
     def is_due(self, index: int) -> bool:
-        """Whether the image has to be made; if not, that it is there or cannot be is kept."""
+        """Return whether an image has to be computed; if not, record why."""
         job, journal = self.jobs[index - 1], self._journal
         try:
             if journal is not None:
@@ -56,13 +56,15 @@ class ResultRecorder:
         return True
 
     def new_part(self, index: int) -> Path | None:
-        """The name of the file that is about to be made for the image; None if any will do."""
+        """Return a temporary name for the image's file; None for a random one."""
         journal = self._journal
         return None if journal is None else journal.new_part(self.jobs[index - 1].target)
 
     def begin(self, index: int) -> None:
-        """The file is complete and about to get its name; raises where somebody else's has come to
-        be there meanwhile."""
+        """Record that the complete file is about to be renamed to its target.
+
+        Raises if another program has created the target meanwhile.
+        """
         target, journal = self.jobs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
             refuse_overwriting(target, journal, self._force)
@@ -70,27 +72,27 @@ class ResultRecorder:
             journal.begin(target, self._keys[index])
 
     def done(self, index: int, image: ImageReport) -> None:
-        """The file has its name."""
+        """Record that the file has its final name."""
         if self._journal is not None:
             try:
                 self._journal.done(self.jobs[index - 1].target, self._keys[index])
             except OutputError as error:
-                # That it was begun is noted, by which the next run knows it.
+                # Its `begin` record is enough for the next run to find it complete.
                 image.events.append(f"not noted as finished: {error.message}")
         self.keep(index, image)
 
     def failed(self, index: int, error: LowtideError) -> None:
-        """The image could not be made; raises ``error`` where nobody else is to be gone on for."""
+        """Record a failed image; raises ``error`` for a single image or a stop."""
         job = self.jobs[index - 1]
         if self._journal is not None and index in self._keys:
             self._journal.forget(job.target)
-        # A stop concerns the whole job.
+        # A stop ends the whole job.
         if len(self.jobs) == 1 or error.exit_code == 130:
             raise error
         self.keep(index, failed_image(job, error))
 
     def keep(self, index: int, image: ImageReport) -> None:
-        """What became of one image."""
+        """Put the report of an image in its place."""
         if self._sidecar and image.status == "done":
             try:
                 journal, path = self._journal, sidecar_of(image)
@@ -107,7 +109,7 @@ class ResultRecorder:
 
 
 def failed_image(job: FilePair, error: LowtideError) -> ImageReport:
-    """The report of an image that could not be made."""
+    """Return the report of a failed image."""
     return ImageReport(
         input=str(job.source),
         output=str(job.target),
@@ -125,8 +127,8 @@ def _content(source: Path) -> str:
 
 
 def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
-    """Raise `UsageError` where ``target`` is there and may not be replaced."""
-    if force or not os.path.lexists(target):  # a link to nowhere is somebody's too
+    """Raise `UsageError` where ``target`` exists and may not be replaced."""
+    if force or not os.path.lexists(target):  # lexists: a broken link belongs to somebody too
         return
     if journal is not None and journal.owns(target):
         raise UsageError(

@@ -1,8 +1,8 @@
-"""What a folder's journal keeps of the run that began it, so that the rest is made as by that run.
+"""Pinned state of a folder's first run, by which a resumed run makes equal files.
 
-Costs are measured and so differ a little each time, and so does what is free; with the pinned ones
-a resumed file is planned, and so made, as in an undisturbed run. A pin counts as long as the
-versions of all that computes are the same.
+Measured costs and free memory differ a little each time; with the pinned ones a resumed file is
+planned, and so made, as in an undisturbed run. A pin is valid as long as the versions of all that
+computes are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 
 
 class _Pin(BaseModel):
-    """What is kept; older journals lack what has a default."""
+    """The pinned state; fields with a default may be absent from older journals."""
 
     device: str
     device_bytes: int
@@ -34,24 +34,24 @@ class _Pin(BaseModel):
 
 
 class ResumeState:
-    """Pins of a folder's journal; of a single file, which has none, nothing is kept."""
+    """Read and write the pin of a folder's journal; does nothing without a journal."""
 
     def __init__(self, journal: Journal | None, versions: dict[str, str]) -> None:
         self._journal, self._versions = journal, versions
         pin = journal.pin if journal is not None else {}
         self._kept: _Pin | None = None
         if pin.get("versions") == versions:
-            # One that is damaged is as one of other versions: all is measured anew.
+            # A damaged pin counts as one of other versions: all is measured again.
             with contextlib.suppress(ValidationError):
                 self._kept = _Pin.model_validate(pin)
 
     @property
     def costs(self) -> ModelCosts | None:
-        """Those that the folder was begun with."""
+        """The model costs that the folder was begun with, or None."""
         return None if self._kept is None else self._kept.costs
 
     def budget(self, asked: str | int | Budget, budget: Budget) -> Budget:
-        """``budget``; where what was asked for follows what is free, as the first run found it."""
+        """Return ``budget``, pinned to the first run's if ``asked`` follows free memory."""
         kept = self._kept
         follows = isinstance(asked, str) and (asked == "auto" or asked.endswith("%"))
         if kept is None or not follows or kept.device != budget.device:
@@ -59,7 +59,7 @@ class ResumeState:
         return replace(budget, device_bytes=kept.device_bytes, host_bytes=kept.host_bytes)
 
     def apply(self, prepared: PreparedModel) -> None:
-        """Give back what was known of runs and of compiling: it decides how images are run."""
+        """Restore the pinned run bounds and compile gain: they decide how images are run."""
         kept = self._kept
         if kept is None:
             return
@@ -70,12 +70,12 @@ class ResumeState:
             prepared.beside_bytes = kept.beside_bytes
 
     def _bounds(self, kind: RunKind, now: RunBounds) -> RunBounds:
-        """``now`` with the usual bound that the folder began with; its journal may be older."""
+        """Return ``now`` with the pinned usual bound, if the journal has one."""
         kept = {} if self._kept is None else self._kept.bounds
         return now.model_copy(update={"usual": kept[kind]}) if kind in kept else now
 
     def write(self, budget: Budget, prepared: PreparedModel) -> None:
-        """Keep what this run is made with for one that goes on with the folder."""
+        """Pin this run's state for a run that resumes the folder."""
         if self._journal is None:
             return
         pin = _Pin(

@@ -1,4 +1,4 @@
-"""Running one image: open, run the plan, measure, write, report."""
+"""Run one image: open, execute the plan, measure, write, report."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
 
-# A part of what is expected, by which what is held may grow before the heap is trimmed again, and
-# the part of what comes that does not fit the heap's gaps.
+# Resident memory may grow by 1/_MORE of the expected bytes before the heap is trimmed again; _NEW
+# is the share of coming bytes that does not fit the heap's free blocks.
 _MORE, _NEW = 8, 0.5
 
 
 def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
-    """Make all rows of one image, which are written meanwhile, and after.
+    """Compute all rows of one image, which are written meanwhile and after.
 
-    Nothing is at the target before the result lands. A run that memory forbids after all is
-    planned again for less, at most three times, and one in bands whose values are not finite
-    in half precision for fp32: a band alone cannot be, since others depend on it.
+    No file exists at the target before the result is committed. After an out-of-memory error the
+    image is planned again for less, at most three times. A streamed run whose values are not finite
+    in half precision is run again in fp32: a single band cannot be, since others depend on it.
     """
     while True:
         clock = JobTimer(work)
@@ -59,7 +59,7 @@ def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
             failure = error
         finally:
             clock.stop()
-        # Outside the handler: only now can the frames that hold the tensors be let go.
+        # Outside the handler: only here can the frames that hold the tensors be freed.
         if failure is None:
             context.land_all()
             context, work.below = context.in_fp32(), None
@@ -144,7 +144,7 @@ def _compute(context: UpscaleSession, work: ImageJob, task: ImageTaskPlan) -> Co
 
 
 def _writing(plan: Plan, waiting: int) -> LedgerRow:
-    """What an image takes when its rows are made and not all of them written."""
+    """Return the memory that an image holds while its last rows are being written."""
     formats = next(row for row in plan.ledger if row.name == "file formats")
     return formats.model_copy(
         update={
@@ -156,10 +156,10 @@ def _writing(plan: Plan, waiting: int) -> LedgerRow:
 
 
 class _HeldMemory:
-    """What a run holds, beside ``waiting`` bytes that are still to be written.
+    """Resident memory of a run, with ``waiting`` bytes that are still to be written.
 
-    Tiles leave gaps that tiles fit; bands differ, and in hundreds of them the heap would come to
-    keep several times what lives, so that it is relieved of more than is expected.
+    Tiles fit the free blocks that tiles leave in the heap. Bands differ in size, and over hundreds
+    of them the heap would keep several times the live bytes, so it is trimmed above a limit.
     """
 
     def __init__(self, context: UpscaleSession, plan: Plan, waiting: int) -> None:
@@ -170,19 +170,21 @@ class _HeldMemory:
         self._limit = self._expected
 
     def make_room(self, coming: int) -> int:
-        """What is held with ``coming`` bytes more, after giving back what the heap only keeps
-        where that is beyond what is expected."""
+        """Return the resident bytes plus ``coming``, after trimming the heap if needed.
+
+        The heap is trimmed only above the expected bytes.
+        """
         new = int(coming * _NEW)
         held = self._meter.now_bytes + new
         if held > self._limit:
             trim_allocators(self._device)
             held = self._meter.now_bytes + new
-            # Where that much lives, to trim each time would only take time.
+            # If that many bytes are live, trimming each time would only take time.
             self._limit = max(self._expected, held + self._expected // _MORE)
         return held
 
     def over_budget(self) -> bool:
-        """Whether what is held is more than the budget."""
+        """Return whether the resident bytes exceed the budget."""
         return self.make_room(0) > self._budget
 
 

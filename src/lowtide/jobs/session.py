@@ -1,4 +1,4 @@
-"""What all images of a job share, and which of them are still being written."""
+"""State shared by all images of a job, and the images still being written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lowtide.memory.plan_file import PlanFile
 if TYPE_CHECKING:
     from lowtide.jobs.finish import ComputedImage
 
-# Of a plan: what the sizes of blocks in the heap depend on.
+# Fields of a plan that determine the sizes of blocks in the heap.
 _SIZES = {"padded_width", "padded_height", "tile_width", "tile_height", "batch", "banded", "heap"}
 
 
@@ -30,8 +30,8 @@ class UpscaleSession:
     """A job's model, settings, budget and meter.
 
     ``flying`` are images that are computed and still being written, oldest first; ``land`` is
-    called with each when it is waited for. ``threads`` are those of the processor that the devices
-    of an image share; None leaves them as they are.
+    called with each when it is waited for. ``book`` is the plan file to replay. ``threads`` is the
+    number of CPU threads that the devices of an image share; None leaves it unchanged.
     """
 
     prepared: PreparedModel
@@ -50,11 +50,11 @@ class UpscaleSession:
     _exact: UpscaleSession | None = None
 
     def begin(self, plan: Plan) -> None:
-        """Another image begins: what is used from here counts for those in flight too.
+        """Start an image: from here its memory counts for the images in flight too.
 
-        What the last one, or a probe, left in the heap and on the card is given back, unless this
-        one's blocks are of the same sizes: to fetch them again would take longer than a light
-        network's operators.
+        Frees what the last image, or a probe, left in the heap and in the GPU's caching allocator,
+        unless this plan's blocks have the same sizes: allocating them again would take longer than
+        a light network's operators.
         """
         shape = plan.model_dump(include=_SIZES)
         if shape != self._shape:
@@ -65,14 +65,14 @@ class UpscaleSession:
             image.alone = False
 
     def lap(self) -> Usage:
-        """The peak since the last lap."""
+        """Return the peak since the last lap, and add it to the images in flight."""
         usage = self.meter.lap()
         for image in self.flying:
             image.used = image.used.with_more(usage)
         return usage
 
     def writing(self) -> LedgerRow:
-        """What images take that are still being written."""
+        """Return the memory of the images that are still being written, as a ledger row."""
         rows = [image.writing for image in self.flying]
         return LedgerRow(
             name="other images being written",
@@ -83,13 +83,14 @@ class UpscaleSession:
         )
 
     def make_room(self, task: ImageTaskPlan) -> int:
-        """Wait for images in flight until ``task`` has room beside the others.
+        """Wait for images in flight until ``task`` fits with the others.
 
-        Returns how many bytes of its rows may wait to be written: all of them, or none where
-        they are to be written at once.
+        Returns:
+            How many bytes of its rows may wait to be written: all of them, or 0 where rows have
+            to be written at once.
         """
         plan, budget = task.plan, self.budget
-        # On the CPU the host is the device.
+        # On the CPU host memory is device memory.
         need = plan.bytes_at("host", upper=True)
         limit = budget.device_bytes if plan.device == "cpu" else budget.host_bytes
         streams = self.settings.streams if self.images > 1 else 1
@@ -103,7 +104,7 @@ class UpscaleSession:
         return waiting
 
     def in_fp32(self) -> UpscaleSession:
-        """The same job in fp32, which keeps to what the weights in half precision leave."""
+        """Return the same job in fp32, within what the half-precision weights leave."""
         if self._exact is None:
             settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
             taken = self.prepared.costs.weight_bytes

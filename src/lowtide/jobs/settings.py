@@ -1,4 +1,4 @@
-"""What a person can set for an upscaling job, checked once."""
+"""Settings of an upscaling job, validated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
-# What changes how fast a file is made, where from or under which name, but not its bytes.
+# Settings that change the speed, the source or the name of a file, not its bytes.
 _NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams", "devices", "suffix"}
 
 
@@ -41,7 +41,7 @@ _TROUBLES = {
 
 
 def validated(kind: type[M], values: dict[str, Any]) -> M:
-    """``kind(**values)``; `UsageError` that names the option for a value that does not fit."""
+    """Return ``kind(**values)``, or raise `UsageError` that names the invalid option."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -54,7 +54,7 @@ def validated(kind: type[M], values: dict[str, Any]) -> M:
         )
     given, words = problem["input"], _TROUBLES.get(problem["type"])
     shown = f"{given:g}" if isinstance(given, float) else given
-    # Of "auto" or one of several, each has its own complaint.
+    # A union of "auto" and other types reports one error for each member.
     both = [one.get("ctx", {}).get("expected") for one in (problem, *more)]
     details = {
         **problem.get("ctx", {}),
@@ -68,10 +68,10 @@ def validated(kind: type[M], values: dict[str, Any]) -> M:
 
 
 class UpscaleSettings(BaseModel):
-    """Everything about an upscaling job except its files and its budget.
+    """Settings of an upscaling job, except its files and its budget.
 
-    The target size is one of ``scale``, ``width`` and/or ``height`` (one keeps the aspect
-    ratio, both are taken as they are), or ``max_side``; none means the model's own scale.
+    The target size is one of ``scale``, ``width`` and/or ``height`` (one keeps the aspect ratio,
+    both are taken as they are), or ``max_side``; none means the model's own scale.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -121,14 +121,14 @@ class UpscaleSettings(BaseModel):
     @field_validator("devices", mode="before")
     @classmethod
     def _listed(cls, given: Any) -> Any:
-        """``"cuda:0,cuda:1"`` as two."""
+        """Split ``"cuda:0,cuda:1"`` into a list."""
         if isinstance(given, str):
             return tuple(name.strip() for name in given.split(",") if name.strip())
         return given or ()
 
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
-        """Settings from keywords; `UsageError` in plain words for what does not fit."""
+        """Build settings from keywords; raises `UsageError` for invalid ones."""
         settings = validated(cls, values)
         settings._check()
         return settings
@@ -180,7 +180,7 @@ class UpscaleSettings(BaseModel):
             )
 
     def _check_graphs(self) -> None:
-        """A graph is of one card, of tiles of one shape, and of what runs as it is."""
+        """Require one GPU, one tile shape and no compiling for CUDA graphs."""
         if self.strategy == "streamed":
             no, hint = "of networks that run by bands of rows", "--strategy whole or tiled"
         elif self.compile == "on":
@@ -194,7 +194,7 @@ class UpscaleSettings(BaseModel):
         raise UsageError(f"there are no CUDA graphs {no}", hint=hint)
 
     def _check_onnx(self) -> None:
-        """An ONNX file is run by another runtime, on the CPU and as it is."""
+        """Require settings that ONNX Runtime supports for an ONNX file."""
         places = sorted({self.device, *self.devices} - {"auto", "cpu"})
         weights = "the PyTorch weights that it was exported from"
         if places:
@@ -215,26 +215,26 @@ class UpscaleSettings(BaseModel):
 
     @property
     def one_device(self) -> str:
-        """``device``, where ``auto`` of an ONNX file is the CPU."""
+        """``device``, with ``auto`` resolved to the CPU for an ONNX file."""
         return "cpu" if self.device == "auto" and is_onnx(self.model_name) else self.device
 
     @property
     def wanted(self) -> AccuracyRequest:
-        """The accuracy asked for: exact, unless tiles were asked for and nothing said of it."""
+        """The accuracy requested; by default bounded for tiles, else exact."""
         if self.accuracy is not None:
             return self.accuracy
         return "bounded" if self.wishes.about_tiles or self.strategy == "tiled" else "exact"
 
     @property
     def model_name(self) -> str:
-        """The model asked for, or the bundled one that suits the target size."""
+        """The model requested, or the bundled one that suits the target size."""
         if self.model is not None:
             return str(self.model)
         return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
 
     @property
     def wishes(self) -> Overrides:
-        """The part that the planner must respect."""
+        """The settings that the planner has to respect."""
         return Overrides(
             strategy=self.strategy,
             tile=self.tile,
@@ -245,7 +245,7 @@ class UpscaleSettings(BaseModel):
 
     @property
     def encode(self) -> EncodeOptions:
-        """The part that the encoders take."""
+        """The settings for the encoders."""
         return EncodeOptions(
             png_compression=self.png_compression,
             jpeg_quality=self.jpeg_quality,
@@ -256,7 +256,7 @@ class UpscaleSettings(BaseModel):
         )
 
     def target_size(self, info: ImageInfo, model_scale: int) -> tuple[int, int]:
-        """(width, height) of the file to write for an image like ``info``."""
+        """Return (W, H) of the output file for an image with ``info``."""
         if self.width is not None and self.height is not None:
             return self.width, self.height
         if self.width is not None:
@@ -270,7 +270,7 @@ class UpscaleSettings(BaseModel):
         return _scaled(info.width, factor), _scaled(info.height, factor)
 
     def content_hash(self, model_sha256: str, precision: str) -> str:
-        """SHA-256 of all that decides the bytes of the result, apart from the input."""
+        """Return a SHA-256 of all that determines the result's bytes, except the input."""
         values = self.model_dump_json(exclude=_NOT_IN_HASH)
         if self.plan_file is not None:
             values += file_sha256(self.plan_file)
@@ -278,5 +278,5 @@ class UpscaleSettings(BaseModel):
 
 
 def _scaled(side: int, factor: float) -> int:
-    # A tolerance, so that 0.1 + 0.2 kinds of factors do not lose a pixel.
+    # The tolerance keeps factors such as 0.1 + 0.2 from losing a pixel.
     return max(1, math.floor(side * factor + 0.5 + 1e-9))

@@ -1,5 +1,7 @@
-"""Remembering where bands of rows were looked at and something else was chosen: to look takes a
-quarter of a minute for a deep model, which an image after the next would wait for again."""
+"""Cache of strategies chosen after streaming was considered.
+
+Considering it takes a quarter of a minute for a deep model, which each later image would wait for
+again."""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from lowtide.streaming.planner.model_facts import ImageTask
 
 
 class StrategyCache:
-    """What was chosen in place of bands for one model, size of image, accuracy and, to a factor of
-    two, budget, on this machine."""
+    """Strategy chosen instead of streaming, for one model and image size.
+
+    Keyed by accuracy too, and by the budget to a factor of two. Holds for this machine.
+    """
 
     def __init__(
         self, prepared: PreparedModel, picture: ImageTask, budget: Budget, wanted: AccuracyRequest
@@ -41,13 +45,13 @@ class StrategyCache:
         self._budget = budget
 
     def again(self, plans: Sequence[Plan]) -> str | None:
-        """The title of what was chosen, if it is among ``plans`` and fits now too."""
+        """Return the title of the cached choice if it is among ``plans`` and fits now."""
         known = self._store.get(self._key)
         fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
         return known if known in fitting else None
 
     def remember(self, chosen: Plan) -> None:
-        """Keep it, unless it is bands."""
+        """Store the choice, unless it is a streamed plan."""
         if chosen.strategy != "streamed":
             self._store.put(self._key, chosen.title)
             self._store.save()

@@ -1,5 +1,7 @@
-"""What an image will be once it is upscaled, from its header alone, and whether its file can be
-that: nothing here waits for a model's costs."""
+"""Size and format of a result, from the input's header alone.
+
+Nothing here waits for a model's costs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from lowtide.media.discover import FilePair
 
 @dataclass(frozen=True)
 class TargetSize:
-    """An image file, what the model makes of it, what is written, and in which format."""
+    """Input header, the model's output, the written image, and the file format."""
 
     facts: ImageFacts
     made: ImageInfo
@@ -25,10 +27,14 @@ class TargetSize:
 
 
 def target_size(source: Path, target: Path, settings: UpscaleSettings, scale: int) -> TargetSize:
-    """Sizes for a model of this ``scale``. A ``target`` without suffix is in the format that the
-    settings name, or that of ``source``.
+    """Return the sizes and the format of a result for a model of this ``scale``.
 
-    Raises `ImageError`, `UsageError`, and `OutputError` for what the format cannot hold.
+    A ``target`` without suffix takes the format that the settings name, or that of ``source``.
+
+    Raises:
+        ImageError: The input cannot be read.
+        UsageError: The settings do not suit the image.
+        OutputError: The format cannot hold the result.
     """
     facts = inspect_image(source, max_pixels=settings.max_pixels)
     info = facts.info
@@ -45,8 +51,11 @@ def target_size(source: Path, target: Path, settings: UpscaleSettings, scale: in
 
 
 def scale_checker(jobs: Sequence[FilePair], settings: UpscaleSettings) -> Callable[[int], None]:
-    """A call for when the model's scale is known and nothing is measured yet, which may take
-    minutes: it raises what `target_size` does of the only image. Of several the others are done."""
+    """Return a callback for the model's scale that checks the result's size early.
+
+    It is called before anything is measured, which may take minutes. For a single image it raises
+    what `target_size` raises; of several images the valid ones are upscaled.
+    """
 
     def check(scale: int) -> None:
         if len(jobs) == 1:

@@ -1,4 +1,4 @@
-"""The folder of a training: made for it, or one that a training of that name has made before."""
+"""Output folder of a training run: new, or of an earlier run of the same name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowtide.core.errors import UsageError
 from lowtide.training.train_config import TrainConfig
 
 _CONFIG = "config.json"
-# What a training makes in its folder, besides the weights that have its name.
+# Files that a training run makes in its folder, in addition to the weights named after it.
 _MADE = (
     _CONFIG,
     "log.jsonl",
@@ -24,7 +24,7 @@ _MADE = (
 
 
 def require_own_folder(folder: Path, name: str) -> None:
-    """Raise `UsageError` where a training ``name`` would write over what is not of one."""
+    """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="another name, or move it away")
     if _is_ours(folder, name):
@@ -38,8 +38,13 @@ def require_own_folder(folder: Path, name: str) -> None:
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:
-    """Write what is trained into ``folder``, by which it is known from then on, and remove what a
-    training that was killed left unfinished; raises `OutputError`."""
+    """Write the configuration that marks ``folder`` as a training run's.
+
+    Removes what a killed run left unfinished.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
     make_folder(folder)
     best = f"models/{config.name}_best.safetensors"
     for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
@@ -49,7 +54,7 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 
 
 def _is_ours(folder: Path, name: str) -> bool:
-    """Whether a training was begun there: it says so, or has kept a state."""
+    """Return whether a training run began in the folder: a config or a state is there."""
     config = folder / _CONFIG
     try:
         known = json.loads(config.read_bytes()) if config.is_file() else None

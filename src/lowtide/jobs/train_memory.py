@@ -1,4 +1,4 @@
-"""What a step of training will take, and into how many parts its batch has to be cut."""
+"""Predict the memory of a training step, and split its batch to fit the budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowtide.training.train_config import TrainConfig
 
 
 class StepPlan(BaseModel):
-    """A step's batch of ``batch`` patches in ``parts``, and the memory that it takes, in bytes."""
+    """Split of a step's ``batch`` patches into ``parts``, and its memory in bytes."""
 
     batch: int
     parts: int
@@ -46,9 +46,12 @@ def plan_step(
     budget: int,
     device: str,
 ) -> StepPlan:
-    """The fewest parts whose upper bound fits ``budget`` bytes, or those that are asked for.
+    """Return the plan with the fewest parts whose upper bound fits ``budget`` bytes.
 
-    Raises `BudgetError` with the least that would do.
+    Tries only the configured number of parts if there is one.
+
+    Raises:
+        BudgetError: No split fits; names the smallest budget that would.
     """
     least: StepPlan | None = None
     networks = TrainedNetworks(config, generator, discriminator)
@@ -70,7 +73,7 @@ def plan_step(
 
 
 def _parts(config: TrainConfig) -> Iterator[int]:
-    """Into how many parts the batch may be cut: each a divisor, so that parts are equal."""
+    """Yield numbers of parts to try: divisors of the batch, so that parts are equal."""
     data = config.datasets.train
     if data.accum_iter is not None:
         yield min(data.accum_iter, data.batch_size_per_gpu)

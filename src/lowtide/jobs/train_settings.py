@@ -1,4 +1,4 @@
-"""What a person can say about a training step to be planned, checked once."""
+"""Settings of a training step to plan, validated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
 class TrainSettings(BaseModel):
-    """A training step, apart from the model and the device.
+    """Settings of a training step, except the model and the device.
 
-    ``size`` is (height, width), or text as in `parse_size`. ``inputs`` are shapes as in
-    `parse_inputs`, ``channels`` those of images; without either the model's
-    ``example_inputs(batch, size)`` is called, or images have the channels of its first
-    convolution. ``optimizer`` ``"auto"`` is AdamW in the form that PyTorch takes by default. A
-    low ``precision`` is autocast over fp32 weights. ``validation_batch`` images of
-    ``validation_size`` (``size`` by default) are run after the step.
+    ``size`` is (H, W), or text as in `parse_size`. ``inputs`` are shapes as in `parse_inputs`,
+    ``channels`` those of images; without either the model's ``example_inputs(batch, size)`` is
+    called, or images have the channels of its first convolution. ``optimizer`` ``"auto"`` is AdamW
+    in the form that PyTorch takes by default. A low ``precision`` is autocast over fp32 weights.
+    ``validation_batch`` images of ``validation_size`` (``size`` by default) are run after the step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,7 +49,7 @@ class TrainSettings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> TrainSettings:
-        """Settings from keywords; `UsageError` in plain words for what does not fit."""
+        """Build settings from keywords; raises `UsageError` for invalid ones."""
         for name in ("size", "validation_size"):
             if isinstance(values.get(name), str):
                 values[name] = parse_size(values[name])
@@ -68,7 +67,7 @@ class TrainSettings(BaseModel):
     def make_step(
         self, model: nn.Module, on_cuda: bool, loss: Callable[[Any], Tensor] | None
     ) -> MakeStep:
-        """A function that makes the step for a batch and a size, (height, width)."""
+        """Return a function that builds the `TrainingStep` for a batch size and (H, W)."""
         make = self._inputs()
         optimizer = self.optimizer
         if optimizer == "auto":
@@ -102,7 +101,11 @@ class TrainSettings(BaseModel):
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(height, width) of ``"256"`` or, width first, ``"320x240"``; `UsageError` for others."""
+    """Parse ``"256"`` or, width first, ``"320x240"`` to (H, W).
+
+    Raises:
+        UsageError: The text has another form.
+    """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or "0" in (match[1], match[2]):
         raise UsageError(f"size {text!r} is not a number of pixels", hint="--size 256 or 320x240")
@@ -111,12 +114,14 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
-    """A function that makes inputs of ``shapes`` for a batch and a size, without data.
+    """Return a function that makes data-free inputs for a batch size and (H, W).
 
-    A shape lists the dimensions after that of the batch, separated by commas: numbers, ``h``
-    and ``w`` for the height and the width of the image, ``h/8`` for an eighth of it. A type may
-    follow a colon: ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one number an image). Raises
-    `UsageError` for anything else.
+    A shape lists the dimensions after the batch, separated by commas: integers, ``h`` and ``w`` for
+    the image's height and width, ``h/8`` for an eighth of it. A dtype may follow a colon:
+    ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one value per image).
+
+    Raises:
+        UsageError: A shape has another form.
     """
     parsed = [_parse_shape(text) for text in shapes]
 

@@ -1,4 +1,4 @@
-"""Training an upscaler inside a budget: the job behind `lowtide train sr`."""
+"""Train a super-resolution model within a budget: the job of `lowtide train sr`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from lowtide.training.weights import save_weights
 
 
 class TrainReport(BaseModel):
-    """What was trained: ``plan`` is what a step was expected to take, ``scores`` the last ones.
+    """Report of a training run.
 
-    ``weights`` and ``best`` are files, of the averaged weights at the end and of those with the
-    best score. ``warnings`` are sentences on what was not as expected where it went on: a state
-    that is damaged, pictures that were written again.
+    ``plan`` is the predicted memory of a step, ``scores`` the last validation's. ``weights`` and
+    ``best`` are files: the averaged weights at the end, and those with the best score. ``warnings``
+    are sentences on what was unexpected but did not stop the run: a damaged state, images that were
+    rewritten.
     """
 
     name: str
@@ -63,19 +64,28 @@ def train_sr(
     accept_changed_data: bool = False,
     cancel: Cancel = None,
 ) -> TrainReport:
-    """Train the upscaler that ``config`` (a file, or what it holds) describes, in
-    ``output``/name.
+    """Train the super-resolution model of ``config`` in ``output``/name.
 
-    Goes on where a run of the same configuration was stopped, from the newest state that is whole;
-    a training whose pictures are others by now is refused unless ``accept_changed_data``, and
-    ``on_warning`` is told what else was not as expected. The batch is cut into as many parts
-    as ``budget`` asks for; what a step will take is told by ``on_plan`` before the first one.
-    Processes that ``torchrun`` or ``accelerate launch`` started take a batch each, within
-    ``budget`` each, and a step is that of all of them; the first one writes, validates and tells.
+    Resumes a stopped run of the same configuration from its newest valid state. The batch is split
+    into as many parts as ``budget`` requires. Processes started by ``torchrun`` or ``accelerate
+    launch`` take a batch each, within ``budget`` each, and a step covers the batches of all; the
+    first one writes, validates and reports.
 
-    Raises `UsageError` and `InputError` for a configuration or data that cannot be used, and for
-    files in the folder that are not of a training of that name, before the first step wherever
-    that can be known; `BudgetError`, `OutputError`, `NotFiniteError`, `Cancelled`.
+    Args:
+        config: A configuration, or its file.
+        on_plan: Called with the predicted memory of a step before the first one.
+        on_step: Called after steps.
+        on_warning: Called with each unexpected finding that does not stop the run.
+        accept_changed_data: Resume although the images have changed; refused by default.
+
+    Raises:
+        UsageError, InputError: The configuration or data cannot be used, or the folder holds
+            files that are not of a training of that name; raised before the first step where
+            possible.
+        BudgetError: No split of the batch fits the budget.
+        OutputError: A file cannot be written.
+        NotFiniteError: A loss or a gradient is not finite.
+        Cancelled: ``cancel`` was set.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
     processes, data = ProcessGroup.here(), chosen.datasets.train
@@ -132,7 +142,7 @@ def train_sr(
 
 
 def _place(device: str, processes: ProcessGroup) -> str:
-    """The device of this process."""
+    """Return the device of this process."""
     place = resolve_device(device)
     return place if processes.alone or place == "cpu" else f"cuda:{processes.local}"
 
@@ -154,7 +164,7 @@ def _batches(config: TrainConfig, pictures: Pictures, processes: ProcessGroup) -
 
 
 def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
-    """Pairs, or pictures of which the small ones are made."""
+    """Return paired images, or high-resolution images that are downscaled on the fly."""
     if data.dataroot_lq:
         return PairedFolders(
             data.dataroot_gt, data.dataroot_lq, config.scale, filename_tmpl=data.filename_tmpl

@@ -1,4 +1,4 @@
-"""Scores of the weights so far, on whole pictures, by the way in which results are made later."""
+"""Validate weights during training on whole images, upscaled as at inference."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Pictures = PairedFolders | HighResolutionFolders
 
 
 class TrainValidation:
-    """Upscales the validation pictures with each weights it is given, within ``val.budget``.
+    """Upscale the validation images with given weights, within ``val.budget``.
 
-    Nothing is made smaller to fit: `lowtide.upscale` runs the pictures whole, in bands or in
-    tiles, exactly. ``scores`` are the last, ``best`` the file of the weights with the best first
+    No image is downsized to fit: `lowtide.upscale` runs it whole, in bands or in tiles, exactly.
+    ``scores`` are those of the last call, ``best`` the file of the weights with the best first
     score.
     """
 
@@ -35,13 +35,13 @@ class TrainValidation:
         self._enlarge = ValidationUpscaler(config.val.budget, device)
         self._pairs = list(self._stored(data))
         stems = [low.stem for low, _ in self._pairs]
-        # Folders may have pictures of one name.
+        # Folders may hold images of the same name.
         self._names = [
             stem if stems.count(stem) == 1 else f"{index}_{stem}"
             for index, stem in enumerate(stems)
         ]
         self._figures = ValidationMetrics(config)
-        # Networks that look at pictures do it on the CPU, also where the model runs on a card.
+        # Learned metrics run on the CPU, even where the model runs on a GPU.
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
         sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]
         self._figures.require_room(sizes, host.device_bytes)
@@ -50,7 +50,7 @@ class TrainValidation:
         self.best: Path | None = path if path.is_file() else None
 
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
-        """Mean scores of ``network`` after ``step`` steps, by the metrics' names."""
+        """Return the mean scores of ``network`` after ``step`` steps, by metric name."""
         weights = save_weights(
             self._folder / "models" / f"{_WEIGHTS}.safetensors", network, self._config
         )
@@ -64,7 +64,7 @@ class TrainValidation:
         return self.scores
 
     def keep_best(self, network: nn.Module) -> None:
-        """Keep these weights as the best so far."""
+        """Save these weights as the best so far."""
         name = f"{self._config.name}_best.safetensors"
         self.best = save_weights(self._folder / "models" / name, network, self._config)
 
@@ -81,7 +81,10 @@ class TrainValidation:
         return made
 
     def _stored(self, data: Pictures) -> Iterator[tuple[Path, np.ndarray]]:
-        """(file of the small picture, the large one) of each pair; small ones are made once."""
+        """Yield (low-resolution file, high-resolution image) pairs.
+
+        Low-resolution files are made once.
+        """
         scale = self._config.scale
         for index in range(len(data)):
             path = data.path(index)
@@ -99,7 +102,7 @@ class TrainValidation:
 
 
 def _eight_bits(image: np.ndarray) -> np.ndarray:
-    """As the metrics' protocols have it."""
+    """Round to 8 bits as the metrics' protocols do."""
     return image if image.dtype == np.uint8 else (image / 257).round().astype(np.uint8)
 
 

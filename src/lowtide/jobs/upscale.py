@@ -1,4 +1,4 @@
-"""Upscaling files and folders inside a budget: the job behind the command and the function."""
+"""Upscale files and folders within a budget: the job behind command and function."""
 
 from __future__ import annotations
 
@@ -48,19 +48,27 @@ def upscale(
 ) -> UpscaleReport:
     """Upscale images within a byte budget.
 
-    ``inputs`` are files, folders (their tree is mirrored) or glob patterns; ``output`` is a
-    file for one file, unless a folder has that name or a separator ends it, else a folder. What
-    lay among the images of folders is in the report (``report.left_out``). ``budget`` is
-    ``"6GiB"``, ``"80%"`` of what is free, ``"auto"`` or bytes. Further keywords are the fields of
-    `UpscaleSettings`: ``model``, ``scale``, ``width``, ``height``, ``max_side``, ``precision``,
-    ``strategy``, ``tile``, ...
+    Results equal the unconstrained run unless the report's accuracy is ``bounded``, and then it
+    states the measured error. An image that fails in a batch is reported (``report.failures``) and
+    the others are done; the error of a single image is raised. Inputs in folders that are not
+    images are in ``report.left_out``.
 
-    Results equal the unconstrained run unless the report's accuracy says ``bounded``, and then
-    it says by how much. An image that fails in a batch is reported (``report.failures``) and the
-    others are done; the error of a single image is raised. Work stops at `Cancelled` when
-    ``cancel`` says so, with nothing half-written left behind.
+    Args:
+        inputs: Files, folders (their tree is mirrored) or glob patterns.
+        output: A file for one file, unless a folder has that name or a separator ends it, else a
+            folder.
+        budget: ``"6GiB"``, ``"80%"`` of what is free, ``"auto"`` or bytes.
+        cancel: Stops the work with `Cancelled`, with no half-written file left.
+        settings: Fields of `UpscaleSettings`: ``model``, ``scale``, ``width``, ``height``,
+            ``max_side``, ``precision``, ``strategy``, ``tile``, ...
 
-    Raises `UsageError`, `ImageError`, `ModelError`, `BudgetError`, `OutputError`, `Cancelled`.
+    Raises:
+        UsageError: An argument is invalid.
+        ImageError: An input cannot be read.
+        ModelError: The model cannot be loaded or run.
+        BudgetError: Nothing fits the budget.
+        OutputError: A file cannot be written.
+        Cancelled: ``cancel`` was set.
     """
     chosen = UpscaleSettings.of(**settings)
     book = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
@@ -68,7 +76,7 @@ def upscale(
     found, folder = find_jobs(inputs, output, chosen)
     jobs = found.jobs
     if folder is None:
-        # Before minutes may go into measuring a new model.
+        # Fail before a new model is measured, which may take minutes.
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
         refuse_overwriting(jobs[0].target, None, force)
     place = Path(scratch) if scratch else folder or Path(output).parent
@@ -97,7 +105,7 @@ def upscale(
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = ResultRecorder(jobs, report, journal, key, force=force, sidecar=sidecar)
             if len(devices) == 1 or len(jobs) == 1:
-                # A single image is not handed out: its tiles are, by this process.
+                # A single image stays in this process, which distributes its tiles.
                 prepared.others = tuple(copy_network(prepared.network, one) for one in devices[1:])
                 context = UpscaleSession(
                     prepared,
@@ -123,7 +131,7 @@ def upscale(
                     scratch=place,
                     progress=progress,
                 )
-                del prepared  # each of them has the model
+                del prepared  # free this copy: each worker loads the model
                 _run_there(workers, journal, cancel)
     finally:
         watch.meter.stop()
@@ -141,7 +149,7 @@ def _run_here(context: UpscaleSession, results: ResultRecorder) -> None:
                 images.take(job.source, job.target, index)
         images.finish()
     except Cancelled:
-        images.finish()  # what is computed is not lost
+        images.finish()  # keep the images that are computed
         raise
     finally:
         images.drop()
@@ -152,20 +160,20 @@ def _run_there(workers: Workers, journal: Journal | None, cancel: Cancel) -> Non
         workers.run(cancel)
     finally:
         if journal is not None:
-            journal.remove_parts()  # of processes that were ended, or died
+            journal.remove_parts()  # remove the files of killed workers
 
 
 def find_jobs(
     inputs: Inputs, output: str | Path, settings: UpscaleSettings
 ) -> tuple[Found, Path | None]:
-    """The jobs, and the folder that gets a journal (None for one file to one file)."""
+    """Return the jobs, and the folder for a journal (None for one file to one file)."""
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     found = discover(given, output, format=settings.format, suffix_text=settings.suffix)
     return found, None if found.file else Path(output)
 
 
 def left_out_of(found: Found) -> list[LeftOutInput]:
-    """What was met besides images, as reports have it."""
+    """Return what was found in addition to images, as report entries."""
     return [LeftOutInput(path=str(one.path), reason=one.reason) for one in found.left_out]
 
 
@@ -186,7 +194,7 @@ def _least_budget(
     disk: str | int | None,
     scratch: Path,
 ) -> Budget:
-    """The budget of whichever device has least."""
+    """Return the budget of the device that has least memory."""
     budgets = [
         Budget.parse(budget, device=device, host=host, disk=disk, scratch=scratch)
         for device in dict.fromkeys(devices)

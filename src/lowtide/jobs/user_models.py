@@ -1,4 +1,4 @@
-"""Models given by their place: a function in a Python file or package, or a model file."""
+"""Load a user's model: a function in a Python file or package, or a model file."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from lowtide.models.onnx_model import OnnxModel
 
 @dataclass(frozen=True)
 class UserModel:
-    """A module to plan for, what to call it, and the facts if it is one of Lowtide's."""
+    """A module to plan for, its name, and the descriptor of a Lowtide model."""
 
     module: nn.Module
     name: str
     descriptor: ModelDescriptor | None = None
 
     def multiple(self, usual: int) -> int:
-        """What the sides of images should be multiples of."""
+        """Return what image sides should be multiples of: ``usual`` and the model's own."""
         if self.descriptor is None:
             return usual
         return math.lcm(usual, self.descriptor.size.multiple_of)
 
 
 def load_user_model(what: Any) -> UserModel:
-    """The module that ``what`` is, builds, or names.
+    """Return the module that ``what`` is, builds, or names.
 
     ``what`` is a module, a function that returns one, ``"package.module:function"``,
-    ``"path/to/file.py:function"``, a bundled model, or a model file. Files and packages of
-    Python code are run, with their folder (for packages the working folder) in front of the
-    search path. Functions are called without arguments, on the ``meta`` device if possible.
+    ``"path/to/file.py:function"``, a bundled model, or a model file. Python files and packages are
+    run, with their folder (for packages the working folder) first in ``sys.path``. Functions are
+    called without arguments, on the ``meta`` device if possible.
 
-    Raises `UsageError` where the place does not exist or needs arguments, `ModelError` where
-    it gives no module or fails.
+    Raises:
+        UsageError: The place does not exist or needs arguments.
+        ModelError: It returns no module or fails.
     """
     if isinstance(what, nn.Module):
         return UserModel(what, type(what).__name__)
@@ -86,7 +87,7 @@ def _built(what: str, place: str, name: str) -> UserModel:
 
 
 def _guarded(what: str, run: Any, argument: Any) -> Any:
-    """``run(argument)``, with what somebody's code raises named by its place."""
+    """Return ``run(argument)``; errors of the user's code name its place."""
     try:
         return run(argument)
     except LowtideError:
@@ -101,7 +102,7 @@ def _run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Data classes and pickles look their module up by name.
+    # Dataclasses and pickle look up their module by name.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -131,11 +132,11 @@ def _check_callable(what: str, factory: Any) -> None:
             f"{what} needs arguments: {error}", hint="name a function that takes none"
         ) from error
     except ValueError:
-        return  # written in C: whether it needs any is seen when it is called
+        return  # written in C, has no signature: the call will show
 
 
 def _factories(module: ModuleType) -> list[str]:
-    """Functions and classes that a file defines itself."""
+    """Return the names of functions and classes that the file defines itself."""
     return [
         name
         for name, value in vars(module).items()
@@ -147,7 +148,7 @@ def _factories(module: ModuleType) -> list[str]:
 
 @contextlib.contextmanager
 def _searched(folder: Path) -> Iterator[None]:
-    """Inside, ``folder`` is searched for modules first, as Python does for a script."""
+    """Put ``folder`` first in ``sys.path``, as Python does for a script."""
     sys.path.insert(0, str(folder))
     try:
         yield

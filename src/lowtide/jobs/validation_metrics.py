@@ -1,4 +1,4 @@
-"""The metrics of a validation: what each is of, and what those take that look with a network."""
+"""Validation metrics, and the memory of those that run a network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from lowtide.training.train_config import Metric, TrainConfig
 
 
 class ValidationMetrics:
-    """``val.metrics`` of 8-bit pictures, (H, W, 3) each.
+    """Metrics of ``val.metrics`` on 8-bit images, (H, W, 3) each.
 
-    PSNR and SSIM are of the luma unless ``test_y_channel`` is false, with a border as wide as the
-    scale left out. LPIPS and DISTS are of RGB in 0..1 and of the whole picture, on the CPU.
-    ``crop_border`` is another border. Raises UsageError for weights that do not fit.
+    PSNR and SSIM are of the luma unless ``test_y_channel`` is false, without a border as wide as
+    the scale. LPIPS and DISTS are of RGB in 0..1 and of the whole image, on the CPU.
+    ``crop_border`` overrides the border.
+
+    Raises:
+        UsageError: Weights of a metric do not fit.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -35,7 +38,7 @@ class ValidationMetrics:
         }
 
     def of(self, made: np.ndarray, high: np.ndarray) -> dict[str, float]:
-        """Each metric of an enlarged picture against the original, by its name."""
+        """Return each metric of an upscaled image against the original, by name."""
         return {
             name: self._similarity(name, made, high)
             if name in self._similar
@@ -44,9 +47,16 @@ class ValidationMetrics:
         }
 
     def require_room(self, pictures: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
-        """Raise before anything runs where a metric cannot be had of one of these, (file, (height,
-        width)): UsageError where it is too small for it, BudgetError where a network that looks at
-        it takes more than ``budget`` bytes."""
+        """Check before anything runs that every metric can be computed on these images.
+
+        Args:
+            pictures: (file, (H, W)) of each image.
+            budget: Bytes for a learned metric.
+
+        Raises:
+            UsageError: An image is too small for a metric.
+            BudgetError: A learned metric takes more than ``budget`` bytes on an image.
+        """
         known = list(pictures)
         for name, metric in self._metrics.items():
             need = self._least_side(name) + 2 * self._border(metric)
@@ -70,7 +80,7 @@ class ValidationMetrics:
                 )
 
     def _least_side(self, name: str) -> int:
-        """Pixels that a picture must have without its borders."""
+        """Return the smallest side in pixels that the metric takes, without borders."""
         if name in self._similar:
             return self._similar[name].least_side
         return SSIM_WINDOW if self._metrics[name].type == "ssim" else 1
@@ -87,7 +97,7 @@ class ValidationMetrics:
 
 
 def _tensors(pictures: Iterable[np.ndarray], border: int) -> Iterator[Tensor]:
-    """(1, 3, H, W) in 0..1, without their borders."""
+    """Yield images as (1, 3, H, W) in 0..1, without their borders."""
     for picture in pictures:
         inner = torch.from_numpy(_without(picture, border).copy()).permute(2, 0, 1)
         yield inner[None].float() / 255

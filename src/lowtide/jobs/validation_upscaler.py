@@ -1,4 +1,4 @@
-"""Pictures enlarged with weights that change, by a network that stays the same."""
+"""Upscale images with changing weights of the same network."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lowtide.memory.meter import open_meter
 
 
 class ValidationUpscaler:
-    """Makes pictures as `lowtide.upscale` does, within ``budget`` on ``device``.
+    """Upscale images as `lowtide.upscale` does, within ``budget`` on ``device``.
 
-    What the network costs is measured with the first weights that it is given: memory, time and
-    reach follow from its layers, which are those of one training.
+    The network's costs are measured with the first weights: memory, time and receptive field follow
+    from its layers, which stay the same during a training run.
     """
 
     def __init__(self, budget: str, device: str) -> None:
@@ -30,8 +30,10 @@ class ValidationUpscaler:
         self._costs: ModelCosts | None = None
 
     def __call__(self, weights: Path, pictures: Iterable[tuple[Path, Path]]) -> None:
-        """Enlarge each of ``pictures``, (source, target), with ``weights``; targets that are there
-        are replaced. Raises as `lowtide.upscale`."""
+        """Upscale each of ``pictures``, (source, target), with ``weights``.
+
+        Existing targets are replaced. Raises as `lowtide.upscale`.
+        """
         settings = UpscaleSettings.of(model=str(weights), device=self._device)
         preload_libraries(settings)
         watch = JobMonitor(open_meter(self._device), None, None)
@@ -58,7 +60,7 @@ class ValidationUpscaler:
 
 
 class _Strict:
-    """Raises what an image could not be made for."""
+    """Result listener that raises the error of a failed image."""
 
     def new_part(self, index: int) -> None:
         pass

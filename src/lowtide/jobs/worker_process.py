@@ -1,7 +1,7 @@
-"""A process that upscales images which another one hands to it, one after the other.
+"""Worker process that upscales images assigned by a parent process.
 
-Both speak JSON lines: orders come on standard input, what is sent goes to standard output, and
-whatever libraries print there goes to standard error.
+Both exchange JSON lines: orders come on standard input, messages go to standard output, and what
+libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRESS_SECONDS = 0.1
 
 
 class WorkerConnection:
-    """The way to the other process."""
+    """JSON-lines connection of a worker to its parent process."""
 
     def __init__(self) -> None:
         self._in = sys.stdin
@@ -35,20 +35,23 @@ class WorkerConnection:
         self._told = 0.0
 
     def send(self, kind: str, **more: Any) -> None:
-        """One message."""
+        """Send one message."""
         self._out.write(json.dumps({"kind": kind, **more}) + "\n")
         self._out.flush()
 
     def receive(self) -> Any:
-        """The next order; ends this process where the other one is gone."""
+        """Return the next order; exits this process if the parent process is gone."""
         line = self._in.readline()
         if not line:
             raise SystemExit(1)
         return json.loads(line)
 
     def ask(self, kind: str, **more: Any) -> Any:
-        """The answer to a message; raises `LowtideError` where the other process could not do what
-        it asks for."""
+        """Send a message and return the answer.
+
+        Raises:
+            LowtideError: The parent process could not do what was requested.
+        """
         self.send(kind, **more)
         answer = self.receive()
         if isinstance(answer, dict) and answer.get("kind") == "error":
@@ -56,50 +59,50 @@ class WorkerConnection:
         return answer
 
     def progress(self, moment: Progress) -> None:
-        """Now and then, and always at an image's beginning and end."""
+        """Send progress at intervals, and always at an image's start and end."""
         now = time.monotonic()
         if moment.done in (0, moment.total) or now - self._told >= _PROGRESS_SECONDS:
             self._told = now
             self.send("progress", moment=vars(moment))
 
     def new_part(self, index: int) -> Path | None:
-        """The name of the file that is about to be made, which the other process notes."""
+        """Return a temporary name for the image's file, recorded by the parent process."""
         name = self.ask("part", index=index)
         return None if name is None else Path(name)
 
     def begin(self, index: int) -> None:
-        """A file is complete and may get its name once the other process knows."""
+        """Announce that a complete file is about to be renamed, and wait for the answer."""
         self.ask("begin", index=index)
 
     def done(self, index: int, image: ImageReport) -> None:
-        """A file has its name."""
+        """Announce that a file has its final name."""
         self.send("done", index=index, image=image.model_dump(mode="json"))
 
     def failed(self, index: int, error: LowtideError) -> None:
-        """An image could not be made."""
+        """Announce that an image failed."""
         self.send("failed", index=index, **words_of(error))
 
 
 def words_of(error: LowtideError) -> dict[str, Any]:
-    """An error as a message has it."""
+    """Serialize an error for a message."""
     return {"message": error.message, "hint": error.hint, "code": error.exit_code}
 
 
 def error_of(message: dict[str, Any]) -> LowtideError:
-    """The error that a message has."""
+    """Deserialize the error in a message."""
     error = LowtideError(message["message"], hint=message["hint"])
     error.exit_code = message["code"]
     return error
 
 
 def main() -> None:
-    """Work until there is nothing more to do."""
-    # The other process hears of Ctrl-C too, and ends this one.
+    """Process orders until there are none left."""
+    # The parent process receives Ctrl-C too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = WorkerConnection()
     given = line.receive()
     if given["tuned_heap"]:
-        tune_heap()  # before the libraries load
+        tune_heap()  # takes effect only before the libraries load
     try:
         context = _context(given, line)
     except LowtideError as error:

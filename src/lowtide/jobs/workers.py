@@ -1,8 +1,8 @@
-"""The images of a job on several devices of this host, or by several processes on its CPU.
+"""Run a job's images in worker processes, on several devices or on one CPU.
 
-Each worker is a process of its own that asks for the next image when it has computed one. How
-images are run is settled before they are handed out: all have the same costs and the same budget,
-that of the smallest, so that equal devices make equal files whoever gets which image.
+Each worker is a process that requests the next image when it has computed one. How images are run
+is decided before they are assigned: all workers have the same costs and the same budget, that of
+the smallest, so that equal devices make equal files whichever gets an image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lowtide.memory.budget import Budget
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL = 600
-# A process that dies takes the image in its hands with it; another one gets it once more.
+# An image whose worker died goes to another worker once more.
 _TRIES = 2
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline());"
@@ -42,7 +42,7 @@ _CODE = (
 
 
 def budget_share(budget: Budget, devices: list[str]) -> Budget:
-    """What each of the workers on ``devices`` may use: equal parts."""
+    """Return the share of ``budget`` for each worker on ``devices``: equal parts."""
     workers = max(devices.count(device) for device in devices)
     return replace(
         budget,
@@ -54,8 +54,11 @@ def budget_share(budget: Budget, devices: list[str]) -> Budget:
 
 @contextlib.contextmanager
 def divide_threads(workers: int, of: int | None = None) -> Iterator[int]:
-    """Threads for each of so many, out of ``of`` or what there are; this process computes with as
-    many until the end, since what is measured depends on them."""
+    """Set torch's threads to a share for each of ``workers`` and yield it.
+
+    The share is of ``of`` threads, by default of the current ones. This process keeps it until the
+    context ends, since measurements depend on the number of threads.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -85,10 +88,10 @@ class _Worker:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
         except OSError:
-            return  # it is gone, as the end of its messages will tell
+            return  # the worker is gone: the end of its messages follows
 
     def end(self) -> str:
-        """Wait for its end, or bring it about; returns why it ended where it should not have."""
+        """Wait for the process to end, or kill it, and return why it ended early."""
         try:
             status = self.process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -97,7 +100,7 @@ class _Worker:
         if self.listener is not None:
             self.listener.join()
         for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):  # of words that it did not take any more
+            with contextlib.suppress(OSError):  # unsent messages
                 pipe.close() if pipe else None
         self.errors.seek(0)
         words = self.errors.read()[-_TAIL:].strip().splitlines()
@@ -107,7 +110,7 @@ class _Worker:
 
 
 class Workers:
-    """Runs what is due of ``results`` on ``devices``."""
+    """Run the images of ``results`` that are due in worker processes on ``devices``."""
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Workers:
         self._why, self._died_idle = "", 0
 
     def run(self, cancel: Cancel) -> None:
-        """Until all images are done or have failed; raises `Cancelled`."""
+        """Run until all images are done or have failed; raises `Cancelled`."""
         try:
             for device in self._devices:
                 self._start(device)
@@ -165,7 +168,7 @@ class Workers:
                     self._ended(worker)
                 else:
                     self._hear(worker, message)
-            while self._waiting:  # and nobody lives who could take them
+            while self._waiting:  # no worker is left to run them
                 self._results.failed(self._waiting.popleft(), self._died())
         finally:
             for worker in self._running:
@@ -229,7 +232,7 @@ class Workers:
         return None
 
     def _ended(self, worker: _Worker) -> None:
-        """It is done; or it died, and then others go on with what it had in its hands."""
+        """Remove a finished worker; if it died, its images go back to the queue."""
         self._running.remove(worker)
         self._why = f"the process on {worker.device} ended early ({worker.end()})"
         lost = sorted(worker.holds)
@@ -239,7 +242,8 @@ class Workers:
         self._waiting.extendleft(reversed(again))
         self._died_idle += not lost and not worker.asks_no_more
         nobody = all(other.asks_no_more for other in self._running)
-        # Images are to blame for two deaths each at most; more without any would go on for ever.
+        # Each image may cause two deaths at most; restarting idle workers that die needs a limit
+        # too.
         if self._waiting and nobody and self._died_idle < _TRIES:
             self._start(worker.device)
 
@@ -251,7 +255,7 @@ class Workers:
 
 
 def _answer(call: Callable[[], Path | None]) -> Any:
-    """What a worker gets that asked for ``call``: its result, or why it failed."""
+    """Return the answer to a worker's request: the result of ``call``, or its error."""
     try:
         result = call()
     except LowtideError as error:

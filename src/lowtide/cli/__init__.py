@@ -1,1 +1,1 @@
-"""The command line: turns words into a job and shows its report. Nothing is decided here."""
+"""Command line: parse options, run a job and print its report; decides nothing."""

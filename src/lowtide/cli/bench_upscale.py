@@ -1,4 +1,4 @@
-"""`lowtide bench upscale`."""
+"""Command `lowtide bench upscale`: compare upscaling configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lowtide doctor`."""
+"""Command `lowtide doctor`: describe this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lowtide export`."""
+"""Command `lowtide export`: write a model as an ONNX file."""
 
 from __future__ import annotations
 

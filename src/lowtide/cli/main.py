@@ -1,4 +1,4 @@
-"""The `lowtide` command. Nothing heavy is imported until a command runs."""
+"""Entry point of the `lowtide` command; heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ _EXIT_CODES = (
 
 
 class _JsonErrorGroup(TyperGroup):
-    """The top of the command line. What typer itself refuses, wrong words, it shows as usual; with
-    ``--json`` the one document says it too."""
+    """Root command group that reports usage errors as JSON too, with ``--json``.
+
+    Typer prints its own usage errors as usual.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """As typer does."""
+        """Parse the root's arguments; usage errors are reported as JSON too."""
         with _refused_words():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """As typer does: the words of subcommands are read here."""
+        """Run the subcommand, whose arguments are parsed here; report usage errors."""
         with _refused_words():
             return super().invoke(ctx)
 
@@ -55,7 +57,7 @@ def _refused_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # typer comes with click or with a copy of it, so that the class has no one name.
+        # typer depends on click or bundles a copy, so the exception class has no single name.
         says, context = getattr(error, "format_message", None), getattr(error, "ctx", None)
         if says is not None:
             where = "lowtide" if context is None else context.command_path
@@ -115,9 +117,10 @@ def _common(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `_` and `-` are one letter in option names, `--debug` may stand anywhere.
+    """Run the command line with ``argv``, by default that of the process.
 
-    What follows a bare `--` is names of files, and stays as it is.
+    `_` and `-` are equal in option names, and `--debug` may stand anywhere. Arguments after a bare
+    `--` are file names and stay unchanged.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
@@ -126,10 +129,10 @@ def main(argv: list[str] | None = None) -> None:
     words = [_spell(word) for word in options if word != "--debug"] + names
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A name or sign that the terminal's encoding lacks must not undo a finished job.
+            # A character that the terminal's encoding lacks must not fail a finished job.
             stream.reconfigure(errors="backslashreplace")
     if not CliState.debug:
-        # Deprecations inside model files' architectures are nothing a user can act on.
+        # Users cannot act on deprecation warnings of the architectures in model files.
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     try:
         app(words, prog_name="lowtide")
@@ -140,10 +143,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _out_of_space(error: OSError) -> None:
-    """End for want of space where nobody else said so: as for what is printed into a file."""
+    """Exit with an unreported disk-full error, as when stdout is a file."""
     full = write_error(Path(error.filename or "standard output"), error)
     with contextlib.suppress(OSError, ValueError):
-        # What standard output still holds would fail once more at the end.
+        # Flushing the rest of standard output at exit would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

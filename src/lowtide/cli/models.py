@@ -1,4 +1,4 @@
-"""`lowtide models`."""
+"""Command `lowtide models`: list bundled models and describe model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lowtide plan train`."""
+"""Command `lowtide plan train`: predict the memory of a training step."""
 
 from __future__ import annotations
 
@@ -177,5 +177,5 @@ def train(
             result = job.plan_training_on_all_gpus(model, progress=tell, **settings)
         else:
             result = job.plan_training(model, device=device, plot=plot, progress=tell, **settings)
-    # That nothing fits is an error, and the plan is shown all the same.
+    # The plan is printed even if nothing fits, which is an error.
     print_result(result, lambda: typer.echo(str(result)), result.require, as_json=as_json)

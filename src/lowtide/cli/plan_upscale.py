@@ -1,4 +1,7 @@
-"""`lowtide plan upscale`: the same options, nothing run, for this machine or another."""
+"""Command `lowtide plan upscale`: dry run for this machine or another device.
+
+Takes the options of `lowtide upscale`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from lowtide.core.errors import LowtideError, UsageError
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
-# What only matters where files are written.
+# Options that have an effect only where files are written.
 _LEFT_OUT = ("dry_run", "force", "report", "streams", "devices")
 _ALL_DEVICES = Annotated[
     bool,

@@ -1,4 +1,4 @@
-"""A job's report as text, on stdout."""
+"""Print a job's report as text on stdout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FRONT_LINES = 6
 
 
 def print_report(report: UpscaleReport) -> None:
-    """Each image in a few lines, then a count if there was more than one."""
+    """Print each image in a few lines, then counts if there are several images."""
     for image in report.images:
         _print_image(image)
     if len(report.images) > 1:
@@ -38,7 +38,7 @@ def print_report(report: UpscaleReport) -> None:
 
 
 def print_left_out(report: UpscaleReport) -> None:
-    """What lay among the images of folders and is none, and why, on stderr."""
+    """Print on stderr which inputs in folders were left out as not images, and why."""
     from lowtide.media.skipped_files import SkippedFile, skipped_summary
 
     for line in skipped_summary(
@@ -95,7 +95,7 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _front_lines(plan: Plan) -> list[tuple[str, str]]:
-    """The choices between memory and time, thinned to a few, the chosen one marked."""
+    """Return trade-offs of memory and time, thinned to a few, the chosen one marked."""
     step = -(-len(plan.front) // _FRONT_LINES)
     kept = [point for index, point in enumerate(plan.front) if index % step == 0 or point.chosen]
     return [

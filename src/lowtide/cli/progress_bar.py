@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress display: a bar on a terminal, a plain line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowtide.core.progress import Progress
 from lowtide.core.units import format_bytes, format_seconds
 
 _PLAIN_SECONDS = 5.0
-# What is made before the first result, and said once.
+# Phases before the first result, each shown once.
 _MAKING = {"compile": "compiling", "record": "recording", "capture": "planning bands for"}
 
 
@@ -24,8 +24,10 @@ def _silent(quiet: bool) -> bool:
 
 @contextlib.contextmanager
 def step_printer(doing: str, first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A callback that says on stderr which step a job is at: one changing line on a terminal, which
-    begins with ``first``; a line for each elsewhere."""
+    """Yield a callback that shows a job's current step on stderr.
+
+    On a terminal one line is updated, beginning with ``first``; elsewhere each step prints a line.
+    """
     if _silent(quiet):
         yield lambda name: None
     elif stderr_is_terminal():
@@ -38,7 +40,7 @@ def step_printer(doing: str, first: str, *, quiet: bool = False) -> Iterator[Cal
 
 
 class ProgressLine:
-    """A callback for jobs. ``quiet`` or ``LOWTIDE_NO_PROGRESS`` silence it."""
+    """Progress callback for jobs; ``quiet`` or ``LOWTIDE_NO_PROGRESS`` silence it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._silent = _silent(quiet)
@@ -48,7 +50,7 @@ class ProgressLine:
         self._name = ""
 
     def __call__(self, moment: Progress) -> None:
-        """Show one moment of a job."""
+        """Show one progress event of a job."""
         if self._silent:
             return
         if moment.phase == "done":
@@ -69,7 +71,7 @@ class ProgressLine:
             self._show_line(moment)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop the progress bar and restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""How commands end: errors as sentences with a hint, exit codes, results on stdout."""
+"""Shared behavior of commands: options, errors, exit codes, results on stdout."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ R = TypeVar("R")
 
 
 class CliState:
-    """What the whole command line shares; ``json`` is whether one document is to be printed."""
+    """State of the command line; ``json`` means that one JSON document is printed."""
 
     debug = False
     json = False
 
 
 def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """An option of a command, in one of the help's panels."""
+    """Return a typer option in the help panel ``panel``."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn `LowtideError` and Ctrl-C into a message and the documented exit code; with ``--json``
-    into a document with an ``error``, as is whatever else goes wrong before its traceback."""
+    """Decorate a command to report errors as a message and the documented exit code.
+
+    Handles `LowtideError` and Ctrl-C. With ``--json`` it prints a document with an ``error``, for
+    any other exception too, before its traceback.
+    """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,15 +68,15 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def print_failure(error: Exception, **more: Any) -> None:
-    """With ``--json``: the document of a command that failed, with ``more`` in it."""
+    """Print the JSON document of a failed command, with ``more`` in it, if ``--json``."""
     if CliState.json:
         document = {"schema_version": 1, **more, "error": error_detail(error)}
         typer.echo(json.dumps(document, indent=2))
-        CliState.json = False  # one document, whatever this error passes on its way
+        CliState.json = False  # print one document only, as the error propagates
 
 
 def error_detail(error: Exception) -> dict[str, Any]:
-    """An error as documents have it."""
+    """Return an error as the dictionary that JSON documents hold."""
     message, hint = getattr(error, "message", str(error)), getattr(error, "hint", None)
     detail = {
         "type": type(error).__name__,
@@ -89,8 +92,10 @@ def error_detail(error: Exception) -> dict[str, Any]:
 def print_result(
     result: BaseModel, show: Callable[[], object], check: Callable[[], None], *, as_json: bool
 ) -> None:
-    """A command's result, as one document or as ``show`` prints it; what ``check`` raises of it is
-    in that document, and ends the command."""
+    """Print a command's result as one JSON document, or with ``show``.
+
+    An error that ``check`` raises is part of the document, and ends the command.
+    """
     failure: LowtideError | None = None
     try:
         check()
@@ -108,12 +113,12 @@ def print_result(
 
 
 def print_error(message: str, hint: str | None = None) -> None:
-    """Print an error, and its hint after an empty line, on stderr."""
+    """Print an error on stderr, and its hint after an empty line."""
     typer.echo(typer.style("error: ", fg="red", bold=True) + message, err=True)
     if hint:
         typer.echo("\n" + typer.style("hint: ", fg="cyan", bold=True) + hint, err=True)
 
 
 def stderr_is_terminal() -> bool:
-    """Whether a person watches stderr."""
+    """Return whether stderr is a terminal."""
     return sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`lowtide train sr`."""
+"""Command `lowtide train sr`: train a super-resolution model within a budget."""
 
 from __future__ import annotations
 
@@ -136,8 +136,10 @@ def sr(
 
 @contextmanager
 def _until_interrupted() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that the step in hand is finished and kept; a second one
-    stops at once."""
+    """Yield an event that Ctrl-C sets, so that the current step is finished and saved.
+
+    A second Ctrl-C stops at once.
+    """
     stop = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -153,7 +155,7 @@ def _until_interrupted() -> Iterator[threading.Event]:
 
 
 class ProgressLines:
-    """A line now and then: more often where somebody watches."""
+    """Training progress: a line at intervals, shorter ones on a terminal."""
 
     def __init__(self) -> None:
         self._every = 1.0 if stderr_is_terminal() else 10.0

@@ -1,4 +1,4 @@
-"""`lowtide upscale`."""
+"""Command `lowtide upscale`: upscale images within a memory budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.core.errors import UsageError
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
-DEFAULT_OUTPUT = "upscaled/"  # of a plan, which writes nothing
+DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _SIZE, _TILES, _FILES, _OUT = (
     "Main",
     "Target size",
@@ -386,7 +386,10 @@ def upscale(
 
 
 def as_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The job's keywords from the command's: plain values, and without what is only a word."""
+    """Convert the command's options to the job's keywords, as plain values.
+
+    Options that only the command line uses are left out.
+    """
     return {
         name: value.value if isinstance(value, StrEnum) else value
         for name, value in given.items()
@@ -405,11 +408,11 @@ def _work(
 ) -> UpscaleReport:
     from lowtide.core.heap import tune_heap
 
-    tune_heap()  # before the libraries load: this process is ours alone
+    tune_heap()  # before the libraries load; no other code shares this process
     from lowtide.jobs.plan_upscale import plan
     from lowtide.jobs.upscale import upscale
 
-    gc.freeze()  # the libraries stay: the collection before each image need not go through them
+    gc.freeze()  # keep library objects out of the collection before each image
     if dry_run:
         return plan(inputs, output or DEFAULT_OUTPUT, progress=line, **settings)
     assert output is not None

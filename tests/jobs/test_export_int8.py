@@ -133,7 +133,9 @@ def test_sizes_that_the_model_takes(photos):
 def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):
     # Tuned on darkness: nothing brighter can be told apart.
     monkeypatch.setattr(
-        job.calibration_images, "calibration_crops", lambda paths, model: [torch.zeros(1, 3, 64, 64)]
+        job.calibration_images,
+        "calibration_crops",
+        lambda paths, model: [torch.zeros(1, 3, 64, 64)],
     )
     with pytest.raises(ModelError, match=r"comes to \d+\.\d dB of PyTorch in fp32, less than 40"):
         export_onnx("lowtide-x2", tmp_path / "x.onnx", precision="int8", calibrate=[photos])

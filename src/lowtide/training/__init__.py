@@ -1,1 +1,1 @@
-"""Training of super-resolution models in the memory there is."""
+"""Training of super-resolution models within a memory budget."""

@@ -1,4 +1,4 @@
-"""Several processes that train one network, each with its own device and share of every batch."""
+"""Data-parallel training: each process has a device and a share of every batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torch import distributed as dist
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """``count`` processes, of which this is number ``rank``, and ``local`` on its host.
+    """Rank and world size of this process, with the reductions that a training needs.
 
-    Gradients are added up once a step, after all parts of a batch, not in each backward pass: so
-    it costs the same whatever the batch is cut into, and networks may be run as often as a step
-    wants. Every process must make the same calls in the same order.
+    ``count`` is the world size, ``rank`` the global rank and ``local`` the rank on this host.
+
+    Gradients are all-reduced once per step, after all micro-batches, not in each backward pass as
+    in DistributedDataParallel: the cost does not depend on the number of micro-batches, and a step
+    may run a network any number of times. Every process must make the same calls in the same
+    order.
     """
 
     count: int = 1
@@ -26,29 +29,35 @@ class ProcessGroup:
 
     @classmethod
     def here(cls) -> ProcessGroup:
-        """As ``torchrun`` or ``accelerate launch`` started this one; else it is alone."""
+        """Read the group from the variables of ``torchrun`` or ``accelerate launch``.
+
+        Without them it is a single process.
+        """
         names = ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)
         return cls(*(int(os.environ.get(name, usual)) for name, usual in names))
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other."""
+        """Whether this is the only process."""
         return self.count == 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and tells."""
+        """Whether this is rank 0, the one process that writes, logs and validates."""
         return self.rank == 0
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Make each tensor, in its place, the sum of all processes' ones."""
+        """All-reduce each tensor in place to the sum over the processes."""
         if not self.alone:
             for work in [dist.all_reduce(one, async_op=True) for one in tensors]:
                 assert work is not None
                 work.wait()
 
     def mean(self, numbers: dict[str, float], device: torch.device) -> dict[str, float]:
-        """Means over the processes, which have the same names; not finite if one is not."""
+        """Return the mean of each value over the processes.
+
+        All processes must have the same names. A mean is not finite if one value is not.
+        """
         if self.alone or not numbers:
             return numbers
         told = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
@@ -56,7 +65,7 @@ class ProcessGroup:
         return dict(zip(numbers, (told / self.count).tolist(), strict=True))
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether one of them says so."""
+        """Return whether ``flag`` is set in at least one process."""
         return self.mean({"flag": float(flag)}, device)["flag"] > 0
 
 

@@ -1,4 +1,4 @@
-"""A moving average of a network's weights."""
+"""Exponential moving average (EMA) of a network's weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 class MovingAverage:
-    """``module`` is a twin of a network, its weights the average of those that it had.
+    """Exponential moving average of a network's parameters, kept as a module.
 
-    Buffers, of which there is nothing to average, are copied.
+    ``module`` is a frozen deep copy in eval mode. Parameters are averaged, buffers are copied.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -19,7 +19,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def follow(self, network: nn.Module, decay: float) -> None:
-        """Keep ``decay`` of the average, and take the rest from the network."""
+        """Update the average in place: ``decay * average + (1 - decay) * network``."""
         for mean, weight in zip(self.module.parameters(), network.parameters(), strict=True):
             mean.lerp_(weight.detach(), 1 - decay)
         for mean, buffer in zip(self.module.buffers(), network.buffers(), strict=True):

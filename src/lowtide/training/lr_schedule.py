@@ -1,4 +1,4 @@
-"""Numbers that change with the step: the learning rate, a loss's weight, the average's decay."""
+"""Schedules by training step: learning rate, loss weights and EMA decay."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lowtide.training.train_config import LossEntry, Scheduler
 
 
 def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float:
-    """Share of the learning rate in step ``step``, counted from 0, of ``total``.
+    """Return the factor on the base learning rate in step ``step`` of ``total``.
 
-    Rises in a line over ``warmup`` steps, on top of what the scheduler says.
+    Steps count from 0. A linear warmup over ``warmup`` steps multiplies the scheduler's factor.
     """
     rising = min(1.0, (step + 1) / (warmup + 1))
     if scheduler.type == "cosine":
@@ -23,7 +23,7 @@ def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float
 
 
 def loss_weight(entry: LossEntry, step: int) -> float:
-    """What a loss is multiplied by in step ``step``: 0 before it starts, then up in a line."""
+    """Return a loss's weight in step ``step``: 0 before it starts, then a linear ramp."""
     since = step - entry.start_iter
     if since < 0:
         return 0.0
@@ -31,6 +31,8 @@ def loss_weight(entry: LossEntry, step: int) -> float:
 
 
 def ema_decay(decay: float, warmup: int, step: int) -> float:
-    """How much of the average stays after step ``step``, counted from 0: less in the beginning,
-    so that it forgets the random weights."""
+    """Return the EMA decay after step ``step``, counted from 0.
+
+    It is smaller in the first steps, so that the average forgets the random initial weights.
+    """
     return min(decay, (step + 1) / (step + 1 + warmup))

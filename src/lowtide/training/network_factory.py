@@ -1,4 +1,4 @@
-"""Networks to train, by the names that a configuration has for them."""
+"""Generators and discriminators by their ``type`` in a training configuration."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ GENERATORS = (_CONV, *(_VARIANT + name for name in (*VARIANTS, *_TIERS)))
 
 
 def make_generator(given: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
-    """The network of ``network_g``, with random weights drawn by ``seed``.
+    """Build the generator of ``network_g`` with weights initialized from ``seed``.
 
-    Raises `UsageError` with the nearest name for a type that is not known, and for options that
-    its type does not have.
+    Args:
+        given: The entries of ``network_g``: ``type`` and the options of that type.
+        scale: Upscaling factor.
+        seed: Seed of ``torch.manual_seed``.
+
+    Raises:
+        UsageError: For an unknown type, with the nearest name, and for options that the type does
+            not have.
     """
     options = dict(given)
     kind = str(options.pop("type", "")).lower()
@@ -55,12 +61,14 @@ def _generator(kind: str, scale: int, options: dict[str, Any]) -> nn.Module:
 
 
 def make_discriminator(given: Mapping[str, Any], seed: int) -> nn.Module:
-    """The network of ``network_d``; raises as `make_generator`."""
+    """Build the discriminator of ``network_d``; raises as `make_generator`.
+
+    The seed is ``seed + 1``, so that its weights are not those drawn for the generator.
+    """
     options = dict(given)
     kind = str(options.pop("type", "")).lower()
     if kind != _MUNET:
         raise _unknown("network_d.type", kind, (_MUNET,))
-    # Not the numbers that the generator was made of.
     torch.manual_seed(seed + 1)
     try:
         return MUNet(MUNetConfig.from_dict(options))
@@ -69,10 +77,13 @@ def make_discriminator(given: Mapping[str, Any], seed: int) -> nn.Module:
 
 
 def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
-    """Load ``path``'s weights into the generator; the names of those that stay random.
+    """Load ``path``'s weights into the generator and return the names not loaded.
 
-    Weights of another shape are left out where not ``strict``. Raises `UsageError` where they are
-    those of another network, or none fits.
+    Weights with those names keep their random values. Unless ``strict``, weights of another shape
+    are skipped.
+
+    Raises:
+        UsageError: If ``strict`` and the weights are those of another network, or if none fits.
     """
     from lowtide.models.loader import load
 
@@ -98,7 +109,10 @@ def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str
 
 
 def keep_in_fp32(network: nn.Module) -> None:
-    """Keep fixed paths in fp32 under autocast: their rounding would be learned as detail."""
+    """Exclude the fixed upsampling layers from autocast.
+
+    In half precision the trained layers would learn their rounding errors as image detail.
+    """
     for module in network.modules():
         if isinstance(module, (CubicUpsample, MagicKernelUpsample)):
             module.forward = partial(_in_fp32, type(module), module)

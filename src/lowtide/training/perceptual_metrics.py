@@ -1,8 +1,9 @@
-"""LPIPS and DISTS: how alike two pictures look to a network. 0 for equal ones, lower is better.
+"""LPIPS and DISTS, perceptual distances of two images.
 
-Zhang et al., arXiv 1801.03924, and Ding et al., arXiv 2004.07728, as torchmetrics computes them,
-whose package has the learned weights of layers and channels. The network that sees the pictures
-was trained on ImageNet by torchvision, and its weights are a file that users give.
+The distance of equal images is 0; lower is better. LPIPS is by Zhang et al., arXiv 1801.03924,
+DISTS by Ding et al., arXiv 2004.07728. Both are computed by torchmetrics, whose package has the
+learned weights of layers and channels. The backbone is torchvision's, trained on ImageNet; users
+give its weights as a file.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from lowtide.training.pretrained import read_tensors, select_features
 Kind = Literal["lpips", "dists"]
 Net = Literal["alex", "vgg"]
 
-# How torchvision makes each network, where it would find the weights, and the smallest side of
-# a picture that its pooling leaves something of.
+# Constructor, published weights, name, and the smallest side in pixels at which the network's
+# pooling still leaves a feature.
 _NETWORKS: dict[Net, tuple[Any, Any, str, int]] = {
     "alex": (alexnet, AlexNet_Weights.DEFAULT, "AlexNet", 31),
     "vgg": (vgg16, VGG16_Weights.DEFAULT, "VGG16", 16),
@@ -34,14 +35,20 @@ _NETWORKS: dict[Net, tuple[Any, Any, str, int]] = {
 
 
 class PerceptualMetric(nn.Module):
-    """LPIPS (by AlexNet or VGG16) or DISTS (by VGG16) of two batches of pictures.
+    """LPIPS (AlexNet or VGG16 backbone) or DISTS (VGG16) of two batches of images.
 
-    ``weights`` is torchvision's state dict of that network as .pth, or its tensors as
-    .safetensors; what classifies may be missing. Weights are in fp32, frozen, in eval mode.
-    While this is made, the whole network is held, up to 0.6 GB for a moment.
+    The backbone is in fp32, frozen, in eval mode. Construction takes up to 0.6 GB for a moment,
+    because the whole network is held, classifier included.
 
-    Raises UsageError where torchmetrics is missing, for DISTS by AlexNet, for a file that does
-    not fit.
+    Args:
+        kind: ``lpips`` or ``dists``.
+        weights: torchvision's state dict of the backbone as .pth, or its tensors as .safetensors.
+            The classifier may be missing.
+        net: The backbone; by default ``alex`` for LPIPS and ``vgg`` for DISTS.
+
+    Raises:
+        UsageError: If torchmetrics is missing, for DISTS with AlexNet, or for a file that does
+            not fit.
     """
 
     def __init__(self, kind: Kind, weights: str | Path, net: Net | None = None) -> None:
@@ -61,13 +68,14 @@ class PerceptualMetric(nn.Module):
 
     @property
     def least_side(self) -> int:
-        """Pixels that both sides of a picture must have at least."""
+        """Smallest height and width in pixels that the backbone takes."""
         return _NETWORKS[self.net][3]
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) in 0..1 to (B,) figures, 0 or above up to rounding.
+        """Return the distance of each image pair, (B,), 0 or above up to rounding.
 
-        Raises UsageError for pictures that are too small for the network.
+        ``prediction`` and ``target`` are (B, 3, H, W) in 0..1. Raises UsageError for images with
+        a side below `least_side`.
         """
         if min(prediction.shape[2:]) < self.least_side:
             raise UsageError(
@@ -79,7 +87,7 @@ class PerceptualMetric(nn.Module):
 
 
 def _made(kind: Kind, net: Net) -> nn.Module:
-    """torchmetrics' own network, which asks torchvision for its weights."""
+    """Build torchmetrics' network, which loads its backbone through torchvision."""
     if kind == "dists":
         from torchmetrics.functional.image.dists import DISTSNetwork
 
@@ -91,7 +99,7 @@ def _made(kind: Kind, net: Net) -> nn.Module:
 
 @contextmanager
 def _at_hand(net: Net, path: Path) -> Iterator[None]:
-    """While inside, torchvision finds these weights where it looks before it would download."""
+    """Serve the weights from a temporary torch hub folder instead of a download."""
     make, published, name, _ = _NETWORKS[net]
     file = Path(published.url).name
     hint = f"give torchvision's {name} weights, {file}, or the same as .safetensors"
@@ -103,7 +111,7 @@ def _at_hand(net: Net, path: Path) -> Iterator[None]:
         if key.startswith("features.")
     }
     found = select_features(read_tensors(path, f"{name} weights", hint), features, path, name, hint)
-    # What classifies is never used: one zero stands for all of it.
+    # The classifier is never used: one expanded zero stands for each of its tensors.
     whole = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in needed.items()}
     whole |= {f"features.{key}": tensor for key, tensor in found.items()}
     before = torch.hub.get_dir()

@@ -1,4 +1,4 @@
-"""Weights of networks that recognize things, from files that users give: nothing is downloaded."""
+"""Pretrained backbone weights, read from local files; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lowtide.core.errors import UsageError
 
 
 def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
-    """The tensors of a .pth or .safetensors file, on the CPU, without running anything in it.
+    """Return the tensors of a .pth or .safetensors file on the CPU.
 
-    Raises UsageError with ``hint`` for other files, and for those that hold no state dict;
-    ``what`` says whose weights they are.
+    No code of the file is run. ``what`` names the weights in messages. Raises UsageError with
+    ``hint`` for other files, and for those that hold no state dict.
     """
     suffix = path.suffix.lower()
     if suffix not in (".pth", ".safetensors"):
@@ -44,8 +44,11 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
 def select_features(
     found: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: Path, network: str, hint: str
 ) -> dict[str, Tensor]:
-    """Those of a file's tensors that ``network``'s features need, in fp32, with or without
-    ``features.`` before their names; UsageError naming what is missing."""
+    """Return the tensors of ``found`` that ``network``'s features need, in fp32.
+
+    Names in ``found`` may have the prefix ``features.``. Raises UsageError naming tensors that
+    are missing or have another shape than in ``needed``.
+    """
     named = {name.removeprefix("features."): tensor for name, tensor in found.items()}
     wrong = [f"no {name}" for name in needed if name not in named]
     wrong += [

@@ -1,4 +1,4 @@
-"""What a configuration becomes before the first step: the engine, and the losses."""
+"""Accelerator, losses and optimizers of a training configuration."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from lowtide.training.train_config import LossEntry, Optim, TrainConfig
 from lowtide.training.train_step import GanLoss
 
 GAN = "ganloss"
-# Ways to run several processes that are supported.
+# Supported `DistributedType` values of accelerate.
 _KINDS = "NO", "MULTI_CPU", "MULTI_GPU"
-# Processes wait for the first one while it validates.
+# Timeout of collectives: the other processes wait in one while rank 0 validates.
 _PATIENCE = timedelta(hours=12)
 
 
 def make_accelerator(config: TrainConfig, device: str) -> Any:
-    """What moves to devices, casts and scales: accelerate."""
+    """Build the `accelerate.Accelerator` of a training.
+
+    It does device placement, autocast and fp16 gradient scaling. Raises UsageError if accelerate is
+    missing, for fp16 on the CPU, and for a launch that shards the network.
+    """
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
         from accelerate.state import AcceleratorState
@@ -51,7 +55,11 @@ def make_accelerator(config: TrainConfig, device: str) -> Any:
 
 
 def make_gan_loss(config: TrainConfig) -> GanLoss | None:
-    """The adversarial loss, which is no loss of two pictures."""
+    """Build the adversarial loss of a configuration, or return None if it has none.
+
+    Raises UsageError if only one of ``network_d`` and ``ganloss`` is there, and for unknown or
+    invalid options.
+    """
     found = [entry for entry in config.train.losses if entry.type.lower() == GAN]
     if bool(found) != (config.network_d is not None):
         raise UsageError("network_d and a loss of type ganloss need each other")
@@ -66,12 +74,12 @@ def make_gan_loss(config: TrainConfig) -> GanLoss | None:
         )
     if not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
         raise UsageError(f"ganloss: r1_weight must be a finite number from 0 on, not {penalty!r}")
-    discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # which knows the kinds
+    discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # raises for an unknown kind
     return GanLoss(found[0], kind, float(penalty))
 
 
 def make_losses(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
-    """All other losses, with what computes them."""
+    """Build all losses except the adversarial one, each with its configuration entry."""
     return [
         (entry, make_loss(entry.type, **entry.options))
         for entry in config.train.losses
@@ -82,7 +90,10 @@ def make_losses(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
 def make_optimizer(
     optim: Optim, weights: Iterable[nn.Parameter], *, foreach: bool | None = None
 ) -> torch.optim.Optimizer:
-    """Adam or AdamW, by default in the form that is usual where the weights are."""
+    """Build Adam or AdamW.
+
+    ``foreach`` None leaves the choice of implementation to PyTorch, which depends on the device.
+    """
     kind = torch.optim.AdamW if optim.type == "adamw" else torch.optim.Adam
     return kind(
         weights, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=foreach
@@ -92,7 +103,10 @@ def make_optimizer(
 def prepare_networks(
     config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
 ) -> None:
-    """Weights in the order of memory that is asked for, and networks that all losses can train."""
+    """Set memory format and train mode of the networks, in place.
+
+    A discriminator with a gradient penalty gets attention that can be differentiated twice.
+    """
     order = torch.channels_last if config.channels_last else torch.contiguous_format
     for network in (generator, discriminator):
         if network is not None:
@@ -103,7 +117,7 @@ def prepare_networks(
 
 
 def _make_twice_differentiable(network: nn.Module) -> None:
-    """Attention without a fused kernel, none of which has gradients of its gradients."""
+    """Switch attention to the math backend: fused kernels have no second derivative."""
     for module in network.modules():
         if isinstance(module, LocalWindowAttention):
             module.backend = "sdpa-math"

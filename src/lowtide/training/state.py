@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on as if it had not been stopped."""
+"""Training checkpoints from which a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _SUFFIX = ".state"
 
 @dataclass
 class TrainState:
-    """``step`` steps are done. ``parts`` are state dicts by name; ``sums`` the losses since the
-    last line of the log, over ``counted`` steps; ``best`` the best score so far, by ``scored_by``;
-    ``files`` are the pictures that it is trained on.
+    """Checkpoint of a training after ``step`` steps.
 
-    Random numbers need no place here: every sample is drawn by seed, step and place.
+    ``parts`` are state dicts by name. ``sums`` are the losses since the last log row, summed over
+    ``counted`` steps. ``best`` is the best score so far, ``scored_by`` how it was measured.
+    ``files`` are the training images.
+
+    No RNG state is needed: every sample is drawn from the seed, the step and its place in the
+    batch.
     """
 
     step: int
@@ -38,10 +41,11 @@ class TrainState:
 
 
 def save_state(folder: Path, state: TrainState) -> Path:
-    """Write ``<step>.state`` into ``folder`` and keep the last two, none of a later step.
+    """Write ``<step>.state`` into ``folder`` and return its path.
 
-    A run that is killed meanwhile leaves what was there before, and a part of a state, which the
-    next call removes. Raises `OutputError`, and then all that was there still is.
+    The last two states are kept, and none of a later step. The write is atomic: a run killed
+    meanwhile leaves the earlier states and a partial file, which the next call removes. Raises
+    `OutputError` if the write fails; the earlier states stay.
     """
     path = folder / f"{state.step}{_SUFFIX}"
     try:
@@ -50,23 +54,24 @@ def save_state(folder: Path, state: TrainState) -> Path:
             unfinished.unlink()
         with writing(path) as part:
             torch.save(vars(state), part)
-        sync(folder)  # or a power cut might bring back one that is removed, and not this one
+        sync(folder)  # or after a power cut a removed state may be back and this one lost
         found = _found(folder)
         here = found.index(path) + 1
-        # Later ones could not be read, or this run would have begun with them.
+        # States of later steps are damaged, or this run would have resumed from them.
         for other in (*found[: max(here - _KEPT, 0)], *found[here:]):
             other.unlink()
     except OSError as error:
         raise write_error(path, error) from error
-    except RuntimeError as error:  # as PyTorch tells of a file that it cannot write
+    except RuntimeError as error:  # torch.save raises it for a failed write
         raise OutputError(f"{path}: the state of the training cannot be kept: {error}") from error
     return path
 
 
 def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
-    """The newest state in ``folder`` that is whole, and what is wrong with each that is newer.
+    """Return the newest intact state in ``folder`` and the damaged newer ones.
 
-    None where there is no state at all. Raises `InputError` where all are damaged.
+    Damaged files are mapped to the reason. The state is None if the folder has none. Raises
+    `InputError` if all are damaged.
     """
     damaged: dict[Path, str] = {}
     for path in reversed(_found(folder)):
@@ -75,7 +80,7 @@ def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
         except PermissionError as error:
             raise InputError(f"{path} cannot be read: {error}") from error
         except Exception as error:
-            # A damaged file may raise anything; but what memory forbids may be whole.
+            # A damaged file may raise anything; after out of memory the file may be intact.
             if is_out_of_memory(error):
                 raise
             damaged[path] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -89,7 +94,7 @@ def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
 
 
 def _read(path: Path) -> TrainState:
-    """A state whose bytes are those that were written: PyTorch itself compares no checksums."""
+    """Load a state after checking its CRCs, which `torch.load` does not check."""
     with zipfile.ZipFile(path) as archive:
         changed = archive.testzip()
     if changed is not None:
@@ -98,6 +103,6 @@ def _read(path: Path) -> TrainState:
 
 
 def _found(folder: Path) -> list[Path]:
-    """From the oldest to the newest."""
+    """Return the state files in ``folder``, oldest first."""
     states = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit() and path.is_file()]
     return sorted(states, key=lambda path: int(path.stem))

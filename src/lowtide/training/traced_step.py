@@ -1,4 +1,4 @@
-"""A step of a training as it will be, for telling its memory beforehand."""
+"""Training step for a dry run on fake tensors, which predicts its peak memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lowtide.training.setup import make_gan_loss, make_losses, make_optimizer, p
 from lowtide.training.train_config import Optim, TrainConfig
 from lowtide.training.train_step import TrainedNetwork, TrainStep
 
-# Parts of a batch that are followed: the second finds the gradients of the first, as all others do.
+# Micro-batches that are traced: from the second on, the gradients of the first exist already.
 _PARTS = 2
 
 
 class TrainedNetworks(nn.Module):
-    """All that a training holds: what it trains, and what its losses are made of."""
+    """Module with all networks of a training, including those of its losses."""
 
     def __init__(
         self, config: TrainConfig, generator: nn.Module, discriminator: nn.Module | None
@@ -34,7 +34,7 @@ class TrainedNetworks(nn.Module):
         pairs = make_losses(config)
         self.entries = [entry for entry, _ in pairs]
         self.losses = nn.ModuleList(loss for _, loss in pairs)
-        # Which their losses keep out of sight.
+        # `PerceptualLoss` hides its network from `parameters()`; here it must be counted.
         self.frozen = nn.ModuleList(
             one.network for one in self.losses if isinstance(one, PerceptualLoss)
         )
@@ -42,12 +42,13 @@ class TrainedNetworks(nn.Module):
 
 @dataclass(frozen=True)
 class TracedTrainStep:
-    """One step of `Trainer`, optimizers and averages included, as it repeats in a long run.
+    """One steady-state step of `Trainer` for tracing, with optimizers and EMA.
 
-    ``inputs`` are (low, high) of a whole batch, (B, 3, h, w) and (B, 3, h·s, w·s), which is run in
-    ``parts``; ``foreach`` says that optimizers change all weights at once, as they do on a card,
-    ``autocast`` in which type the networks run. To be traced with `TrainedNetworks`: no number of
-    it is ever read.
+    Traced with `TrainedNetworks`. No tensor value is read, so that fake tensors suffice.
+
+    ``inputs`` are (low, high) of a whole batch, (B, 3, H, W) and (B, 3, H * scale, W * scale),
+    run in ``parts`` micro-batches. ``foreach`` selects optimizers that update all weights at once,
+    as on a GPU. ``autocast`` is the dtype of the networks' forward passes, None for no autocast.
     """
 
     inputs: tuple[Tensor, Tensor]
@@ -58,7 +59,7 @@ class TracedTrainStep:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def prepare(self, model: TrainedNetworks) -> Callable[[Observer], None]:
-        """One step, ready to be run; the optimizers' state exists already."""
+        """Return a function that runs one step; the optimizer state is allocated already."""
         gan, train = make_gan_loss(self.config), self.config.train
         average = MovingAverage(model.generator)
         sides = [self._side(model.generator, train.optim_g)]
@@ -83,7 +84,7 @@ class TracedTrainStep:
             )
             low, high = self.inputs
             followed = _PARTS * -(-len(low) // self.parts)
-            # The last step, in which every loss is there.
+            # The last step: by then every loss has started.
             stepper(low[:followed], high[:followed], train.total_iter - 1)
             observer.mark("optimizer")
             for side in sides:
@@ -110,7 +111,7 @@ class TracedTrainStep:
 
 
 def _marking(observer: Observer) -> Callable[[Tensor], None]:
-    """Backward passes, which end with another forward one."""
+    """Return a backward function that marks its phase; a forward phase follows it."""
 
     def backward(loss: Tensor) -> None:
         observer.mark("backward")

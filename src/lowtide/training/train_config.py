@@ -1,4 +1,4 @@
-"""What a training run is told: a YAML file in the field's terms, checked before anything starts.
+"""Schema of a training's YAML file, validated by pydantic before anything starts.
 
 Names are those of BasicSR and traiNNer-redux where they have one.
 """
@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lowtide.core.errors import UsageError
 from lowtide.core.suggest import closest_name
 
-# So many faults are told one by one, in so many letters each.
+# Errors named in one message, and characters of each name.
 _NAMED, _LONGEST = 8, 60
-# Names that Windows keeps for itself, whatever follows a dot in them.
+# Device names that Windows reserves, with any suffix.
 _PORTS = {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
 _DEVICES = {"con", "prn", "aux", "nul"} | _PORTS
 
@@ -24,20 +24,19 @@ Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]
 Folders = Annotated[list[Path], Field(min_length=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-# What a row of the log has beside the scores, which are kept in it by their names.
+# Keys of a log row other than scores: metrics with these names would overwrite them.
 _LOG_WORDS = ("step", "best")
 
 
 class _ConfigSection(BaseModel):
-    """A part of the file: no entry that is not known, none of another type, and no number that is
-    not finite."""
+    """Base of all sections: frozen, without unknown entries, inf or NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _one_folder(cls, values: Any) -> Any:
-        """A single folder may stand for a list of one."""
+        """Accept a single folder instead of a list of one."""
         if isinstance(values, dict):
             values = {
                 key: [one] if str(key).startswith("dataroot_") and isinstance(one, str) else one
@@ -47,10 +46,12 @@ class _ConfigSection(BaseModel):
 
 
 class TrainData(_ConfigSection):
-    """``datasets.train``: ``dataroot_lq`` makes pairs; without it ``degradation`` makes them.
+    """Section ``datasets.train``: images, patch and batch size, augmentation.
 
-    ``lq_size`` is the side of a patch in low-resolution pixels, ``batch_size_per_gpu`` how many
-    make one step on each device, in ``accum_iter`` parts or as many as the budget asks for.
+    With ``dataroot_lq`` the images are pairs; without it ``degradation`` makes the low-resolution
+    side. ``lq_size`` is the side of a patch in low-resolution pixels. ``batch_size_per_gpu`` is
+    the number of patches per step on each device, in ``accum_iter`` micro-batches; by default the
+    budget decides how many.
     """
 
     dataroot_gt: Folders
@@ -68,7 +69,10 @@ class TrainData(_ConfigSection):
 
 
 class ValData(_ConfigSection):
-    """``datasets.val``: whole pictures, as pairs or shrunk by an antialiased cubic filter."""
+    """Section ``datasets.val``: whole images for validation.
+
+    They are pairs, or are downscaled by an antialiased cubic filter.
+    """
 
     dataroot_gt: Folders
     dataroot_lq: list[Path] = []
@@ -76,14 +80,14 @@ class ValData(_ConfigSection):
 
 
 class Datasets(_ConfigSection):
-    """``datasets``."""
+    """Section ``datasets``."""
 
     train: TrainData
     val: ValData | None = None
 
 
 class Optim(_ConfigSection):
-    """``optim_g`` and ``optim_d``."""
+    """Sections ``train.optim_g`` and ``train.optim_d``: Adam or AdamW."""
 
     type: Literal["adamw", "adam"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
@@ -92,8 +96,11 @@ class Optim(_ConfigSection):
 
 
 class Scheduler(_ConfigSection):
-    """``scheduler``: a cosine down to ``eta_min`` (a share of the rate), or ``gamma`` at each of
-    the ``milestones``."""
+    """Section ``train.scheduler``: the learning rate schedule.
+
+    ``cosine`` decays to ``eta_min`` (a share of the learning rate), ``multistep`` multiplies by
+    ``gamma`` at each of the ``milestones``.
+    """
 
     type: Literal["cosine", "multistep", "constant"] = "cosine"
     eta_min: float = Field(default=0.02, ge=0, le=1)
@@ -102,9 +109,9 @@ class Scheduler(_ConfigSection):
 
 
 class LossEntry(BaseModel):
-    """One of ``losses``: other entries are options of its type.
+    """One entry of ``train.losses``; unknown entries are options of its type.
 
-    Of a GAN loss ``loss_weight`` rises from 0 at ``start_iter`` over ``ramp_iter`` steps.
+    ``loss_weight`` rises from 0 at ``start_iter`` over ``ramp_iter`` steps, as GAN losses need.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
@@ -116,12 +123,12 @@ class LossEntry(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the type itself is told."""
+        """Options for the loss class of this type."""
         return dict(self.model_extra or {})
 
 
 class Train(_ConfigSection):
-    """``train``."""
+    """Section ``train``: length, losses, optimizers, schedule and EMA."""
 
     total_iter: int = Field(ge=1)
     warmup_iter: int = Field(default=0, ge=0)
@@ -138,7 +145,7 @@ class Train(_ConfigSection):
     @field_validator("losses")
     @classmethod
     def _once_each(cls, losses: list[LossEntry]) -> list[LossEntry]:
-        """Losses are told and weighed by their type: of two alike, one would be lost."""
+        """Reject duplicate types: losses are keyed by type, so that one would be lost."""
         types = [entry.type.lower() for entry in losses]
         twice = [name for name in dict.fromkeys(types) if types.count(name) > 1]
         if twice:
@@ -147,7 +154,7 @@ class Train(_ConfigSection):
 
 
 class Metric(_ConfigSection):
-    """One of ``val.metrics``: how it is measured, and whether the best weights are chosen by it."""
+    """One entry of ``val.metrics``: a validation metric and how it is measured."""
 
     type: Literal["psnr", "ssim", "lpips", "dists"] = "psnr"
     crop_border: int | None = Field(default=None, ge=0)
@@ -157,7 +164,7 @@ class Metric(_ConfigSection):
 
     @property
     def learned(self) -> bool:
-        """Whether a network with ``weights`` looks at the pictures; then lower is better."""
+        """Whether the metric is a network with ``weights``; then lower is better."""
         return self.type in ("lpips", "dists")
 
     @model_validator(mode="after")
@@ -174,7 +181,7 @@ class Metric(_ConfigSection):
 
 
 class Val(_ConfigSection):
-    """``val``. The first of ``metrics`` chooses the best checkpoint."""
+    """Section ``val``. The first of ``metrics`` chooses the best checkpoint."""
 
     val_freq: int = Field(default=1000, ge=1)
     metrics: Annotated[dict[str, Metric], Field(min_length=1)] = {"psnr": Metric()}
@@ -184,7 +191,7 @@ class Val(_ConfigSection):
     @field_validator("metrics")
     @classmethod
     def _named_apart(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
-        """A score named as something else in the log's rows would take its place."""
+        """Reject metric names that would overwrite other keys of a log row."""
         taken = [name for name in metrics if name in _LOG_WORDS]
         if taken:
             raise ValueError(f"{taken[0]} is what the log calls something else: another name")
@@ -192,7 +199,7 @@ class Val(_ConfigSection):
 
 
 class Logger(_ConfigSection):
-    """``logger``."""
+    """Section ``logger``: intervals of log rows and checkpoints."""
 
     print_freq: int = Field(default=100, ge=1)
     save_checkpoint_freq: int = Field(default=1000, ge=1)
@@ -200,14 +207,17 @@ class Logger(_ConfigSection):
 
 
 class Paths(_ConfigSection):
-    """``path``."""
+    """Section ``path``: pretrained weights."""
 
     pretrain_network_g: Path | None = None
     strict_load_g: bool = True
 
 
 class TrainConfig(_ConfigSection):
-    """A whole file. ``name`` is that of the folder and the files that are made."""
+    """A whole training configuration.
+
+    ``name`` is the name of the output folder and files.
+    """
 
     name: str = Field(pattern=r"^[\w.-]+$", max_length=100)
     scale: Scale
@@ -225,7 +235,7 @@ class TrainConfig(_ConfigSection):
     @field_validator("name")
     @classmethod
     def _one_folder_name(cls, name: str) -> str:
-        """A name that leads elsewhere, is hidden, or is none on some systems, is refused."""
+        """Reject names that leave the folder, are hidden, or are reserved on some systems."""
         if name.startswith(".") or name.endswith("."):
             raise ValueError(f"{name!r} begins or ends with a dot")
         if name.partition(".")[0].lower() in _DEVICES:
@@ -234,18 +244,18 @@ class TrainConfig(_ConfigSection):
 
 
 def read_config(path: Path | str) -> TrainConfig:
-    """A configuration from its file.
+    """Read and validate a training configuration from a YAML file.
 
-    Raises `UsageError` for a file that cannot be read, and, with the place and the nearest name,
-    for entries that are unknown, missing or not possible.
+    Raises `UsageError` for a file that cannot be read, and for unknown, missing or invalid
+    entries, with their place and the nearest name.
     """
-    from lowtide.training.yaml_loader import read_yaml  # which the extra "train" brings along
+    from lowtide.training.yaml_loader import read_yaml  # PyYAML is of the extra "train"
 
     return parse_config(read_yaml(Path(path)), str(path))
 
 
 def parse_config(given: dict[str, Any], where: str = "the configuration") -> TrainConfig:
-    """A configuration from plain values; raises as `read_config`."""
+    """Validate a training configuration from plain values; raises as `read_config`."""
     try:
         return TrainConfig.model_validate(given)
     except ValidationError as error:
@@ -266,7 +276,7 @@ def _told(place: Sequence[int | str], kind: str, message: str) -> str:
 
 
 def _known(place: Sequence[int | str]) -> list[str]:
-    """The entries of a part of the file."""
+    """Return the entry names of the section at ``place``."""
     part: Any = TrainConfig
     for name in place:
         field = getattr(part, "model_fields", {}).get(name)

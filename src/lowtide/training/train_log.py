@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: lines of JSON, and curves for TensorBoard where wanted."""
+"""Training log as JSON lines, and optionally TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ _NAME = "log.jsonl"
 
 
 class TrainLog:
-    """Rows of ``log.jsonl`` in ``folder``, each with its ``step``.
+    """Writer of ``log.jsonl`` in ``folder``, one JSON row per entry.
 
-    A run that goes on after ``done`` steps drops what an interrupted one had written beyond them,
-    and all that is no whole row, as a power cut leaves it. Raises `OutputError` where nothing can
-    be written, and where the log is a link or no file.
+    Each row has its ``step``. A run that resumes after ``done`` steps drops the rows that an
+    interrupted one wrote beyond them, and rows torn by a power cut. With ``tensorboard`` int and
+    float values are also written as scalars.
+
+    Raises:
+        OutputError: If nothing can be written, or the log is a link or not a file.
+        UsageError: If ``tensorboard`` is set and TensorBoard is missing.
     """
 
     def __init__(self, folder: Path, done: int, *, tensorboard: bool = False) -> None:
@@ -34,7 +38,7 @@ class TrainLog:
             raise write_error(self._path, error) from error
 
     def add(self, step: int, values: dict[str, Any]) -> None:
-        """A row, on disk at once, or nothing of it where `OutputError` is raised."""
+        """Append a row, at once on disk; if `OutputError` is raised, nothing of it is."""
         try:
             append(self._file, json.dumps({"step": step, **values}) + "\n")
             if self._curves is not None:
@@ -45,20 +49,20 @@ class TrainLog:
             raise write_error(self._path, error) from error
 
     def close(self) -> None:
-        """Write what TensorBoard still holds back."""
+        """Close the log and flush TensorBoard."""
         os.close(self._file)
         if self._curves is not None:
             self._curves.close()
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows so far, without what is no whole row: a power cut may have torn one."""
+    """Return the rows so far, without rows torn by a power cut."""
     path = folder / _NAME
     return [row for _, row in _rows(path.read_bytes())] if path.is_file() else []
 
 
 def _rows(text: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Lines that are rows, and what they say."""
+    """Yield each valid line with its parsed row."""
     for line in text.split(b"\n"):
         try:
             row = json.loads(line)
@@ -69,7 +73,7 @@ def _rows(text: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _cut_back(path: Path, done: int) -> None:
-    """Leave the rows of ``done`` steps, as they were written, in place of all at once."""
+    """Atomically rewrite the log with only the rows of the first ``done`` steps."""
     remove_unfinished(path)
     text = path.read_bytes()
     kept = b"".join(line + b"\n" for line, row in _rows(text) if row["step"] <= done)

@@ -1,4 +1,4 @@
-"""One step of the optimizers: forward, losses, backward, in as many parts as memory asks for."""
+"""Forward, losses and backward of one batch, in micro-batches that fit the budget."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from lowtide.training.losses.gan import discriminator_loss, generator_loss, grad
 from lowtide.training.lr_schedule import loss_weight
 from lowtide.training.train_config import LossEntry
 
-# Steps in which a weight must have had a gradient: some wait for others to leave 0.
+# Steps by which each weight must have had a gradient: some have none until others leave 0.
 _GRADIENTS_BY = 3
 _SLOWER = "a lower learning rate, train.grad_clip, or precision: fp32"
 
 
 @dataclass
 class TrainedNetwork:
-    """A network with what changes it: ``call`` runs it, as it is or wrapped for several devices.
+    """Network with its optimizer and its forward function.
 
-    ``scaled`` says that its gradients are, for fp16.
+    ``call`` runs the network, plain or wrapped (autocast, `torch.compile`). ``scaled`` says that
+    its gradients are scaled for fp16. ``silent`` names the weights without a gradient so far.
     """
 
     network: nn.Module
@@ -35,9 +36,10 @@ class TrainedNetwork:
     silent: set[str] | None = None
 
     def seek_gradients(self, step: int, what: str) -> None:
-        """Watch that every weight gets a gradient in the first steps, finite and not all zero.
+        """Check that every weight gets a finite, nonzero gradient in the first steps.
 
-        Raises `UsageError` naming those that do not, and `NotFiniteError`.
+        Raises `UsageError` naming weights without one, and `NotFiniteError` naming a weight whose
+        gradient is not finite.
         """
         if step >= _GRADIENTS_BY and self.silent is not None and not self.silent:
             return
@@ -46,7 +48,7 @@ class TrainedNetwork:
         for name, weight in self.network.named_parameters():
             if weight.grad is None or name not in self.silent:
                 continue
-            # Scaled ones that overflow are left out, and scaled less the next time.
+            # The scaler skips the step of fp16 gradients that overflow and lowers its scale.
             if not self.scaled and not bool(weight.grad.isfinite().all()):
                 raise NotFiniteError(
                     f"the gradient of {what}'s {name} is not finite in step {step}", hint=_SLOWER
@@ -63,7 +65,7 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class GanLoss:
-    """The adversarial one of the losses, of which there is one at most."""
+    """Adversarial loss of a training: its entry, `GanKind` and R1/R2 penalty weight."""
 
     entry: LossEntry
     kind: str
@@ -72,11 +74,14 @@ class GanLoss:
 
 @dataclass
 class TrainStep:
-    """Takes batches and changes the networks.
+    """Forward and backward passes of one batch, with gradient accumulation.
 
-    ``losses`` have (entry, what computes it); ``backward`` takes a loss to its gradients. Of
-    tensors without bytes, whose memory is foretold, no numbers can be ``read``. A batch may be one
-    share of those that several ``processes`` take together, to whose sum all come.
+    Gradients are left in the networks; the caller steps the optimizers.
+
+    ``losses`` are (entry, module). ``backward`` computes the gradients of a loss. ``parts`` is the
+    number of micro-batches. ``read`` False skips everything that reads tensor values, as fake
+    tensors need. With several ``processes`` the batch is this one's share, and gradients are
+    summed over the processes.
     """
 
     generator: TrainedNetwork
@@ -90,10 +95,10 @@ class TrainStep:
     processes: ProcessGroup = ALONE
 
     def __call__(self, low: Tensor, high: Tensor, step: int) -> dict[str, float]:
-        """Gradients of one batch, low (B, 3, h, w) and high (B, 3, h·s, w·s) in 0..1, in both
-        networks; the mean of each loss, without its weight.
+        """Accumulate gradients of one batch; return the mean of each unweighted loss.
 
-        Raises `NotFiniteError` naming the loss that is not finite.
+        ``low`` is (B, 3, H, W), ``high`` (B, 3, H * scale, W * scale), both in 0..1. Raises
+        `NotFiniteError` naming a loss that is not finite, and as `TrainedNetwork.seek_gradients`.
         """
         told: dict[str, float] = {}
         pieces = zip(low.chunk(self.parts), high.chunk(self.parts), strict=True)
@@ -127,7 +132,7 @@ class TrainStep:
         return told
 
     def _judged(self, made: Tensor, high: Tensor, step: int) -> tuple[Tensor, float] | None:
-        """The generator's adversarial loss and its weight, once it has begun."""
+        """Return the generator's adversarial loss and weight, or None before it starts."""
         if self.gan is None or self.discriminator is None:
             return None
         weight = loss_weight(self.gan.entry, step)
@@ -143,7 +148,7 @@ class TrainStep:
     def _discriminate(
         self, made: Tensor, high: Tensor, step: int, share: float
     ) -> dict[str, float]:
-        """Gradients of the discriminator, which is shown both."""
+        """Accumulate the discriminator's gradients on real and generated images."""
         assert self.gan is not None and self.discriminator is not None
         penalized = self.gan.penalty > 0
         pictures = [one.detach().requires_grad_(penalized) for one in (high, made)]
@@ -153,7 +158,7 @@ class TrainStep:
         if penalized:
             pairs = zip(("penalty_real", "penalty_fake"), (real, fake), pictures, strict=True)
             for name, logits, picture in pairs:
-                # Of a picture's mean logit, so that its weight does not grow with the picture.
+                # Of the mean logit, so that the penalty does not grow with the image size.
                 losses[name] = gradient_penalty(logits.mean((1, 2, 3)), picture)
                 total = total + self.gan.penalty / 2 * losses[name]
         told = self._numbers(losses, step)

@@ -1,4 +1,4 @@
-"""The training of an upscaler: steps, averages, states, and what is told of them."""
+"""Training loop of super-resolution networks, with EMA, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from lowtide.training.train_step import TrainedNetwork, TrainStep
 
 @dataclass
 class StepEvent:
-    """A step that is done, for who shows it."""
+    """Progress report of a finished step.
+
+    ``seconds`` is the time since the loop started.
+    """
 
     step: int
     total: int
@@ -43,24 +46,37 @@ class StepEvent:
 
 
 class Validator(Protocol):
-    """What scores weights, and keeps those with the best first score."""
+    """Interface of validation: scores weights and saves the best."""
 
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
-        """Scores of ``network`` after ``step`` steps; larger is better."""
+        """Return the scores of ``network`` after ``step`` steps, by metric name.
+
+        The first one chooses the best weights. Larger is better, except for learned metrics.
+        """
         ...
 
     def keep_best(self, network: nn.Module) -> None:
-        """Keep these weights."""
+        """Save the weights of ``network`` as the best so far."""
         ...
 
 
 class Trainer:
-    """Trains ``generator`` as ``config`` says, in ``folder``, on what ``batches`` gives.
+    """Training of a super-resolution network by a `TrainConfig`, resumable exactly.
 
-    Goes on from the newest state in the folder that is whole; the losses are then those of a run
-    that was never stopped. ``parts`` is how many micro-batches make a step, here a share of those
-    that several processes take together; the first of them writes and validates. ``files`` are
-    those that the batches are made of. ``warnings`` are sentences on what was not as expected.
+    `resume` restores the newest intact state in ``folder``; the losses are then those of a run
+    that was never stopped. ``warnings`` has a sentence for each thing that was not as expected.
+
+    Args:
+        config: The configuration of the run.
+        folder: Output folder for the log and the states.
+        generator: The network to train.
+        batches: Source of the batches; with several processes, of this one's share.
+        discriminator: Needed if the configuration has ``network_d``.
+        parts: Micro-batches per step in each process.
+        device: ``cpu`` for training on the CPU; otherwise accelerate chooses the device.
+        files: Facts of the image files of ``batches``, compared when a run resumes.
+
+    With several processes, rank 0 writes and validates.
     """
 
     def __init__(
@@ -103,7 +119,7 @@ class Trainer:
     def _side(self, network: nn.Module, optim: Any) -> TrainedNetwork:
         keep_in_fp32(network)
         optimizer = make_optimizer(optim, network.parameters())
-        # Not wrapped where there are several processes: the step adds their gradients up.
+        # evaluation_mode avoids the DistributedDataParallel wrapper: `TrainStep` sums gradients.
         wrapped = self._engine.prepare_model(network, evaluation_mode=True)
         optimizer = self._engine.prepare_optimizer(optimizer)
         call = torch.compile(wrapped) if self.config.train.compile else wrapped
@@ -112,19 +128,23 @@ class Trainer:
 
     @property
     def average(self) -> nn.Module:
-        """The network with averaged weights, which is what a training is for."""
+        """The network with EMA weights, which is the result of a training."""
         return self._average.module
 
     @property
     def done(self) -> int:
-        """Steps so far."""
+        """Number of finished steps."""
         return self._state.step
 
     def resume(self, *, accept_changed_data: bool = False) -> int:
-        """Go on from the newest state that is whole; how many steps that has.
+        """Restore the newest intact state and return its step, 0 if there is none.
 
-        Raises `UsageError` where it is that of another configuration, or of other pictures unless
-        these are accepted, and `InputError` where all states are damaged.
+        Args:
+            accept_changed_data: Resume although the training images changed, with a warning.
+
+        Raises:
+            UsageError: If the state is of another configuration or of other images.
+            InputError: If all states are damaged.
         """
         state, damaged = last_state(self.folder / "training_states")
         if state is None:
@@ -148,7 +168,7 @@ class Trainer:
         return state.step
 
     def _compare(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
-        """The pictures that there are with those that the training had."""
+        """Compare the training images with those of the saved state."""
         other, again = changed_files(before, self._files), rewritten_files(before, self._files)
         if other and not accepted:
             raise UsageError(
@@ -175,16 +195,27 @@ class Trainer:
         on_step: Callable[[StepEvent], None] | None = None,
         cancel: Cancel = None,
     ) -> None:
-        """Train to the last step; not at all where the state is there already, or past it. Raises
-        what a step raises, `OutputError` naming what is done so far, and `Cancelled` after a state
-        was kept."""
+        """Train to the last step of the configuration.
+
+        If the state is there already or past it, nothing is done.
+
+        Args:
+            validate: Validation every ``val_freq`` steps and at the end.
+            on_step: Called after each step.
+            cancel: Checked after each step but the last.
+
+        Raises:
+            OutputError: If a file cannot be written; names the steps done so far.
+            Cancelled: After a state was saved.
+            NotFiniteError: As `TrainStep`, as are other errors of a step.
+        """
         config, logger = self.config, self.config.logger
         writes = self._processes.first
         log = TrainLog(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
         started, first = time.perf_counter(), self.done
         total = config.train.total_iter
         try:
-            # None at all where the state is as far, or further: the run was asked to be shorter.
+            # Empty if the state is as far or further, as when total_iter was lowered.
             steps = range(first, total)
             for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
                 losses = self._step(low, high)
@@ -210,7 +241,7 @@ class Trainer:
         )
 
     def _tell(self, log: TrainLog, validate: Validator | None) -> None:
-        """Lines of the log, scores and states that are due after this step."""
+        """Write the log rows, scores and states that are due after this step."""
         config, logger, done = self.config, self.config.logger, self.done
         last = done == config.train.total_iter
         if done % logger.print_freq == 0 or last:
@@ -244,7 +275,7 @@ class Trainer:
         return losses
 
     def _lap(self) -> dict[str, Any]:
-        """Mean losses since the last line."""
+        """Return the mean losses since the last log row, and reset the sums."""
         state = self._state
         means = {name: total / state.counted for name, total in state.sums.items()}
         state.sums, state.counted = {}, 0
@@ -263,7 +294,7 @@ class Trainer:
         return {**scores, "best": self._state.best == first}
 
     def _scored_by(self, name: str) -> dict[str, Any]:
-        """What makes the best score another one's: how it is measured, and on which pictures."""
+        """Return metric and validation images: scores compare only if these match."""
         config = self.config.model_dump(mode="json")
         return {"metric": config["val"]["metrics"][name], "pictures": config["datasets"]["val"]}
 
@@ -274,11 +305,11 @@ class Trainer:
         self._state.parts, self._kept_step = {}, self.done
 
     def _told(self) -> dict[str, Any]:
-        """The configuration, and how many processes share it."""
+        """Return the configuration as plain values, with the number of processes."""
         return {**self.config.model_dump(mode="json"), "processes": self._processes.count}
 
     def _stop_here(self, cancel: Cancel) -> None:
-        """Where one of the processes is to stop, all do, after the same step."""
+        """Stop all processes after the same step if one is cancelled."""
         error: Cancelled | None = None
         try:
             check_cancel(cancel)
@@ -291,7 +322,10 @@ class Trainer:
 
 
 def _essence(config: dict[str, Any]) -> dict[str, Any]:
-    """What must not change in a run that goes on: all but how long it is and what is told of it."""
+    """Return the entries that must not change on resume.
+
+    These are all but the number of steps, the log and validation.
+    """
     train = {key: one for key, one in config["train"].items() if key != "total_iter"}
     same = {key: one for key, one in config.items() if key not in ("logger", "val", "train")}
     return {"processes": 1, **same, "train": train}

@@ -1,4 +1,4 @@
-"""Trained weights as files that say what they are."""
+"""Trained weights as safetensors files with metadata of their architecture."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ENTRIES = "__metadata__"
 
 
 def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
-    """Write ``network`` as a safetensors file that `lowtide.load` takes, and return its name.
+    """Write ``network`` as a safetensors file for `lowtide.load`, and return the path.
 
-    Tiers are written as their author does, by the names of their tensors alone. Raises
-    `OutputError`.
+    A `ParagonTier` is written as its author does, without the architecture in the metadata: its
+    tensor names suffice. Raises `OutputError`.
     """
     from safetensors.torch import save_file
 
@@ -40,8 +40,10 @@ def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
 
 
 def _order_entries(path: Path) -> None:
-    """Sort the entries of a safetensors file, which are written in another order each time, so
-    that the same weights are the same bytes."""
+    """Sort the metadata of a safetensors file in place.
+
+    safetensors writes it in another order each time; sorted, the same weights give the same bytes.
+    """
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -53,5 +55,5 @@ def _order_entries(path: Path) -> None:
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the order of their dimensions, as files have them."""
+    """Return the state dict contiguous on the CPU, as safetensors requires."""
     return {name: weight.detach().cpu().contiguous() for name, weight in state.items()}

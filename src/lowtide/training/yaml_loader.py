@@ -1,7 +1,7 @@
-"""YAML as configurations need it: names with values, lists and values, within limits.
+"""Safe YAML reader for configurations, with limits on size, nesting and aliases.
 
-What a few lines can be made to stand for by aliases and merges is counted as it is spelled out,
-so that no file takes more time or memory than its length allows.
+Values reached through aliases and merges count each time they are expanded, so that a short file
+cannot expand to more time or memory than the limits allow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The entries of a YAML file, UTF-8, as plain values: text, numbers, truth values, None, lists,
-    and dicts whose keys are text.
+    """Read the mapping of a UTF-8 YAML file as plain Python values.
 
-    Raises `UsageError` with the line: for a file that cannot be read or is no YAML; for names that
-    are there twice or are no text, whole numbers of more than 64 bits, numbers that are not finite,
-    and tags; and for more than 256 KiB, 20,000 values or 50 levels, aliases spelled out.
+    Values are str, int, float, bool, None, lists, and dicts with str keys.
+
+    Raises:
+        UsageError: With the line, for a file that cannot be read or is no YAML, for duplicate or
+            non-string keys, integers of more than 64 bits, inf, NaN and tags; and for more than
+            256 KiB, 20,000 values or 50 levels, with aliases expanded.
     """
     try:
         with path.open("rb") as file:
@@ -46,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = _ValueBuilder().of(node, 1) if node is not None else None
     except yaml.YAMLError as error:
         raise UsageError(f"{path}{_reason(error)}") from error
-    # What PyYAML itself stumbles over: characters and versions out of range.
+    # PyYAML itself raises these for characters and versions out of range.
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path} is no YAML: {str(error)[:_LONGEST_REASON]}") from error
     if not isinstance(found, dict):
@@ -55,7 +57,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Refused(yaml.YAMLError):
-    """What YAML allows and a configuration does not."""
+    """Error for YAML that is valid but not allowed in a configuration, with its line."""
 
     def __init__(self, node: yaml.Node, why: str) -> None:
         super().__init__(why)
@@ -69,12 +71,12 @@ def _reason(error: yaml.YAMLError) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Nodes of a file, nested only so deep: each level is one of the interpreter's too."""
+    """YAML composer with a nesting limit, since each level also recurses in Python."""
 
     _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """One node with all in it."""
+        """Compose one node with its children; refuses nodes nested too deep."""
         if self._level == _MOST_LEVELS:
             assert parent is not None
             raise _Refused(parent, f"more than {_MOST_LEVELS} levels")
@@ -86,13 +88,13 @@ class _Composer(yaml.SafeLoader):
 
 
 class _ValueBuilder:
-    """Plain values of nodes; those that aliases share are made, and counted, once for each."""
+    """Converter of YAML nodes to Python values, with aliases expanded and counted."""
 
     def __init__(self) -> None:
         self._numbers, self._count = yaml.SafeLoader(""), 0
 
     def of(self, node: yaml.Node, level: int) -> Any:
-        """The value of a node so many levels deep."""
+        """Return the Python value of ``node`` at nesting depth ``level``."""
         self._count += 1
         if self._count > _MOST_VALUES:
             raise _Refused(node, f"more than {_MOST_VALUES:,} values, aliases spelled out")

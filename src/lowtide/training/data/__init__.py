@@ -1,9 +1,9 @@
-"""What super-resolution networks are trained on: patches of pictures, in pairs.
+"""Datasets of super-resolution training: random patch pairs from image folders.
 
-`PairedFolders` has both sides in files, `HighResolutionFolders` makes the low-resolution side by
-`bicubic_downscale` or `RealDegradation`. `Batches` gives the batch of any step; the same step of
-the same seed is the same batch, so that training goes on where it stopped. LQ stands for the
-low-resolution side and GT (ground truth) for the other, as in BasicSR.
+`PairedFolders` reads both sides from files, `HighResolutionFolders` makes the low-resolution side
+by `bicubic_downscale` or `RealDegradation`. `Batches` returns the batch of any step; the same step
+and seed give the same batch, so that training resumes exactly. LQ is the low-resolution side and
+GT (ground truth) the high-resolution side, as in BasicSR.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done to both sides of a pair alike: mirrored, turned, and other colors."""
+"""Random augmentation of image pairs: flip, rotation and color transform."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of the samples, where colors are changed at all. The others look as photographs do.
+# Share of samples whose colors change; the others keep the colors of photographs.
 _RECOLORED = 0.5
 _LEAST_CONTRAST = 0.4
 
 
 @dataclass(frozen=True)
 class ColorTransform:
-    """A map of colors that keeps 0..1: ``mix`` (3, 3) with rows that sum to 1, then ``offset``.
+    """Affine color transform of RGB: ``mix`` (3, 3), then ``offset``, clipped to 0..1.
 
-    It is affine, so that it gives the same before and after a linear downscale.
+    As it is affine, it commutes with a linear downscale.
     """
 
     mix: np.ndarray
     offset: float
 
     def apply(self, image: np.ndarray) -> np.ndarray:
-        """float32 (H, W, 3) in 0..1 to the same."""
-        # Not a product of matrices: its sums depend on the library's threads.
+        """Return the transformed image, float32 (H, W, 3) in 0..1 as ``image``."""
+        # No matrix product: its rounding depends on the number of BLAS threads.
         mixed = np.full_like(image, self.offset)
         for band in range(3):
             mixed += image[..., band, None] * self.mix[:, band]
@@ -32,25 +32,31 @@ class ColorTransform:
 
 @dataclass(frozen=True)
 class AugmentationDraw:
-    """One draw of `Augmentation`: mirrored or not, quarter turns to the left, and colors."""
+    """Parameters drawn for one sample, to apply to both images of a pair.
+
+    ``turns`` are quarter turns counterclockwise.
+    """
 
     mirrored: bool
     turns: int
     colors: ColorTransform | None
 
     def apply(self, image: np.ndarray) -> np.ndarray:
-        """(H, W, 3), float32 in 0..1 where colors change; H and W change places by odd turns."""
+        """Return the augmented image of ``image`` (H, W, 3).
+
+        Odd turns swap H and W. A color transform needs float32 in 0..1.
+        """
         turned = np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
         return turned if self.colors is None else self.colors.apply(turned)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Which changes are drawn.
+    """Random augmentation of samples: horizontal flip, rotation and colors.
 
-    ``hflip`` mirrors half of the samples, ``rot`` turns by 0 to 3 quarters, and ``color`` mixes,
-    weakens or inverts the colors of half of them: with few pictures, the bundled models gained
-    more from that than from anything else.
+    ``hflip`` mirrors half of the samples. ``rot`` turns by 0 to 3 quarter turns. ``color`` mixes
+    the channels, lowers the contrast or inverts the colors of half of the samples: with few
+    training images, the bundled models gained more from it than from anything else.
     """
 
     hflip: bool = True
@@ -58,7 +64,7 @@ class Augmentation:
     color: bool = False
 
     def draw(self, generator: np.random.Generator) -> AugmentationDraw:
-        """The change of one sample."""
+        """Draw the augmentation of one sample."""
         mirrored = self.hflip and bool(generator.integers(2))
         turns = int(generator.integers(4)) if self.rot else 0
         recolored = self.color and generator.random() < _RECOLORED
@@ -66,7 +72,7 @@ class Augmentation:
 
 
 def draw_colors(generator: np.random.Generator) -> ColorTransform:
-    """Random weights of the bands for each band, contrast of 0.4..1, and inverted or not."""
+    """Draw a color transform: channel mix, contrast of 0.4..1, and inversion or not."""
     mix = generator.dirichlet(np.ones(3), 3)
     contrast = generator.uniform(_LEAST_CONTRAST, 1.0)
     offset = generator.uniform(0.0, 1.0 - contrast)

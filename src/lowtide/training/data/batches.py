@@ -1,7 +1,7 @@
-"""Batches of patches that depend on the seed and the step alone, so that training goes on exactly.
+"""Batches of random patches, determined by seed and step for exact resumption.
 
-Random numbers are those of Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011), a function of a key and a counter: no state has to be kept or passed between threads.
+Random numbers come from Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+2011), a function of a key and a counter: no RNG state is saved or shared between threads.
 """
 
 from __future__ import annotations
@@ -21,58 +21,71 @@ from torch import Tensor
 from lowtide.core.errors import InputError, UsageError
 from lowtide.training.data.augment import Augmentation
 
-# Batches computed ahead, for each thread.
+# Batches prefetched per thread.
 _AHEAD = 2
-# Orders of epochs that are kept: threads work in two of them at most, for a while.
+# Cached shuffles of epochs: threads work in two epochs at most at the same time.
 _ORDERS = 4
-# Second half of Philox's key: what the numbers are for.
+# Second half of the Philox key: the purpose of the random numbers.
 _ORDER, _SAMPLE = 0, 1
 
 
 class PatchData(Protocol):
-    """Pictures that patches can be cut from: `PairedFolders` or `HighResolutionFolders`."""
+    """Interface of patch datasets: `PairedFolders` or `HighResolutionFolders`."""
 
     scale: int
 
     def __len__(self) -> int:
-        """Number of pictures."""
+        """Return the number of images."""
         ...
 
     def path(self, index: int) -> Path:
-        """A picture's file, for messages."""
+        """Return the file of an image, for messages."""
         ...
 
     def check(self, patch: int) -> None:
-        """Raise `InputError` for pictures smaller than a patch of ``patch`` LQ pixels."""
+        """Raise `InputError` for images smaller than a patch of ``patch`` LQ pixels."""
         ...
 
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A random patch, LQ and GT as float32 (H, W, 3) in 0..1; `InputError` if damaged."""
+        """Return a random augmented patch, LQ and GT as float32 (H, W, 3) in 0..1.
+
+        Raises `InputError` for a damaged file.
+        """
         ...
 
 
 def philox(seed: int, purpose: int, major: int, minor: int) -> np.random.Generator:
-    """Random numbers that are a function of the four, each from 0 to 2**64 - 1."""
-    # The lower half of the counter is left to the numbers themselves.
+    """Return a Philox generator keyed by four integers, each from 0 to 2**64 - 1."""
+    # The lower half of the counter counts the numbers drawn.
     counter = np.array([0, 0, minor, major], np.uint64)
     key = np.array([seed, purpose], np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
 class Batches:
-    """Batches of ``batch`` patches of ``patch`` LQ pixels on a side, by their step.
+    """Deterministic source of training batches by step, with threaded prefetch.
 
-    All pictures are visited in an order that is shuffled anew in each epoch, and one random patch
-    is taken at each visit. ``workers`` is the number of threads of `prefetch`. ``use_hflip``,
-    ``use_rot`` and ``color`` are those of `Augmentation`. With ``skip_broken`` the next picture
-    of the order stands in for one that turns out to be damaged, and ``skipped`` names it and
-    says why. Of a batch that several processes make together, ``share`` = (number, of how many) is
-    the part that is drawn here; all parts are those of the whole batch in its order.
+    All images are visited in an order shuffled anew in each epoch; each visit takes one random
+    patch. ``skipped`` maps damaged files to the reason.
 
-    Raises `UsageError` for a number that makes no sense, and `InputError` for pictures smaller
-    than a patch.
+    Args:
+        data: The dataset.
+        patch: Side of a patch in LQ pixels.
+        batch: Patches per step, over all processes.
+        seed: From 0 to 2**64 - 1.
+        workers: Threads of `prefetch`; 0 computes batches in the caller.
+        use_hflip: As ``hflip`` of `Augmentation`.
+        use_rot: As ``rot`` of `Augmentation`.
+        color: As ``color`` of `Augmentation`.
+        skip_broken: Replace a damaged image by the next one of the order instead of raising.
+        share: (rank, world size). This process draws its slice of each batch; the slices
+            of all ranks make up the batch of a single process, in order.
+
+    Raises:
+        UsageError: For a value out of range.
+        InputError: For images smaller than a patch.
     """
 
     def __init__(
@@ -110,25 +123,26 @@ class Batches:
         self._order = functools.lru_cache(_ORDERS)(self._shuffled)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """LQ (batch, 3, patch, patch) and GT (batch, 3, patch * scale, ...), float32 in 0..1, or
-        the share of them.
+        """Return LQ and GT of a step, of which the same step gives the same bits.
 
-        ``step`` counts from 0, and the same one gives the same bits. Raises `InputError` naming
-        a file that is damaged, or with ``skip_broken`` if no other is left.
+        ``step`` counts from 0. LQ is (B, 3, patch, patch) and GT (B, 3, patch * scale,
+        patch * scale), float32 in 0..1, where B is this process's share of the batch. Raises
+        `InputError` naming a damaged file, or with ``skip_broken`` if no other is left.
         """
         pairs = [self._sample(step, place) for place in self._places]
         low, high = (np.stack(side).transpose(0, 3, 1, 2) for side in zip(*pairs, strict=True))
         return _tensor(low), _tensor(high)
 
     def prefetch(self, first_step: int) -> Generator[tuple[Tensor, Tensor]]:
-        """Batches from ``first_step`` on, without end, as `at` gives them and in its order.
+        """Yield the batches of ``first_step`` and all later steps, without end.
 
-        Threads compute up to two batches each ahead. What one raises is raised where its batch
-        is due. Closing the generator waits for the batches being computed.
+        They are those of `at`, in order. Each thread prefetches up to two batches. An error of a
+        thread is raised when its batch is due. Closing the generator waits for the batches in
+        flight.
         """
         steps = count(first_step)
         if self.workers == 0:
-            yield from map(self.at, steps)  # without end
+            yield from map(self.at, steps)  # never returns
         pool = ThreadPoolExecutor(self.workers, "lowtide-batches")
         ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
         try:
@@ -143,14 +157,14 @@ class Batches:
         return philox(self._seed, _ORDER, epoch, 0).permutation(len(self.data))
 
     def _index(self, step: int, place: int, further: int) -> int:
-        """The picture of a sample, or the one that is ``further`` on in the epoch's order."""
+        """Return the image index of a sample, or of the one ``further`` on in the epoch."""
         epoch, position = divmod(step * self.batch + place, len(self.data))
         return int(self._order(epoch)[(position + further) % len(self.data)])
 
     def _sample(self, step: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         for further in range(len(self.data)):
             index = self._index(step, place, further)
-            # Numbers from the beginning for each: those a damaged file used do not count.
+            # A fresh generator: what a damaged file drew must not change the next sample.
             generator = philox(self._seed, _SAMPLE, step, place)
             try:
                 return self.data.pair(index, self.patch, self._augmentation, generator)

@@ -1,7 +1,7 @@
-"""How low-resolution pictures are made of high-resolution ones.
+"""Degradations that make low-resolution images from high-resolution ones.
 
-`bicubic_downscale` is the field's benchmark, `RealDegradation` the random model of what happens to
-pictures on their way through cameras and the Internet (Real-ESRGAN, arXiv 2107.10833).
+`bicubic_downscale` is that of the common benchmarks. `RealDegradation` is Real-ESRGAN's random
+second-order model of what cameras and the Internet do to images (arXiv 2107.10833).
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from lowtide.training.data.kernels import (
 
 Filter = Literal["area", "bilinear", "bicubic"]
 _FILTERS: tuple[Filter, ...] = get_args(Filter)
-# Photons that make white, for noise of strength 1.
+# Photons of a white pixel, for Poisson noise of strength 1.
 _PHOTONS = 256
 
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One round of blur, resizing, noise and JPEG; the defaults are the paper's for the first.
+    """Parameters of one stage of blur, resize, noise and JPEG.
 
-    ``resize_shares`` of the pictures are enlarged, made smaller, or kept, by a factor in
-    ``resize``. ``gaussian_share`` have Gaussian noise with a standard deviation in ``gaussian``
-    (of 255), the others Poisson noise whose strength is in ``poisson``; in ``gray_share`` it is
-    the same for all three bands. ``jpeg`` is the range of qualities. Raises `UsageError` for
-    what is not possible.
+    The defaults are the paper's for the first stage. Shares are probabilities in 0..1.
+    ``resize_shares`` are those of enlarging, shrinking and keeping the size, by a factor in
+    ``resize``. ``gaussian_share`` is that of Gaussian noise, with a standard deviation in
+    ``gaussian`` (of 255); the others have Poisson noise with a strength in ``poisson``.
+    ``gray_share`` is that of noise equal in all three channels. ``jpeg`` is the range of
+    qualities. Raises `UsageError` for invalid values.
     """
 
     blur: BlurConfig = field(default_factory=BlurConfig)
@@ -62,7 +63,7 @@ class StageConfig:
 
 
 def _second_stage() -> StageConfig:
-    """The paper's second round, which is the weaker one."""
+    """Return the paper's parameters of the second, weaker stage."""
     return StageConfig(
         BlurConfig(share=0.8, sigma=(0.2, 1.5)),
         (0.3, 0.4, 0.3),
@@ -74,7 +75,7 @@ def _second_stage() -> StageConfig:
 
 @dataclass(frozen=True)
 class RealConfig:
-    """Both rounds, and the share of pictures with a sinc filter at the end."""
+    """Parameters of both stages, and the share of images with a final sinc filter."""
 
     first: StageConfig = field(default_factory=StageConfig)
     second: StageConfig = field(default_factory=_second_stage)
@@ -85,10 +86,10 @@ class RealConfig:
 
 
 def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
-    """GT float32 (H, W, 3) in 0..1 made ``scale`` times smaller as MATLAB does with 8-bit files.
+    """Downscale by ``scale`` as MATLAB's ``imresize`` does for 8-bit images.
 
-    GT is rounded to 8 bits, LQ comes back as float32 in such steps: what published LQ files hold.
-    Sides are multiples of ``scale``, and nothing here is random.
+    ``gt`` is float32 (H, W, 3) in 0..1 with sides that are multiples of ``scale``. It is rounded
+    to 8 bits, and so is the float32 result, as in published LQ files. ``generator`` is unused.
     """
     levels = np.rint(gt * 255).astype(np.uint8)
     low = resize_cubic(levels, gt.shape[0] // scale, gt.shape[1] // scale)
@@ -96,16 +97,20 @@ def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator
 
 
 class RealDegradation:
-    """Blur, resizing, noise and JPEG, twice, each drawn at random (arXiv 2107.10833, figure 2).
+    """Real-ESRGAN's random second-order degradation (arXiv 2107.10833, figure 2).
 
-    At the end come, in one of two orders, JPEG and the last resizing with a sinc filter.
+    Two stages of random blur, resize, noise and JPEG. In the second, JPEG comes randomly before or
+    after the final resize with a sinc filter.
     """
 
     def __init__(self, config: RealConfig | None = None) -> None:
         self.config = config or RealConfig()
 
     def __call__(self, gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
-        """GT float32 (H, W, 3) in 0..1 to LQ, ``scale`` times smaller, float32 in 8-bit steps."""
+        """Return the degraded LQ of ``gt``, ``scale`` times smaller.
+
+        Both are float32 (H, W, 3) in 0..1; LQ is rounded to 8-bit steps.
+        """
         size = (gt.shape[0] // scale, gt.shape[1] // scale)
         first, second = self.config.first, self.config.second
         image = _worsened(gt, gt.shape[:2], first, generator)
@@ -133,7 +138,7 @@ class RealDegradation:
 def _worsened(
     image: np.ndarray, size: tuple[int, int], config: StageConfig, generator: np.random.Generator
 ) -> np.ndarray:
-    """Blurred, resized to ``size`` times a random factor, and with noise; in 0..1."""
+    """Blur, resize to ``size`` times a random factor, and add noise; in 0..1."""
     if generator.random() < config.blur.share:
         image = apply_kernel(image, draw_kernel(config.blur, generator))
     low, high = config.resize
@@ -145,7 +150,7 @@ def _worsened(
 
 
 def _noise(image: np.ndarray, config: StageConfig, generator: np.random.Generator) -> np.ndarray:
-    """Noise for an image in 0..1: float32 of its shape, or with one band for all."""
+    """Draw noise for an image in 0..1: float32 (H, W, 3), or (H, W, 1) if gray."""
     gray = generator.random() < config.gray_share
     if generator.random() < config.gaussian_share:
         shape = (*image.shape[:2], 1 if gray else 3)
@@ -166,9 +171,9 @@ def _quality(config: StageConfig, generator: np.random.Generator) -> int:
 
 
 def jpeg_roundtrip(image: np.ndarray, quality: int) -> np.ndarray:
-    """float32 (H, W, 3) in 0..1 as it comes back from a JPEG file of ``quality`` 1 to 100.
+    """Encode and decode a float32 (H, W, 3) in 0..1 as JPEG of ``quality`` 1 to 100.
 
-    Color is stored at half the resolution, as most programs do and as the paper's does.
+    Chroma is subsampled by 2, as in most programs and in the paper's.
     """
     levels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
     file = pyvips.Image.new_from_array(levels).jpegsave_buffer(Q=quality, subsample_mode="on")
@@ -176,10 +181,10 @@ def jpeg_roundtrip(image: np.ndarray, quality: int) -> np.ndarray:
 
 
 def resize_image(image: np.ndarray, size: tuple[int, int], kind: Filter) -> np.ndarray:
-    """float32 (H, W, C) in another size (height, width), with the borders' pixels repeated.
+    """Resize a float32 (H, W, C) to ``size`` (height, width) with replicated borders.
 
-    ``area`` is the mean over the pixel's area; the other two read 2 or 4 pixels per axis, also
-    where the picture shrinks: the aliasing that such programs make is part of the model.
+    ``area`` is the mean over the pixel's area. ``bilinear`` and ``bicubic`` read 2 or 4 pixels per
+    axis without antialiasing when they shrink: aliasing is part of the degradation model.
     """
     for axis in (0, 1):
         index, weights = _taps(image.shape[axis], size[axis], kind)
@@ -193,7 +198,7 @@ def resize_image(image: np.ndarray, size: tuple[int, int], kind: Filter) -> np.n
 
 
 def _taps(length: int, size: int, kind: Filter) -> tuple[np.ndarray, np.ndarray]:
-    """For each of ``size`` output pixels the input pixels it reads, and their weights."""
+    """Return the input indices and weights of each output pixel, each (size, taps)."""
     step = length / size
     left = np.arange(size) * step
     if kind == "area":

@@ -1,18 +1,18 @@
-"""Whether the pictures of a training are still those that it began with."""
+"""Detection of changed training images when a run resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Bytes, and the time of the last change in nanoseconds.
+# Size in bytes, and modification time in nanoseconds.
 FileFacts = tuple[int, int]
 
 _NAMED = 3
 
 
 def collect_file_facts(paths: Iterable[Path]) -> dict[str, FileFacts]:
-    """Size and time of change of each file, by its path. Nothing is read of them."""
+    """Return size and modification time of each file by path, reading no contents."""
     facts: dict[str, FileFacts] = {}
     for path in paths:
         known = path.stat()
@@ -21,8 +21,7 @@ def collect_file_facts(paths: Iterable[Path]) -> dict[str, FileFacts]:
 
 
 def changed_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts]) -> str:
-    """What makes ``now`` other data than ``before``: files that are new, gone, or of another size;
-    empty where there are none."""
+    """Describe files that are new, gone, or of another size; empty if there are none."""
     both = before.keys() & now.keys()
     kinds = {
         "new": now.keys() - before.keys(),
@@ -33,7 +32,10 @@ def changed_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts])
 
 
 def rewritten_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts]) -> str:
-    """Files of the same size that were written since, as copies are too; empty where none were."""
+    """Describe files of the same size with another modification time; empty if none.
+
+    Copies of the same files have another time too.
+    """
     both = before.keys() & now.keys()
     paths = {
         path for path in both if before[path][0] == now[path][0] and before[path][1] != now[path][1]

@@ -1,4 +1,4 @@
-"""High-resolution pictures alone: the low-resolution side of each patch is made of it."""
+"""Dataset of high-resolution images only, whose LQ patches a degradation makes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lowtide.training.data.image_cache import (
     unit_range,
 )
 
-# What the degradations see around a patch, in GT pixels and at least in LQ pixels: a blur's
+# Halo around a patch for the degradation, in GT pixels, and its minimum in LQ pixels: a blur's
 # radius is up to 10, twice, of which the outer weights are small; a cubic filter's is 2 LQ pixels.
 _CONTEXT, _LEAST_CONTEXT = 24, 2
 
@@ -29,11 +29,11 @@ Degradation = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
 class HighResolutionFolders:
-    """Folders of pictures (GT), of whose patches ``degradation`` makes LQ, ``scale`` times smaller.
+    """Dataset of GT folders whose LQ patches are made by a degradation.
 
-    A patch is cut with what lies around it, changed, degraded, and cut to its size: the filters
-    see the picture go on, and at its borders see it mirrored. Raises one `InputError` for all
-    files that are damaged or not 8 or 16-bit RGB.
+    ``degradation`` returns LQ ``scale`` times smaller than GT. A patch is cut with a halo,
+    augmented, degraded, and cropped: filters see the pixels around it, mirrored at the image's
+    borders. Raises one `InputError` for all files that are damaged or not 8 or 16-bit RGB.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class HighResolutionFolders:
         return len(self._paths)
 
     def path(self, index: int) -> Path:
-        """The file of a picture."""
+        """Return the file of an image."""
         return self._paths[index]
 
     def files(self) -> list[Path]:
-        """All files."""
+        """Return all image files."""
         return list(self._paths)
 
     def check(self, patch: int) -> None:
@@ -74,10 +74,11 @@ class HighResolutionFolders:
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A random patch and what became of it: LQ and GT as float32 (H, W, 3) in 0..1.
+        """Return a random GT patch with its degraded LQ, as float32 (H, W, 3) in 0..1.
 
-        LQ has ``patch`` pixels on a side, GT ``patch * scale``. Patches begin at whole LQ
-        pixels. Raises `InputError` for a file that is damaged or of another size than before.
+        The order is LQ, GT. LQ has ``patch`` pixels on a side, GT ``patch * scale``. Patches begin
+        at whole LQ pixels. Raises `InputError` for a file that is damaged or of another size than
+        before.
         """
         path = self._paths[index]
         image = same_size(self._cache.read(path), self._infos[index], path)
@@ -87,12 +88,12 @@ class HighResolutionFolders:
         return _inner(low, self._margin), _inner(high, self._margin * self.scale)
 
     def _cut(self, image: np.ndarray, patch: int, generator: np.random.Generator) -> np.ndarray:
-        """A patch's GT pixels with the margin on all four sides."""
+        """Cut a random GT patch with its halo on all four sides."""
         margin, size = self._margin * self.scale, patch * self.scale
         spans: list[slice] = []
         missing: list[tuple[int, int]] = []
         for side in image.shape[:2]:
-            # What is left over of the last LQ pixel is as good as not there.
+            # GT pixels beyond the last whole LQ pixel are dropped.
             side -= side % self.scale
             first = int(generator.integers((side - size) // self.scale + 1)) * self.scale - margin
             last = first + size + 2 * margin

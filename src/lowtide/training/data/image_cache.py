@@ -1,4 +1,4 @@
-"""Pictures as the data sets take them: 8 or 16-bit RGB, found in folders and kept in memory."""
+"""Training images: found in folders, decoded to 8 or 16-bit RGB, cached in memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lowtide.media.discover import images_below
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
-# So many problems are told one by one.
+# Problems named in one message.
 _NAMED = 5
-# Reading headers waits for the disk, not for the processor.
+# Threads; reading headers is bound by the disk, not by the CPU.
 _HEADER_READERS = 8
 
 
@@ -31,11 +31,11 @@ def read_rgb(
     gray: Literal["refuse", "convert"] = "refuse",
     alpha: Literal["refuse", "drop"] = "refuse",
 ) -> np.ndarray:
-    """A file as RGB, upright: uint8 or uint16 of shape (height, width, 3).
+    """Decode an image file to upright RGB, uint8 or uint16 (H, W, 3).
 
-    ``gray="convert"`` repeats the one band of a gray picture, ``alpha="drop"`` takes the colors
-    as they are under the opacity. Raises `ImageError` for gray or an opacity otherwise, for
-    samples that are floats, and for a file that is missing, damaged or cut short.
+    ``gray="convert"`` repeats the one channel of a gray image. ``alpha="drop"`` takes the colors
+    without the alpha channel, not blended. Raises `ImageError` for gray or alpha otherwise, for
+    float samples, and for a file that is missing, damaged or truncated.
     """
     with open_image(path) as source:
         info = source.info
@@ -48,7 +48,10 @@ def read_rgb(
 
 
 def unusable_reason(info: ImageInfo, *, gray: bool = True, alpha: bool = True) -> str | None:
-    """Why a picture is none to train on, or None; ``gray`` and ``alpha`` say if these count."""
+    """Return why an image cannot be trained on, or None.
+
+    ``gray`` and ``alpha`` say whether gray and an alpha channel are reasons.
+    """
     if info.sample == "float32":
         return "its samples are 32-bit floats, and 8 or 16-bit integers are expected"
     if gray and info.color_bands != _RGB:
@@ -59,20 +62,20 @@ def unusable_reason(info: ImageInfo, *, gray: bool = True, alpha: bool = True) -
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Height and width in pixels, upright, from the header; raises `ImageError`."""
+    """Read height and width of the upright image from the header; raises `ImageError`."""
     info = inspect_image(path).info
     return info.height, info.width
 
 
 def unit_range(pixels: np.ndarray) -> np.ndarray:
-    """uint8 or uint16 to float32 in 0..1, where 1 is the type's largest value."""
+    """Convert uint8 or uint16 to float32 in 0..1; 1 is the dtype's largest value."""
     return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
 
 
 class ImageCache:
-    """Decoded pictures, of which those not used for longest go first; for many threads.
+    """Thread-safe LRU cache of decoded images.
 
-    Holds up to ``limit_bytes`` of pixels. A picture that is larger is read each time.
+    It holds up to ``limit_bytes`` of pixels. A larger image is decoded each time.
     """
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
@@ -82,12 +85,12 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> np.ndarray:
-        """What `read_rgb` gives, which nobody may change; raises as it does."""
+        """Return `read_rgb` of the file as a read-only array; raises as it does."""
         with self._lock:
             if path in self._held:
                 self._held.move_to_end(path)
                 return self._held[path]
-        # Decoded without the lock: two threads may do the same once, but none waits for another.
+        # Without the lock: two threads may decode the same file, but none waits for another.
         pixels = read_rgb(path)
         pixels.flags.writeable = False
         with self._lock:
@@ -105,7 +108,10 @@ class ImageCache:
 
 @dataclass(frozen=True)
 class FoundImage:
-    """A picture's file, its place below the folder without the suffix, and which folder."""
+    """Image file found in a folder.
+
+    ``stem`` is its path relative to the folder without the suffix, ``folder`` the folder's index.
+    """
 
     path: Path
     stem: Path
@@ -113,10 +119,10 @@ class FoundImage:
 
 
 def find_images(folders: Sequence[Path]) -> list[FoundImage]:
-    """The pictures in folders and their subfolders, in an order that no file system changes.
+    """Find the images in folders and their subfolders.
 
-    Hidden files and folders are left out. Raises `InputError` for a folder that does not exist
-    or has no picture.
+    The order does not depend on the file system. Hidden files and folders are skipped. Raises
+    `InputError` for a folder that does not exist or has no image.
     """
     found: list[FoundImage] = []
     for number, folder in enumerate(folders):
@@ -129,7 +135,10 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
 
 
 def read_headers(paths: Sequence[Path]) -> list[ImageInfo | str]:
-    """For each file its shape, or what makes it none to train on as a sentence that names it."""
+    """Read the header of each file, in threads.
+
+    For a file that cannot be trained on, the entry is a message that names it.
+    """
     with ThreadPoolExecutor(_HEADER_READERS) as readers:
         return list(readers.map(_header, paths))
 
@@ -144,7 +153,10 @@ def _header(path: Path) -> ImageInfo | str:
 
 
 def raise_problems(problems: Sequence[str], hint: str) -> None:
-    """Raise one `InputError` that counts the problems and tells the first; none, and it returns."""
+    """Raise one `InputError` that counts the problems and lists the first few.
+
+    Without problems it returns.
+    """
     if not problems:
         return
     more = len(problems) - _NAMED
@@ -157,7 +169,10 @@ def raise_problems(problems: Sequence[str], hint: str) -> None:
 def side_problems(
     paths: Sequence[Path], infos: Sequence[ImageInfo], least: int, what: str
 ) -> list[str]:
-    """A sentence for each picture with a side below ``least`` pixels, the side of ``what``."""
+    """Return a message for each image with a side below ``least`` pixels.
+
+    ``what`` names the thing that needs such a side.
+    """
     return [
         f"{path}: {size_text(info)} is smaller than {what} of {least:,} x {least:,}"
         for path, info in zip(paths, infos, strict=True)
@@ -166,7 +181,7 @@ def side_problems(
 
 
 def same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
-    """``pixels`` (H, W, 3), or `InputError` where the file is not of the size it had before."""
+    """Return ``pixels`` (H, W, 3); `InputError` if the size is not that of ``info``."""
     height, width = pixels.shape[:2]
     if (height, width) != (info.height, info.width):
         raise InputError(
@@ -177,5 +192,5 @@ def same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
 
 
 def size_text(info: ImageInfo) -> str:
-    """Width and height as messages give them."""
+    """Format width and height for messages."""
     return f"{info.width:,} x {info.height:,} pixels"

@@ -1,7 +1,7 @@
-"""Blur kernels of the second-order degradation model, and how they are applied.
+"""Random blur kernels of the second-order degradation model.
 
-The shapes and their parameters are those of Real-ESRGAN (arXiv 2107.10833, section 3): Gaussian
-kernels with an exponent (generalized, or with a flat top), round or not, and the sinc filter that
+The shapes and parameters are those of Real-ESRGAN (arXiv 2107.10833, section 3): isotropic and
+anisotropic Gaussian, generalized Gaussian and plateau-shaped kernels, and the sinc filter that
 makes ringing.
 """
 
@@ -18,7 +18,7 @@ from lowtide.core.errors import UsageError
 
 Shape = Literal["gaussian", "generalized", "plateau"]
 Range = tuple[float, float]
-# Shares of the shapes among kernels that are no sinc: a round and a stretched one of each.
+# Shares of the shapes among kernels other than sinc; True is anisotropic.
 _SHARES: dict[tuple[Shape, bool], float] = {
     ("gaussian", False): 0.45,
     ("gaussian", True): 0.25,
@@ -27,18 +27,18 @@ _SHARES: dict[tuple[Shape, bool], float] = {
     ("plateau", False): 0.12,
     ("plateau", True): 0.03,
 }
-# Kernels are of odd sizes from 7 to 21; a small one has no room for slow ringing.
+# Odd sizes from 7 to 21; small kernels have no room for low cutoffs.
 _SIZES = np.arange(7, 22, 2)
 _SMALL, _CUTOFF_SMALL, _CUTOFF = 13, math.pi / 3, math.pi / 5
 
 
 @dataclass(frozen=True)
 class BlurConfig:
-    """How kernels are drawn; the defaults are the paper's for the first of the two blurs.
+    """Distribution of random blur kernels; the defaults are the paper's first stage.
 
-    ``share`` of the pictures are blurred, ``sinc_share`` of these by a sinc filter. ``sigma`` is
-    the range of the width along each axis in pixels, ``generalized`` and ``plateau`` those of the
-    exponents. Raises `UsageError` for what is not possible.
+    ``share`` of the images are blurred, ``sinc_share`` of these by a sinc filter. ``sigma`` is
+    the range of the width along each axis in pixels, ``generalized`` and ``plateau`` are those of
+    the exponents. Raises `UsageError` for invalid values.
     """
 
     share: float = 1.0
@@ -60,7 +60,7 @@ def check_shares(config: object, *names: str) -> None:
 
 
 def check_ranges(config: object, highest: float, *names: str) -> None:
-    """Raise `UsageError` for fields that are no range above 0 up to ``highest``."""
+    """Raise `UsageError` for fields that are not a range above 0, up to ``highest``."""
     for name in names:
         low, high = getattr(config, name)
         if not 0 < low <= high <= highest:
@@ -71,11 +71,12 @@ def check_ranges(config: object, highest: float, *names: str) -> None:
 def gaussian_kernel(
     size: int, sigma: Range, angle: float, shape: Shape = "gaussian", exponent: float = 1.0
 ) -> np.ndarray:
-    """A kernel (size, size) in float64 that sums to 1.
+    """Return a Gaussian, generalized Gaussian or plateau kernel (size, size).
 
-    ``sigma`` are the widths in pixels along two axes, the first of which is turned by ``angle``
-    (radians) from the rows' direction. With q the squared distance in such units, a kernel is
-    exp(-q/2), generalized exp(-q**exponent / 2), and with a plateau 1 / (1 + q**exponent).
+    It is float64 and sums to 1. ``sigma`` are the widths in pixels along two axes, the first of
+    which is rotated by ``angle`` (radians) from the rows' direction. With q the squared distance
+    in units of ``sigma``, the kernel is exp(-q/2), generalized exp(-q**exponent / 2), and with a
+    plateau 1 / (1 + q**exponent).
     """
     across = np.arange(size) - (size - 1) / 2
     y, x = np.meshgrid(across, across, indexing="ij")
@@ -87,9 +88,10 @@ def gaussian_kernel(
 
 
 def sinc_kernel(size: int, cutoff: float) -> np.ndarray:
-    """A round low-pass filter (size, size) in float64 that sums to 1, with rings around edges.
+    """Return a circular sinc low-pass kernel (size, size), which makes ringing.
 
-    ``cutoff`` is in radians per pixel, up to pi. It is J1(cutoff r) / r, the transform of a disk.
+    It is float64 and sums to 1. ``cutoff`` is in radians per pixel, up to pi. The kernel is
+    J1(cutoff r) / r, the Fourier transform of a disk.
     """
     across = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
     radius = torch.hypot(across[:, None], across[None, :])
@@ -99,7 +101,7 @@ def sinc_kernel(size: int, cutoff: float) -> np.ndarray:
 
 
 def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarray:
-    """A random kernel (size, size) with the shapes, widths and exponents of ``config``."""
+    """Draw a random kernel (size, size) from the distribution of ``config``."""
     if generator.random() < config.sinc_share:
         return draw_sinc(generator)
     size = int(generator.choice(_SIZES))
@@ -111,7 +113,7 @@ def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarra
 
 
 def _exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) -> float:
-    """Below and above 1 equally often, however far the range goes."""
+    """Draw an exponent, below and above 1 equally often whatever the range."""
     low, high = config.plateau if shape == "plateau" else config.generalized
     middle = min(max(low, 1.0), high)
     part = (low, middle) if generator.random() < 0.5 else (middle, high)
@@ -119,21 +121,21 @@ def _exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) 
 
 
 def draw_sinc(generator: np.random.Generator) -> np.ndarray:
-    """A random sinc filter (size, size), as at the end of the model too."""
+    """Draw a random sinc kernel (size, size), also for the final filter of the model."""
     size = int(generator.choice(_SIZES))
     lowest = _CUTOFF_SMALL if size < _SMALL else _CUTOFF
     return sinc_kernel(size, float(generator.uniform(lowest, math.pi)))
 
 
 def apply_kernel(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """float32 (H, W, C) filtered by a kernel of odd size; mirrored around its last pixels.
+    """Filter a float32 (H, W, C) by a kernel of odd size with reflected borders.
 
-    Done by Fourier transforms in NumPy, whose result does not depend on the number of threads.
+    Uses NumPy's FFT, whose result does not depend on the number of threads.
     """
     radius = kernel.shape[0] // 2
     around = np.pad(image, ((radius, radius), (radius, radius), (0, 0)), "reflect")
     size = around.shape[:2]
     spectrum = np.fft.rfft2(around, axes=(0, 1)) * np.fft.rfft2(kernel, size)[..., None]
     whole = np.fft.irfft2(spectrum, size, axes=(0, 1))
-    # A circular product: only from there on nothing comes around from the other end.
+    # The convolution is circular: earlier pixels wrap around from the other end.
     return whole[2 * radius :, 2 * radius :].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Pairs of files: high-resolution pictures and their low-resolution partners."""
+"""Dataset of paired files, high-resolution images and their LQ versions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ _PAIR_HINT = "each file of dataroot_gt needs one of dataroot_lq, named by filena
 
 
 class PairedFolders:
-    """Folders of pictures (GT) and folders of the same, ``scale`` times smaller (LQ).
+    """Dataset of GT folders and LQ folders, whose images are ``scale`` times smaller.
 
-    The names are BasicSR's: the first of ``gt`` belongs to the first of ``lq``, and so on; a
-    GT file ``a/b.png`` belongs to ``a/`` and ``filename_tmpl`` with ``b`` for its braces, with
-    any image suffix. Raises `UsageError` for folders that do not match or a template without
-    braces, and one `InputError` for all files without a partner or with two, for LQ files that
-    are nobody's, sizes that are not exactly ``scale`` times each other, files that are damaged,
-    and those that are not 8 or 16-bit RGB.
+    Files are paired as in BasicSR: the first of ``gt`` belongs to the first of ``lq``, and so on;
+    the LQ of ``a/b.png`` is in ``a/``, named ``filename_tmpl`` with ``b`` for its braces, with any
+    image suffix.
+
+    Raises:
+        UsageError: For an unequal count of folders, or a template without braces.
+        InputError: One for all files without an LQ file or with two, LQ files without a GT file,
+            sizes that are not exactly ``scale`` times each other, damaged files, and files that
+            are not 8 or 16-bit RGB.
     """
 
     def __init__(
@@ -66,15 +69,15 @@ class PairedFolders:
         return len(self._pairs)
 
     def path(self, index: int) -> Path:
-        """The GT file of a pair."""
+        """Return the GT file of a pair."""
         return self._pairs[index][0]
 
     def low_path(self, index: int) -> Path:
-        """The LQ file of a pair."""
+        """Return the LQ file of a pair."""
         return self._pairs[index][1]
 
     def files(self) -> list[Path]:
-        """All files of both sides."""
+        """Return all GT and LQ files."""
         return [path for pair in self._pairs for path in pair]
 
     def check(self, patch: int) -> None:
@@ -87,10 +90,10 @@ class PairedFolders:
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A random patch of a pair, changed alike: LQ and GT as float32 (H, W, 3) in 0..1.
+        """Return a random patch of a pair, LQ and GT as float32 (H, W, 3) in 0..1.
 
-        LQ has ``patch`` pixels on a side, GT ``patch * scale``. Raises `InputError` for files
-        that are damaged or no longer what their headers said.
+        Both are augmented alike. LQ has ``patch`` pixels on a side, GT ``patch * scale``. Raises
+        `InputError` for files that are damaged or of another size than before.
         """
         high, low = (self._read(index, side) for side in (0, 1))
         top, left = (int(generator.integers(side - patch + 1)) for side in low.shape[:2])
@@ -110,7 +113,7 @@ class PairedFolders:
 def _match(
     gt: list[FoundImage], lq: list[FoundImage], template: str
 ) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """The pairs, and sentences about everything that has no partner or too many."""
+    """Pair GT and LQ files; messages for files without a partner or with several."""
     low: dict[_Place, list[Path]] = {}
     for found in lq:
         low.setdefault((found.folder, found.stem), []).append(found.path)
@@ -137,7 +140,7 @@ def _match(
 def _check_sizes(
     pairs: list[tuple[Path, Path]], scale: int
 ) -> tuple[list[tuple[Path, Path]], list[tuple[ImageInfo, ImageInfo]], list[str]]:
-    """The pairs that can be used, their shapes, and sentences about the others."""
+    """Return the valid pairs, their headers, and messages about the others."""
     headers = read_headers([path for pair in pairs for path in pair])
     good: list[tuple[Path, Path]] = []
     infos: list[tuple[ImageInfo, ImageInfo]] = []

@@ -1,8 +1,8 @@
-"""What a super-resolution model is trained against.
+"""Loss functions of super-resolution training.
 
 `pixel`, `structure`, `frequency` and `perceptual` compare a prediction with its target, both
-(B, 3, H, W) and nominally in 0..1; `catalog` makes them by name. `gan` works on the logits of a
-discriminator. All give a scalar in fp32, or in fp64 where the pictures are in fp64.
+(B, 3, H, W) and nominally in 0..1; `make_loss` builds them by name. `gan` works on the logits of a
+discriminator. All return a scalar in fp32, or in fp64 where the images are in fp64.
 """
 
 from lowtide.training.losses.frequency import FFTLoss

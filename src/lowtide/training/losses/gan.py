@@ -1,7 +1,7 @@
-"""Adversarial losses, of a discriminator's logits: high for real pictures, low for made ones.
+"""Adversarial (GAN) losses and gradient penalty on the logits of a discriminator.
 
-Logits have any shape, one for each picture or a map of them; what comes out is their mean, a
-scalar. The kinds, with R logits of real pictures and F of fake ones:
+Logits are high for real images and low for fake ones. They have any shape, one per image or a
+map; the loss is their mean, a scalar. The kinds, with R logits of real images and F of fake ones:
 
     kind      discriminator                         generator
     vanilla   softplus(-R) + softplus(F)            softplus(-F)       arXiv 1406.2661
@@ -10,9 +10,9 @@ scalar. The kinds, with R logits of real pictures and F of fake ones:
     r3gan     softplus(F - R)                       softplus(R - F)    arXiv 2501.05441
 
 vanilla is the logistic loss in its non-saturating form. lsgan has no halves, unlike its paper, as
-is usual in super-resolution. r3gan pairs each real picture with the fake one in the same place;
-its discriminator also needs gamma / 2 * (R1 + R2), of `gradient_penalty` on real and on fake
-pictures, whose gamma is the caller's.
+is usual in super-resolution. r3gan pairs each real image with the fake one at the same index;
+its discriminator also needs gamma / 2 * (R1 + R2), where R1 and R2 are the `gradient_penalty` of
+real and of fake images and the caller chooses gamma.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ GanKind = Literal["vanilla", "lsgan", "hinge", "r3gan"]
 
 
 def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tensor:
-    """What the generator is to lower, for a `GanKind`; formulas are in the module.
+    """Return the generator's adversarial loss for a `GanKind`.
 
-    ``fake`` and ``real`` are logits of the same shape; only r3gan looks at ``real``, and gives it
-    no gradient. Raises UsageError for an unknown kind, and for an r3gan whose ``real`` is missing
-    or of another shape.
+    Formulas are in the module's docstring. ``fake`` and ``real`` are logits of the same shape. Only
+    r3gan needs ``real``, which gets no gradient. Raises UsageError for an unknown kind, and for
+    r3gan if ``real`` is missing or of another shape.
     """
     _require_kind(kind)
     fake = full_precision(fake)
@@ -43,7 +43,7 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
         if real is None:
             raise UsageError("the r3gan generator loss needs the logits of real pictures too")
         _require_pairs(real, fake)
-        # They do not depend on the generator, and the discriminator is not to learn from this.
+        # Real logits do not depend on the generator, and this loss must not train the other side.
         return F.softplus(full_precision(real.detach()) - fake).mean()
     if kind == "hinge":
         return -fake.mean()
@@ -53,10 +53,11 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
 
 
 def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
-    """What the discriminator is to lower, for a `GanKind`; formulas are in the module.
+    """Return the discriminator's adversarial loss for a `GanKind`.
 
-    ``real`` and ``fake`` are logits; ``fake`` should be those of detached pictures. Raises
-    UsageError for an unknown kind, and for r3gan's logits of different shapes.
+    Formulas are in the module's docstring. ``real`` and ``fake`` are logits; ``fake`` should be
+    those of detached images. Raises UsageError for an unknown kind, and for r3gan's logits of
+    different shapes.
     """
     _require_kind(kind)
     real, fake = full_precision(real), full_precision(fake)
@@ -71,13 +72,19 @@ def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
 
 
 def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
-    """Mean over the batch of the squared norm of the logits' gradient in the picture.
+    """Return the R1 or R2 gradient penalty: mean over B of the squared gradient norm.
 
-    R1 of real pictures, R2 of fake ones (arXiv 1801.04406). ``picture`` is (B, ...), requires a
-    gradient, and is what ``logits`` (B, ...) were computed from, by a discriminator that does not
-    mix the pictures of a batch. The result can be differentiated once more. A picture's logits are
-    summed, so that of a map the penalty grows with its size; give their mean over the map where it
-    should not. Raises UsageError where ``picture`` has no gradient, or ``logits`` none from it.
+    The gradient is that of the logits in the image. It is R1 for real images, R2 for fake ones
+    (arXiv 1801.04406). The result can be differentiated once more.
+
+    Args:
+        logits: (B, ...), from a discriminator that does not mix the images of a batch. The logits
+            of an image are summed, so that the penalty grows with the size of a map; pass the
+            mean over the map to avoid that.
+        picture: (B, ...), the image that ``logits`` were computed from; requires a gradient.
+
+    Raises:
+        UsageError: If ``picture`` does not require a gradient, or ``logits`` do not depend on it.
     """
     if not picture.requires_grad:
         raise UsageError(
@@ -98,7 +105,7 @@ def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
 
 
 def _require_kind(kind: str) -> None:
-    """UsageError for a kind there is not, as a settings file may have one."""
+    """Raise UsageError for an unknown `GanKind`, as from a configuration file."""
     known = get_args(GanKind)
     if kind not in known:
         raise UsageError(
@@ -108,7 +115,7 @@ def _require_kind(kind: str) -> None:
 
 
 def _require_pairs(real: Tensor, fake: Tensor) -> None:
-    """Broadcasting would pair each picture with all the others."""
+    """Require equal shapes: broadcasting would pair each image with all the others."""
     if real.shape != fake.shape:
         raise UsageError(
             f"r3gan pairs logits of the same shape, not real {tuple(real.shape)} and "

@@ -1,4 +1,4 @@
-"""Losses by the names that settings files have for them."""
+"""Factory of losses by their names in configuration files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _LOSSES: dict[LossName, type[nn.Module]] = {
 
 
 def loss_names() -> tuple[LossName, ...]:
-    """The names `make_loss` knows, in their shortest form."""
+    """Return the names that `make_loss` accepts, in their shortest form."""
     return get_args(LossName)
 
 
 def make_loss(type: str, **options: Any) -> nn.Module:
-    """The loss of that name: a module that takes (prediction, target), both (B, 3, H, W).
+    """Build the loss module of a name.
 
-    Case, hyphens, underscores and "loss" at the end do not matter: "MS-SSIM", "msssim_loss" and
-    "MSSSIMLoss" are the same. ``options`` are those of the class. Raises UsageError for a name or
-    an option there is not, an option that is missing, and what the class refuses.
+    The module takes (prediction, target), both (B, 3, H, W). Case, hyphens, underscores and "loss"
+    at the end do not matter: "MS-SSIM", "msssim_loss" and "MSSSIMLoss" are the same. ``options``
+    are arguments of the class. Raises UsageError for an unknown name or option, a missing option,
+    and values that the class refuses.
     """
     loss = _loss(type)
     parameters = inspect.signature(loss).parameters if "__init__" in vars(loss) else {}
@@ -54,7 +55,7 @@ def make_loss(type: str, **options: Any) -> nn.Module:
 
 
 def _loss(name: str) -> type[nn.Module]:
-    """The class of a name in any spelling; UsageError with the nearest one for an unknown."""
+    """Return the class of a name in any spelling; UsageError for an unknown one."""
     plain = name.lower().replace("-", "").replace("_", "").removesuffix("loss")
     for known, loss in _LOSSES.items():
         if plain == known:

@@ -1,8 +1,8 @@
-"""A loss of what a network trained to recognize things sees: VGG19's features.
+"""Perceptual loss: L1 distance of VGG19 features.
 
-Johnson et al., arXiv 1603.08155; the features are taken before the ReLU since ESRGAN
-(arXiv 1809.00219), and layers and weights below are those usual since Real-ESRGAN
-(arXiv 2107.10833). The network is that of Simonyan and Zisserman, arXiv 1409.1556.
+The loss is by Johnson et al., arXiv 1603.08155. Features are taken before the ReLU, as since
+ESRGAN (arXiv 1809.00219); the default layers and weights are those usual since Real-ESRGAN
+(arXiv 2107.10833). VGG19 is by Simonyan and Zisserman, arXiv 1409.1556.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowtide.core.suggest import hint_for_name
 from lowtide.training.losses.pixel import common_dtype, full_precision, require_positive
 from lowtide.training.pretrained import read_tensors, select_features
 
-# Of ImageNet's RGB in 0..1, as torchvision's networks were trained on it.
+# ImageNet normalization of RGB in 0..1, as torchvision's networks were trained.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Convolutions of each of VGG19's stages; a ReLU follows each, and pooling each stage.
 _STAGES = 2, 2, 4, 4, 4
@@ -28,40 +28,44 @@ _SOURCE = "give torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as 
 
 
 class PerceptualLoss(nn.Module):
-    """Sum over layers of weight * mean(|difference of VGG19's features|).
+    """VGG19 perceptual loss: sum over layers of weight * mean(|feature difference|).
 
-    ``weights`` is a file: torchvision's VGG19 state dict as .pth, or its tensors as .safetensors,
-    with or without ``features.`` before the names; nothing is ever downloaded. ``layers`` maps
-    conv1_1 .. conv5_4 to weights above 0, by default conv1_2 and conv2_2 to 0.1, conv3_4, conv4_4
-    and conv5_4 to 1. Raises UsageError for other layers, and for a file that does not fit.
+    VGG19 is frozen and always in eval mode. It is not in this module's parameters or state dict,
+    but ``to`` moves and casts it as well.
 
-    The network is frozen, always in eval mode, and no part of this module's parameters or state
-    dict, but it goes to other devices and types with it.
+    Args:
+        weights: File with torchvision's VGG19 state dict as .pth, or its tensors as .safetensors,
+            with or without the prefix ``features.``; nothing is downloaded.
+        layers: Layer names, conv1_1 to conv5_4, with weights above 0. By default conv1_2 and
+            conv2_2 have 0.1, conv3_4, conv4_4 and conv5_4 have 1.
+
+    Raises:
+        UsageError: For unknown layers or invalid weights, and for a file that does not fit.
     """
 
     def __init__(self, weights: str | Path, layers: Mapping[str, float] | None = None) -> None:
         super().__init__()
         self.layers = _checked(_USUAL if layers is None else layers)
         self._depths = {_depth(name): weight for name, weight in self.layers.items()}
-        # Out of PyTorch's sight in a tuple: nobody trains it, saves it, or puts it in train mode.
+        # A tuple hides it from nn.Module: it is not trained, saved, or put in train mode.
         self._hidden = (_network(Path(weights), max(self._depths)),)
 
     @property
     def network(self) -> nn.Module:
-        """What gives the features."""
+        """The frozen VGG19 feature extractor, up to the deepest layer used."""
         return self._hidden[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerceptualLoss:
-        """What ``to``, ``cuda`` and the like go through."""
+        """Apply ``to``, ``cuda`` and the like to the hidden VGG19 too."""
         self._hidden[0]._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) in 0..1 to a scalar; gradients go to the prediction only.
+        """Return the scalar loss of two (B, 3, H, W) in 0..1.
 
-        Autocast makes the network compute in its type; features are compared in fp32. Raises
-        UsageError for sides that pooling leaves nothing of (below 16 for conv5), and as
-        `common_dtype` does.
+        Gradients flow to the prediction only. Under autocast VGG19 runs in its dtype; features
+        are compared in fp32. Raises UsageError for sides too small for the pooling layers (below
+        16 for conv5), and as `common_dtype`.
         """
         prediction, target = common_dtype(prediction, target)
         network = self._hidden[0]
@@ -82,7 +86,7 @@ class PerceptualLoss(nn.Module):
         return torch.stack(terms).sum()
 
     def _features(self, picture: Tensor) -> dict[int, Tensor]:
-        """(B, 3, H, W) to maps (B, C, h, w) in full precision, by the layer's depth."""
+        """Return the full-precision feature maps of (B, 3, H, W), by layer index."""
         network = self._hidden[0]
         x = (picture - picture.new_tensor(_MEAN).view(1, 3, 1, 1)) / picture.new_tensor(
             _DEVIATION
@@ -97,8 +101,10 @@ class PerceptualLoss(nn.Module):
 
 
 def _checked(layers: Mapping[str, float]) -> dict[str, float]:
-    """Layers with their weights as floats; UsageError for none, an unknown one, a weight not
-    above 0."""
+    """Return the layers with float weights.
+
+    Raises UsageError for no layer, an unknown one, and a weight that is not above 0.
+    """
     known = [
         f"conv{stage}_{place}"
         for stage, convs in enumerate(_STAGES, 1)
@@ -121,13 +127,13 @@ def _checked(layers: Mapping[str, float]) -> dict[str, float]:
 
 
 def _depth(name: str) -> int:
-    """Where ``convSTAGE_PLACE`` is among torchvision's ``features``."""
+    """Return the index of ``convSTAGE_PLACE`` in torchvision's ``features``."""
     stage, place = (int(number) for number in name.removeprefix("conv").split("_"))
     return sum(2 * convs + 1 for convs in _STAGES[: stage - 1]) + 2 * (place - 1)
 
 
 def _network(path: Path, deepest: int) -> nn.Sequential:
-    """VGG19's ``features`` up to that depth, with the file's weights, frozen, in fp32."""
+    """Load VGG19's ``features`` up to index ``deepest``, frozen, in fp32."""
     # On the meta device the classifier, six sevenths of VGG19, costs neither time nor memory.
     with torch.device("meta"):
         network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
@@ -136,6 +142,6 @@ def _network(path: Path, deepest: int) -> nn.Sequential:
     network.load_state_dict(select_features(found, needed, path, "VGG19", _SOURCE), assign=True)
     for layer in network:
         if isinstance(layer, nn.ReLU):
-            # In place it would overwrite the features, which are those before it.
+            # In place it would overwrite the features, which are taken before the ReLU.
             layer.inplace = False
     return network.requires_grad_(False).eval()

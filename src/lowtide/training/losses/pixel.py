@@ -1,6 +1,6 @@
-"""Losses of single pixels, and the checks that all losses share.
+"""Pixel losses (L1, MSE, Charbonnier) and input checks shared by all losses.
 
-Below, d is prediction minus target, and the mean is over all pictures, channels and pixels.
+Below, d is prediction minus target, and the mean is over all images, channels and pixels.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from lowtide.core.errors import UsageError
 
 
 class L1Loss(nn.Module):
-    """mean(|d|), in the pictures' own unit."""
+    """L1 loss: mean(|d|), in the images' own unit."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
         prediction, target = common_dtype(prediction, target)
         return (prediction - target).abs().mean()
 
 
 class MSELoss(nn.Module):
-    """mean(d**2), in the pictures' own unit squared."""
+    """Mean squared error: mean(d**2), in the images' own unit squared."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
         prediction, target = common_dtype(prediction, target)
         return (prediction - target).square().mean()
 
 
 class CharbonnierLoss(nn.Module):
-    """mean(sqrt(d**2 + eps**2)): L1, rounded where d is below ``eps`` (Charbonnier et al., 1994;
-    in super-resolution since LapSRN, arXiv 1704.03915).
+    """Charbonnier loss: mean(sqrt(d**2 + eps**2)), an L1 that is smooth below ``eps``.
 
-    ``eps`` is in the pictures' own unit and above 0, or a UsageError says so. It is also what the
-    loss of equal pictures is: nothing is subtracted.
+    Charbonnier et al., 1994; in super-resolution since LapSRN, arXiv 1704.03915. ``eps`` is in the
+    images' own unit; UsageError unless it is above 0. The loss of equal images is ``eps``: nothing
+    is subtracted.
     """
 
     def __init__(self, eps: float = 1e-3) -> None:
@@ -44,18 +44,18 @@ class CharbonnierLoss(nn.Module):
         self.eps = require_positive("the Charbonnier loss's eps", eps)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W) of any range to a scalar; UsageError as for `common_dtype`."""
+        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
         prediction, target = common_dtype(prediction, target)
         return ((prediction - target).square() + self.eps**2).sqrt().mean()
 
 
 def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both pictures in the same type: fp32, or fp64 if one of them has it; gradients pass.
+    """Cast both images to fp32, or to fp64 if one of them has it; gradients pass.
 
-    Raises UsageError unless both are floats of the same shape (B, 3, H, W) with something in it.
+    Raises UsageError unless both are floats of the same shape (B, 3, H, W) and not empty.
     """
     shapes = f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)}"
-    # Broadcasting would compare what was never meant to be compared.
+    # Broadcasting would silently compare mismatched images.
     if prediction.shape != target.shape:
         raise UsageError(
             f"a loss compares pictures of the same shape, not {shapes}",
@@ -76,13 +76,16 @@ def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """A float tensor of any shape in fp32, or in fp64 where it is; gradients pass."""
+    """Cast a float tensor to fp32 unless it is wider; gradients pass."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def require_positive(what: str, value: object) -> float:
-    """``value`` as a float; UsageError naming ``what`` unless it is a finite number above 0."""
-    # A settings file may bring 1e-3 as a string, which YAML 1.1 takes it for.
+    """Return ``value`` as a float; UsageError unless finite and above 0.
+
+    ``what`` names the value in the message.
+    """
+    # A configuration file may bring 1e-3 as a string, as YAML 1.1 reads it.
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"{what} must be a finite number above 0, not {value!r}")
     return float(value)

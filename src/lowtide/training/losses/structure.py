@@ -1,4 +1,4 @@
-"""A loss of the picture's structure: 1 - MS-SSIM.
+"""MS-SSIM loss: 1 minus the multi-scale structural similarity.
 
 Z. Wang, E. P. Simoncelli and A. C. Bovik, Multi-scale structural similarity for image quality
 assessment, Asilomar 2003. Each scale has
@@ -6,8 +6,8 @@ assessment, Asilomar 2003. Each scale has
     luminance  l  = (2 m_x m_y + C1) / (m_x**2 + m_y**2 + C1)
     structure  cs = (2 s_xy + C2) / (s_x**2 + s_y**2 + C2)
 
-of means m, variances s**2 and covariance s_xy in Gaussian windows that lie inside the picture.
-Between scales the picture is averaged over 2x2 pixels; an odd last row or column is left out.
+of means m, variances s**2 and covariance s_xy in Gaussian windows that lie inside the image.
+Between scales the image is averaged over 2x2 pixels; an odd last row or column is left out.
 MS-SSIM is the product of the scales' mean cs, the last scale's of l * cs, each to the power of
 the scale's weight.
 """
@@ -21,34 +21,36 @@ from torch import Tensor, nn
 from lowtide.core.errors import UsageError
 from lowtide.training.losses.pixel import common_dtype
 
-# The paper's, of five scales, finest first.
+# The paper's weights of five scales, finest first.
 _WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-# Of the Gaussian window, in pixels.
+# Gaussian window, in pixels.
 _TAPS, _SIGMA = 11, 1.5
 # (0.01 * white)**2 and (0.03 * white)**2, for white at 1.
 _C1, _C2 = 0.01**2, 0.03**2
-# A similarity below it counts as this much: of a negative one there is no such power, and at 0
-# the power's slope is infinite.
+# Similarities are clamped to it: a negative one has no fractional power, and at 0 the slope is
+# infinite.
 _FLOOR = 1e-4
 
 
 class MSSSIMLoss(nn.Module):
-    """1 - MS-SSIM, from 0 for equal pictures to 1; as the module describes it.
+    """MS-SSIM loss, 1 - MS-SSIM: from 0 for equal images to 1.
 
-    Similarity is that of each channel of each picture; the loss is 1 minus their mean. Five scales
-    need sides of 176 pixels. Smaller patches have as many scales as leave a window's 11 pixels of
-    the shorter side, with those weights scaled to a sum of 1; one scale alone is SSIM.
+    The similarity is computed for each channel of each image; the loss is 1 minus the mean. Five
+    scales need sides of 176 pixels. Smaller patches have fewer scales, as many as leave 11 pixels
+    (a window) of the shorter side, with their weights scaled to a sum of 1; one scale alone is
+    SSIM.
     """
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Two (B, 3, H, W), white at 1, to a scalar; computed in fp32 under autocast too.
+        """Return the scalar loss of two (B, 3, H, W) with white at 1.
 
-        A channel that is not similar at all on some scale, or the contrary of its target, has no
-        gradient from that scale. Raises UsageError for a side below 11, and as `common_dtype` does.
+        Computed in fp32 under autocast too. A channel whose similarity on some scale is zero or
+        negative has no gradient from that scale. Raises UsageError for a side below 11, and as
+        `common_dtype`.
         """
         x, y = common_dtype(prediction, target)
         weights = scale_weights(x.shape[2], x.shape[3])
-        # Variances are small differences of large numbers; bf16 has no digits left of them.
+        # Variances are small differences of large values; bf16 has no digits left for them.
         with torch.autocast(x.device.type, enabled=False):
             similarity = x.new_ones(x.shape[:2])
             for scale, weight in enumerate(weights):
@@ -62,9 +64,9 @@ class MSSSIMLoss(nn.Module):
 
 
 def scale_weights(height: int, width: int) -> tuple[float, ...]:
-    """The weights of as many scales, finest first, as a picture of this size in pixels has.
+    """Return the MS-SSIM weights of the scales that fit an image, finest first.
 
-    Raises UsageError where a side is smaller than the window.
+    ``height`` and ``width`` are in pixels. Raises UsageError for a side smaller than the window.
     """
     shorter = min(height, width)
     weights = tuple(weight for scale, weight in enumerate(_WEIGHTS) if shorter >> scale >= _TAPS)
@@ -75,13 +77,13 @@ def scale_weights(height: int, width: int) -> tuple[float, ...]:
             f"{_TAPS << len(_WEIGHTS) - 1} pixels",
         )
     if len(weights) == len(_WEIGHTS):
-        # They sum to 1.0001 in the paper, and figures are comparable only if they do so here.
+        # The paper's weights sum to 1.0001; scores are comparable only with these.
         return weights
     return tuple(weight / sum(weights) for weight in weights)
 
 
 def _similarities(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Luminance and structure of two (B, 3, H, W), each (B, 3, H - 10, W - 10)."""
+    """Return luminance and structure of two (B, 3, H, W), each (B, 3, H - 10, W - 10)."""
     moments = _blur(torch.stack([x, y, x * x, y * y, x * y]))
     mean_x, mean_y, square_x, square_y, product = moments
     both, squares = mean_x * mean_y, mean_x * mean_x + mean_y * mean_y
@@ -91,7 +93,7 @@ def _similarities(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blur(maps: Tensor) -> Tensor:
-    """(..., H, W) to (..., H - 10, W - 10): means in Gaussian windows, columns then rows."""
+    """Return means in Gaussian windows, (..., H - 10, W - 10), of (..., H, W)."""
     offsets = torch.arange(_TAPS, dtype=maps.dtype, device=maps.device) - _TAPS // 2
     taps = torch.exp(-offsets.square() / (2 * _SIGMA**2))
     taps = taps / taps.sum()

@@ -1,8 +1,8 @@
-"""Image files as streams of rows, in and out.
+"""Streaming image file I/O by rows, based on libvips.
 
-`inspect_image` and `output_cost` tell what reading and writing take before anything is done,
-`open_image` and `open_sink` do it. `lowtide.media.discover.discover` finds the files; it is not
-exported here because the module of that name would hide it. libvips is loaded on first use.
+`inspect_image` and `output_cost` predict the memory of reading and writing; `open_image` and
+`open_sink` read and write. `lowtide.media.discover.discover` finds the files; it is not exported
+here because the module of that name would hide it. libvips is loaded on first use.
 """
 
 from __future__ import annotations

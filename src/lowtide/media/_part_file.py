@@ -1,4 +1,4 @@
-"""The unfinished file next to an output, and what goes wrong with files."""
+"""Temporary part file next to an output, and errors of writing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lowtide.media._libvips import reason
 
 
 def prepare(path: Path, part: Path) -> list[Path]:
-    """Make the folder of ``path`` and an empty ``part``; returns the folders that are new.
+    """Create the folder of ``path`` and an empty ``part``; return the new folders.
 
-    Raises `OutputError` when that is not possible, or ``path`` is a folder.
+    Raises `OutputError` if this fails or ``path`` is a folder.
     """
     if path.is_dir():
         raise OutputError(f"{path}: this is a folder", hint="give a file name in it")
@@ -28,14 +28,14 @@ def prepare(path: Path, part: Path) -> list[Path]:
         create(part)
     except OSError as error:
         for folder in reversed(made):
-            with contextlib.suppress(OSError):  # somebody else may use it meanwhile
+            with contextlib.suppress(OSError):  # another process may use it by now
                 folder.rmdir()
         raise output_error(path, error) from error
     return made
 
 
 def output_error(path: Path, error: pyvips.Error | OSError) -> OutputError:
-    """The error to raise when ``error`` kept ``path`` from being written."""
+    """Convert an error of writing ``path`` to an `OutputError`."""
     if isinstance(error, pyvips.Error):
         return OutputError(f"{path}: cannot be written ({reason(error)})")
     return write_error(path, error)

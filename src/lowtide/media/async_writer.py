@@ -1,4 +1,4 @@
-"""Rows written to a file by a thread, while the next ones are being made."""
+"""Background thread that writes rows to a file while the next ones are computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 from lowtide.core.signal import ImageInfo
 from lowtide.media.image_sink import ImageSink
 
-# Rows are copied in pieces of about so many bytes, so that the thread begins with the first.
+# Rows are copied in pieces of about this size, so that the thread can start on the first.
 _PIECE_BYTES = 1 << 20
 
 
 class AsyncWriter:
-    """A `lowtide.core.signal.RowSink` in front of ``sink``, which takes rows without waiting.
+    """Asynchronous `lowtide.core.signal.RowSink` with a bounded queue.
 
-    Holds up to ``most_bytes`` of copied rows; who writes more waits until some are written.
-    After `close_rows` the file is finished in the background, and `commit` waits for that.
+    A thread writes the rows to ``sink``. The queue holds up to ``most_bytes`` of copied rows;
+    `write` blocks while it is full. After `close_rows` the file is finished in the background, and
+    `commit` waits for that.
     """
 
     def __init__(self, sink: ImageSink, most_bytes: int) -> None:
@@ -35,7 +36,7 @@ class AsyncWriter:
         self._thread.start()
 
     def write(self, rows: np.ndarray) -> None:
-        """Take rows, shape (n, width, bands); raises what writing earlier ones raised."""
+        """Queue rows, (N, W, bands); raises what writing earlier rows raised."""
         count = max(1, _PIECE_BYTES // self.info.row_bytes)
         for top in range(0, len(rows), count):
             piece = rows[top : top + count]
@@ -49,26 +50,26 @@ class AsyncWriter:
                 )
                 self._raise()
                 self._held += piece.nbytes
-            piece = piece.copy()  # whoever gave it writes the next rows into the same memory
+            piece = piece.copy()  # the caller reuses its buffer for the next rows
             with self._changed:
                 self._rows.append(piece)
                 self._changed.notify_all()
 
     def close_rows(self) -> None:
-        """Say that all rows are given. The file is finished, but has no name yet."""
+        """Signal that all rows were written; the file is finished, but not renamed yet."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def commit(self) -> Path:
-        """Wait until everything is written, and give the file its name; raises `OutputError`."""
+        """Wait until everything is written, and rename the file; raises `OutputError`."""
         self.close_rows()
         self._thread.join()
         self._raise()
         return self._sink.commit()
 
     def abort(self) -> None:
-        """Remove everything that was written; harmless after `commit`."""
+        """Stop writing and remove the part file; does nothing after `commit`."""
         with self._changed:
             self._dropped = True
             self._changed.notify_all()
@@ -96,7 +97,7 @@ class AsyncWriter:
                 self._changed.notify_all()
 
     def _next(self) -> np.ndarray | None:
-        """The rows to write next; None when there are no more."""
+        """Wait for the next queued rows; return None if there are no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._closed or self._dropped)
             if self._dropped or not self._rows:

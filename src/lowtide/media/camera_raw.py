@@ -1,4 +1,4 @@
-"""Camera RAW files, which are no pictures yet: what other readers find in them is a preview."""
+"""Detection of camera RAW files, of which decoders would read only a preview."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIX = re.compile(
     r"|nef|nrw|orf|pef|ptx|r3d|raf|raw|rw2|rwl|rwz|sr2|srf|srw|x3f)",
     re.IGNORECASE,
 )
-# How files of some makers begin.
+# First bytes of some makers' files.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (rb"II\*\0....CR\x02\0", "Canon CR2"),
     (rb"....ftypcrx ", "Canon CR3"),
@@ -28,22 +28,22 @@ _TIFF_ORDERS = (b"II", b"MM")
 _SUBFILE, _COMPRESSION, _PHOTOMETRIC, _MAKE, _SUBDIRECTORIES = 254, 259, 262, 271, 330
 _DNG_VERSION = 50_706
 _REDUCED = 1
-# One value behind a filter of colors, and what was made of such linearly.
+# Photometric interpretations: color filter array, and linear raw.
 _SENSOR = (32_803, 34_892)
-# Those of Sony, Nikon, Samsung, Kodak and Pentax.
+# TIFF compressions of Sony, Nikon, Samsung, Kodak and Pentax.
 _RAW_COMPRESSIONS = (32_767, 32_769, 32_770, 34_713, 65_000, 65_535)
 
 
 def is_raw_name(path: Path) -> bool:
-    """Whether cameras name their RAW files like this one."""
+    """Return whether the suffix is that of camera RAW files."""
     return _SUFFIX.fullmatch(path.suffix) is not None
 
 
 def camera_raw(path: Path, head: bytes) -> str | None:
-    """Whose or what RAW a file is that begins with ``head``, or None if it is none.
+    """Return the kind of camera RAW of a file with first bytes ``head``, or None.
 
-    Judged by signatures and by the tags of all directories of a TIFF; a TIFF that says nothing is
-    taken for what its name says.
+    It is detected by signatures and by the tags of all directories of a TIFF. A TIFF whose tags
+    do not decide is RAW if its suffix is.
     """
     for magic, name in _SIGNATURES:
         if re.match(magic, head, re.DOTALL):
@@ -70,7 +70,10 @@ def _is_sensor(one: Directory) -> bool:
 
 
 def _begins_with_a_preview(found: list[Directory]) -> bool:
-    """As cameras write it; a pyramid has its reduced images below the first."""
+    """Return whether the first directory is a camera's reduced preview.
+
+    In a pyramidal TIFF the reduced images come after the first.
+    """
     return any(
         bool(first.value(_SUBFILE, 0) & _REDUCED) and _MAKE in first and _SUBDIRECTORIES in first
         for first in found[:1]

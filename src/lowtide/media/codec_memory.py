@@ -1,8 +1,9 @@
-"""Host memory that the codecs take, measured in fresh processes at several sizes.
+"""Host memory models of the image codecs, fitted to measurements.
 
-Every price has an upper bound on the growth of the process's peak resident memory, and what is
-usual. Formats that are read or written by rows cost a window of rows. The others hold a frame, and
-the price per pixel covers the frame and the working planes of the codec.
+Measured in fresh processes at several sizes. Every estimate has an upper bound on the growth of the
+process's peak resident memory, and a typical value. Formats that are read or written by rows take a
+window of rows. The others hold a frame; their bytes per pixel cover the frame and the codec's
+working planes.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from lowtide.media._libvips import windows_are_small
 
 @dataclass(frozen=True)
 class CodecBytes:
-    """Bytes that are held at most, and as a rule."""
+    """Bytes of host memory: upper bound ``most`` and typical value ``usual``."""
 
     most: int
     usual: int
 
     def __add__(self, other: CodecBytes) -> CodecBytes:
-        """Both at once."""
+        """Return the sum, for memory held at the same time."""
         return CodecBytes(self.most + other.most, self.usual + other.usual)
 
 
 @dataclass(frozen=True)
 class _WindowRows:
-    """Rows that libvips keeps at most, by sample type: reading, writing, gathering strips,
-    resampling. ``usual`` ones are of PNG and JPEG read row by row, of writing, of strips."""
+    """Rows that libvips keeps at most, by pipeline stage and sample type.
+
+    The stages are reading, writing, collecting strips, and resampling.
+    ``usual`` are the typical rows: PNG and JPEG read by rows, writing, strips.
+    """
 
     read: dict[SampleType, int]
     write: int
@@ -45,7 +49,7 @@ _SMALL = _WindowRows(
     resize={"uint8": 380, "uint16": 460, "float32": 620},
     usual=(100, 130, 100),
 )
-# Where libvips could not be told to keep less.
+# If libvips's windows could not be shrunk.
 _LARGE = _WindowRows(
     read=dict.fromkeys(("uint8", "uint16", "float32"), 1400),
     write=704,
@@ -53,11 +57,11 @@ _LARGE = _WindowRows(
     resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
     usual=(1260, 630, 1260),
 )
-# Allowed beside rows, and rarely taken.
+# Bound of what is held in addition to rows; rarely reached.
 _READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
-# As a rule beside them: reading, writing, gathering strips, at four sizes in three formats.
+# Typical values of the same for reading, writing, strips, at four sizes in three formats.
 _READ_USUAL, _WRITE_USUAL, _STRIPS_USUAL = 256 << 10, 1 << 20, 2 << 20
-# Of rows that are read in strips or tiles, and of frames.
+# Typical share of the bound, for rows read in strips or tiles, and for frames.
 _PIECES_USUAL, _FRAME_USUAL = 0.9, 0.7
 
 # Bytes per pixel, by bands or by sample type.
@@ -66,9 +70,9 @@ _AVIF_DECODE = {"uint8": 20.5, "uint16": 27.0}
 _WEBP_ENCODE_LOSSY = {False: 12.0, True: 40.0}
 _WEBP_ENCODE_LOSSLESS = 38.0
 _AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True): 100.0}
-# From this quality on the AVIF encoder keeps color at full resolution.
+# From this quality up the AVIF encoder does not subsample chroma.
 _AVIF_FULL_COLOR, _AVIF_FULL_COLOR_FACTOR = 90, 1.45
-# Up to this effort it works through the image once.
+# Up to this effort it makes a single pass.
 _AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
 
 
@@ -77,52 +81,54 @@ def _rows() -> _WindowRows:
 
 
 def row_window_bytes(info: ImageInfo) -> CodecBytes:
-    """To read rows like those of ``info`` as they come."""
+    """Return the memory of decoding an image by rows."""
     rows = _rows()
     return _by_rows(info, (rows.read[info.sample], _READ_BYTES), (rows.usual[0], _READ_USUAL))
 
 
 def strip_window_bytes(info: ImageInfo, tile_height: int) -> CodecBytes:
-    """To read rows that are stored in strips, or in tiles of some height; at least
-    `row_window_bytes`."""
+    """Return the memory of decoding strips, or tiles of a height in pixels.
+
+    It is at least `row_window_bytes`.
+    """
     kept = max(_rows().read[info.sample], 2 * tile_height + 256)
     return _by_rows(info, (kept, _READ_BYTES), (int(kept * _PIECES_USUAL), _READ_USUAL))
 
 
 def whole_image_bytes(nbytes: int) -> CodecBytes:
-    """Planes of a whole image, or a piece of it, that take up to ``nbytes``."""
+    """Return the memory of planes of up to ``nbytes``, of an image or a part of it."""
     return CodecBytes(nbytes, int(nbytes * _FRAME_USUAL))
 
 
 def mapped_file_bytes(nbytes: int) -> CodecBytes:
-    """A file that is mapped into memory, whose pages the system takes back when it wants them."""
+    """Return the memory of a memory-mapped file, whose pages the system can reclaim."""
     return CodecBytes(nbytes, 0)
 
 
 def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> CodecBytes:
-    """A progressive JPEG's coefficients: two per sample of every plane."""
+    """Return the memory of a progressive JPEG's coefficients, two bytes per sample."""
     width, height = math.ceil(info.width / 16) * 16, math.ceil(info.height / 16) * 16
     samples = 1.5 if bands == 3 and subsampling == "4:2:0" else float(bands)
     return whole_image_bytes(int(2 * samples * width * height))
 
 
 def webp_decoding(info: ImageInfo, file_bytes: int) -> CodecBytes:
-    """To decode a WebP: its file, its frame, and the decoder's own copy."""
+    """Return the memory of decoding a WebP: file, frame, and the decoder's copy."""
     return whole_image_bytes(int(_WEBP_DECODE[info.bands] * info.pixels)) + mapped_file_bytes(
         file_bytes
     )
 
 
 def avif_decoding(info: ImageInfo) -> CodecBytes:
-    """To decode an AVIF: planes of the decoder, of libheif, and the frame.
+    """Return the memory of decoding an AVIF: planes of decoder and libheif, and frame.
 
-    Taken without chroma subsampling, which the header read by libvips does not tell.
+    Chroma is assumed not subsampled, since libvips does not read this from the header.
     """
     return whole_image_bytes(int(_AVIF_DECODE[info.sample] * info.pixels))
 
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> CodecBytes:
-    """The rows on their way to an encoder, which may gather them in strips."""
+    """Return the memory of the rows before an encoder, which may collect strips."""
     rows = _rows()
     if strips or info.sample == "float32":
         usual = rows.usual[2], _STRIPS_USUAL
@@ -131,21 +137,21 @@ def encoding_window(info: ImageInfo, *, strips: bool) -> CodecBytes:
 
 
 def resize_bytes(info: ImageInfo) -> CodecBytes:
-    """To resample rows like ``info`` on their way, which is done in floats."""
+    """Return the memory of resampling rows in a pipeline, which is done in floats."""
     return whole_image_bytes(_rows().resize[info.sample] * info.width * info.bands * 4)
 
 
 def webp_encoding(info: ImageInfo, *, lossless: bool) -> CodecBytes:
-    """To encode a WebP: the frame, its picture, and the encoder's tables.
+    """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables.
 
-    Transparency is always coded without loss, which takes as much as a lossless image.
+    An alpha channel is always coded losslessly, which takes as much as a lossless image.
     """
     price = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
     return whole_image_bytes(int(price * info.pixels))
 
 
 def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
-    """To encode an AVIF: the frame, its planes, and the encoder's frames."""
+    """Return the memory of encoding an AVIF: frame, planes, and the encoder's frames."""
     price = _AVIF_ENCODE[8 if info.sample == "uint8" else 12, info.alpha]
     if quality >= _AVIF_FULL_COLOR:
         price *= _AVIF_FULL_COLOR_FACTOR
@@ -155,10 +161,10 @@ def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
 
 
 def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> CodecBytes:
-    """(rows, bytes beside them), at most and as a rule.
+    """Return the memory of (rows, constant bytes), as bound and typical value.
 
-    Several stages of a pipeline have a window each, so that of an image with few rows each of
-    those is there more than once.
+    Each stage of a pipeline has its own window, so that an image with few rows is held up to three
+    times.
     """
     sides = (3 * info.height, info.height)
     return CodecBytes(

@@ -1,4 +1,4 @@
-"""What a file is, judged by its first bytes and never by its name."""
+"""File type detection by the first bytes, never by the name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 
 def identify(head: bytes) -> ImageFormat | None:
-    """The supported format that a file beginning with ``head`` has, or None."""
+    """Return the supported format of a file with first bytes ``head``, or None."""
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return PNG
     if head.startswith(b"\xff\xd8\xff"):
@@ -47,7 +47,7 @@ def identify(head: bytes) -> ImageFormat | None:
 
 
 def describe(head: bytes) -> str:
-    """What a file that `identify` does not know is, with its article: ``a PDF document``."""
+    """Describe a file of no supported format, with article: ``a PDF document``."""
     for magic, name in _OTHERS:
         if head.startswith(magic):
             return name
@@ -73,7 +73,7 @@ def _describe_text(head: bytes) -> str:
     if start[:9].lower() in (b"<!doctype", b"<html") or start[:5].lower() == b"<html":
         return "an HTML page"
     if b"\0" not in head:
-        # A multi-byte letter may be cut by the end of the head, hence the few bytes less.
+        # The end of the head may cut a multi-byte character.
         body = head if len(head) < HEAD_BYTES else head[:-4]
         if all(byte >= 32 or byte in b"\t\r\n\f" for byte in body):
             return "a text file"

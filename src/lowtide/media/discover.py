@@ -1,4 +1,4 @@
-"""Which files a command line means, and where each result goes."""
+"""Input images and output paths of a command line: files, folders and globs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_IMAGE_HINT = f"supported suffixes are {', '.join(SUFFIXES)}"
 
 @dataclass(frozen=True)
 class FilePair:
-    """One image to read and one to write; ``name`` is the input as reports call it."""
+    """Input and output file of one image; ``name`` is the input's name in reports."""
 
     source: Path
     target: Path
@@ -29,9 +29,9 @@ class FilePair:
 
 @dataclass(frozen=True)
 class Found:
-    """What a command line means: images to make, and what was met besides.
+    """Result of `discover`: file pairs, and the files left out with reasons.
 
-    ``file`` is whether the one target was named itself, and not only its folder.
+    ``file`` is whether ``output`` named the single target itself, not its folder.
     """
 
     jobs: list[FilePair]
@@ -52,8 +52,8 @@ def discover(
     ``output``) and glob patterns. For a single file ``output`` is a file, in the format that its
     suffix names or, without one, the input's; it is a folder if there is one of that name or a
     separator ends it. Otherwise ``output`` is a folder. ``format`` (``png``, ``jpg`` ...) replaces
-    the suffix of the outputs, ``suffix_text`` is added to their names. Hidden files and folders are
-    left out in folders, and so are ``output`` and results of an earlier run beside their inputs.
+    the suffix of the outputs, ``suffix_text`` is added to their names. In folders, hidden files and
+    folders are skipped, and so are ``output`` and results of an earlier run next to their inputs.
 
     Raises `UsageError` for an output suffix that is not supported, an output that is an input,
     two inputs with one output, a file's name for several inputs, and a ``suffix_text`` or
@@ -85,7 +85,7 @@ def discover(
 
 
 def _check_name(target: Path, suffix: str | None, text: str) -> None:
-    """Raise `UsageError` where the name of a single file is not what the options say of it."""
+    """Raise `UsageError` if the name of a single file contradicts the options."""
     named = target.suffix and output_format(target)
     if named and suffix is not None and format_of_suffix(suffix) != named:
         raise UsageError(
@@ -100,7 +100,7 @@ def _check_name(target: Path, suffix: str | None, text: str) -> None:
 
 
 def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[FilePair]:
-    """Those that are not themselves the result of another one."""
+    """Drop the pairs whose input is the output of another pair."""
     results = {_key(job.target): job for job in jobs if _key(job.target) != _key(job.source)}
     kept = []
     for job in jobs:
@@ -122,7 +122,7 @@ def _output_suffix(name: str | None) -> str | None:
 def _expand(
     inputs: list[str | Path] | list[str] | list[Path], output: Path, left_out: list[SkippedFile]
 ) -> list[tuple[Path, Path]]:
-    """Every input image and its path relative to the output folder, without repetitions."""
+    """Return each input image once, with its path relative to the output folder."""
     found: dict[Path, tuple[Path, Path]] = {}
     for item in inputs:
         for source, relative in _expand_one(str(item), output, left_out):
@@ -136,7 +136,7 @@ def _expand_one(item: str, output: Path, left_out: list[SkippedFile]) -> list[tu
     path = Path(item)
     if path.is_dir():
         return _in_folder(path, output, left_out)
-    # A file whose name happens to contain a bracket is that file, not a pattern.
+    # An existing file whose name contains a bracket is not a pattern.
     if path.exists() or not _GLOB_CHARACTERS & set(item):
         if not path.exists():
             raise ImageError(f"{path}: no such file or folder")
@@ -152,19 +152,19 @@ def _expand_one(item: str, output: Path, left_out: list[SkippedFile]) -> list[tu
 
 def _in_folder(folder: Path, output: Path, left_out: list[SkippedFile]) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
-    # An output folder inside the input holds results of an earlier run. When it is the input
-    # folder itself, or one above, they can only be told by their names.
+    # An output folder inside the input has results of an earlier run. If it is the input folder
+    # itself, or one above, results can be recognized only by their names.
     return images_below(folder, results if root in results.parents else None, left_out)
 
 
 def images_below(
     folder: Path, skipped: Path | None = None, left_out: list[SkippedFile] | None = None
 ) -> list[tuple[Path, Path]]:
-    """Every image in a folder and its subfolders, with its path relative to it, in an order that no
-    file system changes.
+    """Find the images in a folder and its subfolders, with their paths relative to it.
 
-    What is hidden is left out, and all below ``skipped``, which is resolved; what is left out is
-    added to ``left_out``, a folder as one. Raises `ImageError` where there is no image.
+    The order does not depend on the file system. Hidden files and all below ``skipped``, a resolved
+    path, are left out. What is left out is appended to ``left_out``, a folder as one entry. Raises
+    `ImageError` if there is no image.
     """
     others: list[SkippedFile] = []
     images, more = _sorted_out(_files_below(folder, skipped, others))
@@ -184,7 +184,7 @@ def _files_below(folder: Path, skipped: Path | None, left_out: list[SkippedFile]
         return
     for path in entries:
         if path.name.startswith("."):
-            # Our own journals and unfinished results are nobody's images.
+            # Lowtide's own journals and part files are not reported.
             if not path.name.startswith(".lowtide-") and not path.match(PART_PATTERN):
                 left_out.append(SkippedFile(path, "hidden"))
         elif not path.is_dir():
@@ -198,7 +198,7 @@ def _files_below(folder: Path, skipped: Path | None, left_out: list[SkippedFile]
 
 
 def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """Those that are images by their names, and the others."""
+    """Split paths into images, by their suffixes, and others."""
     images, others = [], []
     for path in paths:
         if path.is_file() and format_of_suffix(path.suffix or ".") is not None:
@@ -220,7 +220,7 @@ def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
 
 
 def _check(jobs: list[FilePair]) -> None:
-    # Compared without case, because on some file systems these names are one file.
+    # Compared without case: on some file systems such names are the same file.
     sources = {_key(job.source): job.source for job in jobs}
     targets: dict[str, Path] = {}
     for job in jobs:

@@ -1,4 +1,4 @@
-"""How an image is encoded: the choices people have, and the libvips calls they turn into."""
+"""Encoder settings, encoder memory, and the libvips calls that encode an image."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ TiffCompression = Literal["none", "lzw", "deflate"]
 
 _PNG_FILTER_UP = 0x20
 _SUBSAMPLING = {"auto": "auto", "4:4:4": "off", "4:2:0": "on"}
-# Classic TIFF counts bytes in 32 bits; the rest is for directories, metadata and rows that
-# compression makes larger.
+# Classic TIFF has 32-bit offsets; the margin is for directories, metadata and rows that
+# compression enlarges.
 _CLASSIC_TIFF_BYTES = 3_900_000_000
 _STRIP_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Encoder settings; each concerns one format. Raises `UsageError` when out of range.
+    """Encoder settings, each for one format; `UsageError` if out of range.
 
-    ``png_compression`` 0 to 9, where 0 stores. ``jpeg_quality``, ``webp_quality`` and
-    ``avif_quality`` 1 to 100. ``jpeg_subsampling`` ``auto`` keeps full color resolution from
-    quality 90 up. ``webp_lossless`` ignores the quality and keeps every pixel, also under full
-    transparency. ``avif_effort`` 0 (fast) to 9, where
-    4 and more take several times as long. ``tiff_compression`` is lossless always.
+    ``png_compression`` is 0 (none) to 9. ``jpeg_quality``, ``webp_quality`` and ``avif_quality``
+    are 1 to 100. ``jpeg_subsampling`` ``auto`` keeps full chroma resolution from quality 90 up.
+    ``webp_lossless`` ignores the quality and keeps every pixel, also where alpha is 0.
+    ``avif_effort`` is 0 (fast) to 9, where 4 and more take several times as long.
+    ``tiff_compression`` is always lossless.
     """
 
     png_compression: int = 3
@@ -68,8 +68,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class OutputCost:
-    """Upper bound on the host memory an encoder takes, in bytes, what it takes as a rule, and what
-    it is for."""
+    """Host memory of an encoder in bytes: upper bound, typical value, and the reason."""
 
     resident_bytes: int
     usual_bytes: int
@@ -84,11 +83,17 @@ def output_cost(
     resized_from: ImageInfo | None = None,
     otherwise: str | None = None,
 ) -> OutputCost:
-    """What encoding an image like ``info`` into ``path`` takes besides the rows given to it.
+    """Predict the host memory of encoding an image, without the rows given to it.
 
-    ``info`` is the image in the file, and ``resized_from`` the rows it is resampled from if it
-    is. ``otherwise`` names the format of a ``path`` without suffix. Raises `UsageError` for a
-    suffix that names no supported format.
+    Args:
+        path: Output file, whose suffix names the format.
+        info: The image in the file.
+        options: Encoder settings.
+        resized_from: The rows that the image is resampled from, if it is.
+        otherwise: Format of a ``path`` without suffix.
+
+    Raises:
+        UsageError: For a suffix of no supported format.
     """
     chosen = options or EncodeOptions()
     entry = output_format(path, otherwise)
@@ -117,15 +122,15 @@ def encode_image(
     unit: str,
     hidden: bool = False,
 ) -> None:
-    """Encode ``image`` to ``path`` in the format ``entry``, whatever the name ends with.
+    """Encode ``image`` to ``path`` in the format ``entry``, whatever the suffix.
 
-    ``image`` already has a sample type of the format; ``keep`` is the libvips flags of the
-    metadata to write and ``unit`` that of the resolution. ``hidden`` color, under no opacity, is
-    kept by formats that would rather drop it. Raises `pyvips.Error`.
+    ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
+    metadata to write, ``unit`` is that of the resolution. ``hidden`` keeps the color of pixels
+    with alpha 0 in formats that drop it by default. Raises `pyvips.Error`.
     """
     name = str(path)
     if entry is PNG:
-        # Enlarged images are smooth: against no filter, "up" halves the file at the same speed.
+        # Upscaled images are smooth: the filter "up" halves the file at the speed of no filter.
         image.pngsave(name, compression=options.png_compression, filter=_PNG_FILTER_UP, keep=keep)
     elif entry is JPEG:
         mode = _SUBSAMPLING[options.jpeg_subsampling]
@@ -160,7 +165,7 @@ def _save_tiff(
         name,
         compression=options.tiff_compression,
         predictor="float" if sample == 4 else "horizontal",
-        # Who writes and who reads a TIFF holds whole strips of it.
+        # Small strips, since writers and readers of a TIFF hold whole strips in memory.
         tile_height=_strip_rows(image.width * image.bands * sample),
         bigtiff=raw > _CLASSIC_TIFF_BYTES,
         resunit="cm" if unit == "cm" else "inch",
@@ -169,5 +174,5 @@ def _save_tiff(
 
 
 def _strip_rows(row_bytes: int) -> int:
-    """Rows of a strip: as many as `_STRIP_BYTES` hold, in multiples of 8."""
+    """Return the rows of a strip of up to `_STRIP_BYTES`: a multiple of 8, 8 to 128."""
     return min(max(_STRIP_BYTES // row_bytes // 8, 1), 16) * 8

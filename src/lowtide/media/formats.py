@@ -1,4 +1,4 @@
-"""The image formats Lowtide reads and writes, and what each of them can hold."""
+"""Supported image formats with their limits, sample types and metadata."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lowtide.core.signal import ImageInfo, SampleType
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What one file format can hold, as the bundled encoder writes it.
+    """Capabilities of one image format, as the bundled encoder writes it.
 
     ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
-    the sample types it stores; ``bits`` is the most bits it keeps of an integer sample. ``gray``
-    is false where a gray image is stored as RGB. ``keeps`` names the metadata that survives
-    writing, among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
+    the sample types it stores; ``bits`` is the maximum bits of an integer sample. ``gray`` is
+    false if a gray image is stored as RGB. ``keeps`` names the metadata that is written, among
+    ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ImageFormat:
     keeps: frozenset[str]
 
 
-# The sides are what the bundled encoders accept, which is less than some file formats allow:
+# Maximum sides are those of the bundled encoders, less than some file formats allow:
 # libvips stops at 10**8, libjpeg at 65,500 and the AVIF writer at 16,384.
 PNG = ImageFormat(
     "PNG",
@@ -94,12 +94,12 @@ SUFFIXES: tuple[str, ...] = tuple(_BY_SUFFIX)
 
 
 def format_of_suffix(suffix: str) -> ImageFormat | None:
-    """The format a file name suffix stands for, in any case, with or without its dot."""
+    """Return the format of a suffix, or None; case and leading dot do not matter."""
     return _BY_SUFFIX.get("." + suffix.lower().lstrip("."))
 
 
 def unwritable(what: str) -> UsageError:
-    """The error of a suffix, or the name of a format, that stands for none we write."""
+    """Build the error for a suffix or format name that Lowtide does not write."""
     return UsageError(
         f"{what} does not name an image format Lowtide writes",
         hint=f"use one of {', '.join(SUFFIXES)}",
@@ -107,8 +107,11 @@ def unwritable(what: str) -> UsageError:
 
 
 def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat:
-    """The format that ``path`` asks for by its suffix, or the one named ``otherwise`` if it has
-    none; `UsageError` if it is none we write."""
+    """Return the output format by the suffix of ``path``.
+
+    Without a suffix it is the format named ``otherwise``. Raises `UsageError` for an unsupported
+    format.
+    """
     target = Path(path)
     entry = format_of_suffix(target.suffix or otherwise or ".")
     if entry is None:
@@ -118,11 +121,11 @@ def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat
 
 
 def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> ImageFormat:
-    """Check that ``path`` can hold an image like ``info``, and return its format, which is the one
-    named ``otherwise`` where it has no suffix.
+    """Check that the format of ``path`` can hold an image; return the format.
 
-    Raises `UsageError` for a suffix that names no supported format, and `OutputError` for an
-    image that the format cannot hold: too wide, too high, or with an alpha it has no place for.
+    Without a suffix it is the format named ``otherwise``. Raises `UsageError` for a suffix of no
+    supported format, and `OutputError` for an image that the format cannot hold: too wide, too
+    high, or with an alpha channel that it lacks.
     """
     entry = output_format(path, otherwise)
     if info.alpha and not entry.alpha:
@@ -147,9 +150,9 @@ def _formats_for(info: ImageInfo) -> str:
 
 
 def output_sample(entry: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
-    """The sample type that ``entry`` stores for rows of type ``sample``, and what is lost.
+    """Return the sample type that a format stores for ``sample``, and the loss.
 
-    The second value is a sentence for people, or None when every level survives. Compression
+    The second value is a message about the loss, or None if every level is kept. Compression
     losses are not counted.
     """
     if sample in entry.samples and (sample != "uint16" or entry.bits == 16):

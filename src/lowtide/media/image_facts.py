@@ -1,4 +1,4 @@
-"""What an image file is and what reading it takes, from its header alone."""
+"""Image header inspection: shape, format, orientation, and memory of decoding."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAX_PIXELS = 1_000_000_000
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """An image file, as its header describes it.
+    """Header of an image file, and the memory and disk space that decoding needs.
 
-    ``info`` is the image as shown, after its orientation; ``orientation`` is the EXIF value
-    1 to 8 that is applied to get there. ``resident_bytes`` is an upper bound on the host memory
-    that reading takes, besides the rows that are asked for, ``usual_bytes`` what it takes as a
-    rule, and ``why`` says what it consists of. ``scratch_bytes`` is the disk space needed to turn
-    the image. ``notes`` are sentences about everything that is not taken as stored.
+    ``info`` is the upright image; ``orientation`` is the EXIF value 1 to 8 that is applied to get
+    it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
+    are returned; ``usual_bytes`` is the typical value, ``why`` the reason. ``scratch_bytes`` is
+    the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
+    stored.
     """
 
     info: ImageInfo
@@ -48,9 +48,10 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class OpenDecoder:
-    """A decoder at the top of a file: ``stored`` is the image as it lies in the file.
+    """Opened decoder, positioned at the top of a file.
 
-    ``again`` opens one that reads on over a harmless flaw, where this one stops at any.
+    ``stored`` is the image before its orientation is applied. This decoder stops at any flaw;
+    ``again`` opens one that continues over harmless ones, None if there is no such choice.
     """
 
     image: pyvips.Image
@@ -60,7 +61,7 @@ class OpenDecoder:
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
-    """Facts about an image file, read from its header.
+    """Read shape, format and decoding memory of an image file from its header.
 
     Raises `ImageError` for a file that is missing, unreadable, not an image in a supported
     format, damaged in its header, or larger than ``max_pixels``.
@@ -69,17 +70,18 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
 
 
 def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> OpenDecoder:
-    """Open ``path`` for reading from top to bottom; errors as for `inspect_image`.
+    """Open a file for sequential decoding; raises as `inspect_image`.
 
-    A JPEG is read until something is odd about it, and from there ``over_flaws`` if that is
-    harmless: that its data end early is only a warning to libvips, which fills the rest with gray.
+    A JPEG stops at any warning, and is opened again with ``over_flaws`` if the warning is
+    harmless. This is needed because truncated data is only a warning to libvips, which fills the
+    rest with gray.
     """
     configure()
     kind = _identify(path)
     strict = kind is JPEG and not over_flaws
     try:
         loader = getattr(pyvips.Image, kind.loader)
-        # "error" covers files that are cut off.
+        # "error" covers truncated files of the other formats.
         fail_on = "warning" if strict else "error"
         header = loader(str(path), access="sequential", fail_on=fail_on)
         _check_size(path, header, max_pixels)
@@ -164,7 +166,7 @@ def _field(image: pyvips.Image, name: str, default: object) -> object:
 
 
 def _orientation(image: pyvips.Image) -> int:
-    # The AVIF loader turns the image by the container's own flag and removes this field.
+    # The AVIF loader rotates by the container's own flag and removes this field.
     value = cast(int, _field(image, "orientation", 1))
     return value if 1 <= value <= 8 else 1
 
@@ -187,7 +189,7 @@ def _decoding_cost(
 ) -> tuple[codec_memory.CodecBytes, str]:
     rows = codec_memory.row_window_bytes(info)
     if kind is JPEG:
-        # The file is mapped into memory while it is read.
+        # libvips maps the file into memory while it decodes.
         rows += codec_memory.mapped_file_bytes(path.stat().st_size)
     if kind is JPEG and _field(header, "jpeg-multiscan", 0):
         subsampling = str(_field(header, "jpeg-chroma-subsample", ""))
@@ -204,7 +206,7 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = codec_memory.whole_image_bytes(largest_piece(path))
-        # Bands that are left out are decoded with the others.
+        # Dropped bands are decoded too.
         decoded = replace(info, bands=max(info.bands, header.bands))
         rows = codec_memory.strip_window_bytes(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"

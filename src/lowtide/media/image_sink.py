@@ -1,8 +1,8 @@
-"""Images as row sinks: encoded while the rows arrive, renamed into place when complete.
+"""Streaming image writer that encodes rows as they arrive.
 
-The rows go as an uncompressed PNG through a pipe to a thread in which libvips reads that pipe
-as it would read a file, and encodes. Neither side holds more than a window of rows unless the
-output format needs the whole frame.
+The file is renamed to its target when it is complete. Rows go as an uncompressed PNG through a pipe
+to a thread in which libvips decodes and encodes them. Neither side holds more than a window of rows
+unless the output format needs the whole frame.
 """
 
 from __future__ import annotations
@@ -40,17 +40,24 @@ def open_sink(
     otherwise: str | None = None,
     part: Path | None = None,
 ) -> ImageSink:
-    """Open ``path`` for writing rows like ``info``; its suffix names the format, or ``otherwise``
-    does where it has none.
+    """Open an image file for writing by rows.
 
-    With ``resize_to`` (width, height) the image is resampled on its way to that size. With
-    ``strip_metadata`` only the ICC profile is written, since the colors depend on it. Samples
-    that the format cannot hold are rounded to those it can; `ImageSink.notes` says so. ``clear``
-    writes an alpha of 0 everywhere over whatever the rows have. ``part`` is the new file in the
-    folder of ``path`` that takes the bytes, by default one of a random name.
+    Samples that the format cannot hold are rounded; `ImageSink.notes` says so.
 
-    Raises `UsageError` for a suffix of no supported format, and `OutputError` when the format
-    cannot hold the image or the folder cannot be made or written.
+    Args:
+        path: The output file, whose suffix names the format.
+        info: Shape and sample type of the rows.
+        metadata: Metadata to write.
+        strip_metadata: Write only the ICC profile, since the colors depend on it.
+        options: Encoder settings.
+        resize_to: (width, height) that the image is resampled to on the way.
+        clear: Write alpha 0 everywhere instead of the rows' alpha.
+        otherwise: Format of a ``path`` without suffix.
+        part: Temporary file in the folder of ``path``, by default of a random name.
+
+    Raises:
+        UsageError: For a suffix of no supported format.
+        OutputError: If the format cannot hold the image, or the folder cannot be made or written.
     """
     target = Path(path)
     width, height = resize_to or (info.width, info.height)
@@ -66,7 +73,7 @@ def open_sink(
 
 
 class _EncodePipeline:
-    """What happens to the pixels between the pipe and the file."""
+    """libvips pipeline from the pipe to the file: resize, conversion, encoding."""
 
     def __init__(
         self,
@@ -83,10 +90,10 @@ class _EncodePipeline:
         self._metadata, self._options, self._clear = metadata, options, clear
 
     def run(self, descriptor: int, path: Path) -> None:
-        """Encode the PNG that comes out of ``descriptor``; raises `pyvips.Error`."""
+        """Encode the PNG stream of a pipe descriptor to ``path``; raises `pyvips.Error`."""
         source = pyvips.Source.new_from_descriptor(descriptor)
-        # The chunks come from ourselves; the limits against hostile files would only get in
-        # the way of very wide rows.
+        # unlimited, since the limits against hostile files would reject very wide rows, and this
+        # stream is Lowtide's own.
         image = pyvips.Image.pngload_source(
             source, access="sequential", fail_on="error", unlimited=True
         )
@@ -122,11 +129,11 @@ def _notes(entry: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str
 
 
 class ImageSink:
-    """An image file as a `lowtide.core.signal.RowSink`; made by `open_sink`.
+    """Image file as a `lowtide.core.signal.RowSink`; made by `open_sink`.
 
-    Until `commit` the target is untouched and the new, hidden file ``part`` next to it takes the
-    bytes. ``notes`` are sentences about what the format cannot keep. As a context
-    manager it aborts when the block is left without a commit.
+    Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
+    ``notes`` are messages about what the format cannot keep. As a context manager it aborts if the
+    block is left without a commit.
     """
 
     def __init__(self, path: Path, info: ImageInfo, encoder: _EncodePipeline, part: Path) -> None:
@@ -150,7 +157,7 @@ class ImageSink:
     def _open_png(self) -> UncompressedPng:
         width, bands, bits = self.info.width, self.info.bands, 8
         if self.info.sample == "float32":
-            # Bytes of floats travel as a gray image, for PNG has no float samples.
+            # PNG has no float samples: the bytes are sent as a gray image.
             width, bands = width * bands * 4, 1
         elif self.info.sample == "uint16":
             bits = 16
@@ -159,10 +166,10 @@ class ImageSink:
     def _encode(self, run: Callable[[int, Path], None], descriptor: int) -> None:
         try:
             run(descriptor, self._part)
-        except BaseException as error:  # noqa: BLE001  (raised again by whoever writes next)
+        except BaseException as error:  # noqa: BLE001  (raised again by the next write)
             self._failure = error
         finally:
-            # Whoever writes to the pipe must never block on an encoder that has stopped.
+            # Drain the pipe, so that `write` never blocks on an encoder that has stopped.
             while os.read(descriptor, 1 << 16):
                 pass
             os.close(descriptor)
@@ -175,9 +182,9 @@ class ImageSink:
             view = view[os.write(self._pipe, view) :]
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, shape (n, width, bands), in the sample type the sink was opened with.
+        """Append rows, (N, W, bands), in the sample type the sink was opened with.
 
-        Raises `OutputError`, with nothing left behind, when the encoder could not go on.
+        Raises `OutputError` if the encoder failed; no files are left behind.
         """
         if self._thread is None:
             raise ValueError(f"{self._path}: write after the sink was closed")
@@ -193,13 +200,13 @@ class ImageSink:
         self._trimmer.add(rows.nbytes)
 
     def close_rows(self) -> None:
-        """Say that all rows are given; `commit` does the rest."""
+        """Signal that all rows were written; does nothing here, as `commit` finishes."""
 
     def finish(self) -> None:
-        """Encode the last rows and wait until the bytes are on the disk; harmless if done.
+        """Encode the last rows and sync the file to disk; does nothing if already done.
 
-        Raises `OutputError`, with nothing left behind, when rows are missing or the file cannot
-        be finished.
+        Raises `OutputError` if rows are missing or the file cannot be finished; no files are left
+        behind.
         """
         if self._finished:
             return
@@ -222,9 +229,9 @@ class ImageSink:
         self._finished = True
 
     def commit(self) -> Path:
-        """`finish` the file, give it its real name, and return that name.
+        """Finish the file, rename it to its target, and return the target.
 
-        Raises `OutputError`, with nothing left behind, when either is not possible.
+        Raises `OutputError` if either fails; no files are left behind.
         """
         if self._named:
             raise ValueError(f"{self._path}: commit after the sink was closed")
@@ -239,7 +246,7 @@ class ImageSink:
         return self._path
 
     def abort(self) -> None:
-        """Remove everything that was written; harmless after `commit`."""
+        """Remove the part file and new folders; does nothing after `commit`."""
         if self._named or (self._thread is None and not self._finished):
             return
         self._join()
@@ -255,7 +262,7 @@ class ImageSink:
     def _remove(self) -> None:
         self._part.unlink(missing_ok=True)
         for folder in reversed(self._made_folders):
-            # Somebody else may have put a file there meanwhile.
+            # Another process may have put a file there.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

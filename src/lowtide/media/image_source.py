@@ -1,4 +1,4 @@
-"""Images as row sources: decoded from top to bottom, never whole in memory by our doing."""
+"""Streaming image reader: decodes rows from top to bottom, upright."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def open_image(
 ) -> ImageSource:
     """Open an image file for reading by rows, upright.
 
-    ``scratch_dir`` is where an image that must be turned is spooled, the system's temporary
-    folder by default. Raises `ImageError` as `inspect_image` does. Damage further down in the
+    ``scratch_dir`` is the folder where an image is spooled that must be rotated, the system's
+    temporary folder by default. Raises `ImageError` as `inspect_image`. Damage further down in the
     file raises `ImageError` from `ImageSource.read`.
     """
     source = Path(path)
@@ -33,7 +33,7 @@ def open_image(
 
 
 def _is_clear(path: Path, opened: OpenDecoder) -> bool:
-    """Whether no pixel has any opacity; seldom looks beyond the first rows."""
+    """Return whether alpha is 0 everywhere; stops at the first other pixel."""
     decoder = _Decoder(path, opened)
     while len(rows := decoder.read(_FETCH_ROWS)):
         if rows[..., -1].any():
@@ -41,12 +41,12 @@ def _is_clear(path: Path, opened: OpenDecoder) -> bool:
     return True
 
 
-# libvips keeps several times what is fetched at once.
+# libvips keeps several times the rows of one fetch.
 _FETCH_ROWS = 8
 
 
 class _Decoder:
-    """Rows as they are stored, one call after the other; ``opaque`` shows what no alpha shows."""
+    """Sequential decoder of rows before orientation; ``opaque`` sets alpha to white."""
 
     def __init__(self, path: Path, opened: OpenDecoder, *, opaque: bool = False) -> None:
         self._path = path
@@ -88,12 +88,11 @@ class _Decoder:
 
 
 class ImageSource:
-    """An image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
+    """Image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
 
-    ``facts`` is what `inspect_image` tells, ``metadata`` what should travel to the output.
-    ``clear`` is whether the alpha is 0 everywhere: color that such a file holds is meant for other
-    things than to be hidden, so that it is read as opaque, to be written with ``clear`` again.
-    Also a context manager.
+    ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output. ``clear``
+    is whether alpha is 0 everywhere: the color of such a file has another use than display, so
+    that it is read as opaque and is to be written with ``clear`` again. Also a context manager.
     """
 
     def __init__(
@@ -111,15 +110,15 @@ class ImageSource:
 
     @property
     def info(self) -> ImageInfo:
-        """Shape and sample type of what `read` returns."""
+        """Shape and sample type of the upright image that `read` returns."""
         return self.facts.info
 
     def read(self, count: int) -> np.ndarray:
-        """The next ``count`` rows, shape (count, width, bands); fewer only at the end.
+        """Return the next ``count`` rows, (N, W, bands); fewer only at the end.
 
-        The first call on an image that has to be turned decodes all of it into the scratch
-        folder. Raises `ImageError` where the file is damaged or cut short, and `OutputError`
-        when the scratch folder is full.
+        The first call on an image that must be rotated decodes all of it into the scratch folder.
+        Raises `ImageError` if the file is damaged or truncated, and `OutputError` if the scratch
+        folder is full.
         """
         if self._decoder is None:
             raise ValueError(f"{self._path}: read after close")
@@ -144,7 +143,7 @@ class ImageSource:
         return self._spool
 
     def close(self) -> None:
-        """Release the file and the scratch space; may be called more than once."""
+        """Release the file and the disk space of the spool; may be called more than once."""
         self._decoder = None
         if self._spool is not None:
             self._spool.close()

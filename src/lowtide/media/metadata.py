@@ -1,4 +1,4 @@
-"""What travels from the source image to the output besides its pixels."""
+"""Image metadata copied from input to output: ICC, EXIF, XMP, IPTC, resolution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 
 import pyvips
 
-# libvips's flags for what a saver keeps.
+# libvips's ``keep`` flags of savers.
 _KEEP_EXIF, _KEEP_XMP, _KEEP_IPTC, _KEEP_ICC = 1, 2, 4, 8
 _XMP_ORIENTATION = re.compile(rb"(tiff:Orientation(?:\s*=\s*[\"']|>)\s*)[1-8]")
 _ORIENTATION, _SHORT = 0x0112, 3
@@ -21,8 +21,8 @@ _NO_RESOLUTION = 1.0
 class Metadata:
     """Metadata of one image.
 
-    ``icc``, ``exif``, ``xmp`` and ``iptc`` are the blocks as they lie in the file. ``xres`` and
-    ``yres`` are in pixels per millimeter, ``unit`` (``in`` or ``cm``) is how the file wrote them.
+    ``icc``, ``exif``, ``xmp`` and ``iptc`` are the raw blocks of the file. ``xres`` and ``yres``
+    are in pixels per millimeter; ``unit`` (``in`` or ``cm``) is the unit in the file.
     """
 
     icc: bytes | None = None
@@ -34,29 +34,28 @@ class Metadata:
     unit: str = "in"
 
     def stripped(self) -> Metadata:
-        """Only the ICC profile, without which the colors would change.
+        """Return a copy with only the ICC profile, without which the colors would change.
 
-        EXIF, XMP, IPTC and the resolution go; comments never travel.
+        EXIF, XMP, IPTC and the resolution are dropped; comments are never kept.
         """
         return Metadata(icc=self.icc)
 
     def profile_for(self, color_bands: int) -> bytes | None:
-        """The ICC profile if it describes images of so many color bands, else None."""
+        """Return the ICC profile if it is for this number of color bands, else None."""
         if self.icc is None or _ICC_BANDS.get(self.icc[16:20]) != color_bands:
             return None
         return self.icc
 
 
 def read_metadata(image: pyvips.Image) -> Metadata:
-    """Metadata of a decoded image, as it must be written with pixels that stand upright.
+    """Read the metadata of a decoded image, adjusted for upright pixels.
 
-    For an image that was converted to sRGB this holds the sRGB profile, which libvips attaches.
-    The orientation in EXIF and XMP becomes 1, and the thumbnail, which shows other pixels, is
-    cut off.
+    For an image converted to sRGB it has the sRGB profile, which libvips attaches. The orientation
+    in EXIF and XMP becomes 1. The EXIF thumbnail, which shows other pixels, is removed.
     """
 
     def blob(name: str) -> bytes | None:
-        # Not by the list of all names: those that a damaged file gives need not be text.
+        # Not by the list of field names: those of a damaged file may not be valid text.
         return bytes(cast(bytes, image.get(name))) if image.get_typeof(name) else None
 
     exif, xmp = blob("exif-data"), blob("xmp-data")
@@ -73,7 +72,7 @@ def read_metadata(image: pyvips.Image) -> Metadata:
 
 
 def _upright_exif(block: bytes) -> bytes:
-    """The EXIF block with orientation 1 and without its second directory, the thumbnail's."""
+    """Set the EXIF orientation to 1 and remove the second directory, the thumbnail."""
     data = bytearray(block)
     start = 6 if data.startswith(b"Exif\0\0") else 0
     order = "<" if data[start : start + 2] == b"II" else ">"
@@ -85,13 +84,13 @@ def _upright_exif(block: bytes) -> bytes:
                 struct.pack_into(order + "HL2H", data, place + 2, _SHORT, 1, 1, 0)
         struct.pack_into(order + "L", data, at + 2 + 12 * entries, 0)
     except struct.error:
-        # The directory ends early, and so does every reader of it.
+        # The directory is truncated, and other readers stop there too.
         return bytes(data)
     return bytes(data)
 
 
 def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
-    """A copy of ``image``, which has none, with ``metadata``.
+    """Return a copy of ``image``, which has no metadata, with ``metadata``.
 
     While writing the EXIF block libvips sets the dimensions in it to those of the image.
     """
@@ -105,15 +104,15 @@ def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
     }
     for name, block in blocks.items():
         if block is not None:
-            # The type annotation of pyvips leaves bytes out.
+            # The type annotation of pyvips lacks bytes.
             plain.set_type(pyvips.GValue.blob_type, name, cast(str, block))
     return plain
 
 
 def keep_flags(metadata: Metadata) -> int:
-    """The libvips ``keep`` value with which a saver writes exactly this metadata.
+    """Return the libvips ``keep`` flags for writing exactly this metadata.
 
-    EXIF is also asked for when there is only a resolution, because JPEG writes that with it.
+    EXIF is also set if there is only a resolution, because JPEG stores it in EXIF.
     """
     flags = _KEEP_ICC
     if metadata.exif is not None or metadata.xres != _NO_RESOLUTION:

@@ -1,4 +1,4 @@
-"""Between what libvips decodes and what rows mean: sample types, color spaces, bands."""
+"""Conversion of libvips images to rows: sample types, color spaces, bands, resize."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _PLAIN = {"b-w", "grey16", "rgb", "rgb16", "srgb", "scrgb", "multiband"}
 
 
 def dtype_of(sample: SampleType) -> np.dtype[np.generic]:
-    """The numpy type of rows with this sample type."""
+    """Return the numpy dtype of a sample type."""
     return np.dtype(sample)
 
 
 def full_scale(sample: SampleType) -> float:
-    """The value of white and of full opacity in this sample type."""
+    """Return the value of white and of full opacity in a sample type."""
     return _FULL_SCALE[sample]
 
 
 def interpretation_of(bands: int, sample: SampleType) -> str:
-    """The libvips color space of rows with this many bands."""
+    """Return the libvips interpretation (color space) of rows."""
     if bands >= 3:
         return {"uint8": "srgb", "uint16": "rgb16", "float32": "scrgb"}[sample]
     return {"uint8": "b-w", "uint16": "grey16", "float32": "b-w"}[sample]
 
 
 def enum_text(image: pyvips.Image, name: str) -> str:
-    """A property of ``image`` as text, without the enumeration class around it."""
+    """Return an enum property of ``image`` as text."""
     return str(getattr(image, name))
 
 
 def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
-    """The color of a decoded TIFF, and its transparency if the file says that a band is one.
+    """Select the color bands of a decoded TIFF, and alpha if the file declares one.
 
-    Returns with the (lazy) image a sentence about bands that are left out.
+    Returns the lazy image, and a message about bands that are left out.
     """
     color = 4 if enum_text(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
     extra = image.bands - color
@@ -70,11 +70,10 @@ def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
 
 
 def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
-    """Bring a decoded image to gray or RGB, with or without alpha, in a type that rows have.
+    """Convert a decoded image to gray or RGB, with or without alpha, in a sample type.
 
-    Returns the (lazy) image and a sentence for every conversion. The sample type is kept as
-    stored and never guessed from the values. Raises `ImageError` for samples that have no such
-    form.
+    Returns the lazy image and a message for each conversion. The sample type is that of the file,
+    never guessed from the values. Raises `ImageError` for samples of other types.
     """
     notes: list[str] = []
     space = enum_text(image, "interpretation")
@@ -96,7 +95,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
 
 
 def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
-    # AVIF samples of 10 or 12 bits arrive shifted up, so that their white is not 65,535.
+    # AVIF samples of 10 or 12 bits are left-aligned in 16, so that white is below 65,535.
     if not image.get_typeof("heif-primary") or enum_text(image, "format") != "ushort":
         return image, []
     bits = cast(int, image.get("bits-per-sample"))
@@ -107,16 +106,16 @@ def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
 
 
 def info_of(image: pyvips.Image) -> ImageInfo:
-    """Shape and sample type of an image that `normalize` returned."""
+    """Return shape and sample type of an image from `normalize`."""
     sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     return ImageInfo(image.width, image.height, image.bands, sample)
 
 
 def as_sample(image: pyvips.Image, wanted: SampleType, *, bits: int = 16) -> pyvips.Image:
-    """Convert an image of rows to another sample type: scaled by white, rounded, clipped.
+    """Convert an image to another sample type: scaled by white, rounded, clipped.
 
-    ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder
-    that drops the lower bits would otherwise cut instead of rounding.
+    ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder,
+    which drops the lower bits, would truncate them.
     """
     have = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     if wanted == "uint16" and bits < 16:
@@ -132,18 +131,18 @@ def as_sample(image: pyvips.Image, wanted: SampleType, *, bits: int = 16) -> pyv
 
 
 def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
-    """Resample to exactly ``width`` x ``height``, streaming, with color weighted by alpha.
+    """Resample to exactly ``width`` x ``height``, streaming, with premultiplied alpha.
 
-    A Lanczos kernel of three lobes shrinks; libvips enlarges with a bicubic one.
+    Downscaling uses a Lanczos kernel of three lobes; libvips upscales with a bicubic one.
     """
     sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     white, alpha, space = full_scale(sample), image.bands in (2, 4), image.interpretation
-    # For integers libvips rounds its kernels too, to sums other than 1, which darkens an image
-    # that is shrunk four times by half a level.
+    # In floats, because for integers libvips also rounds its kernels, to sums other than 1, which
+    # darkens an image downscaled 4 times by half a level.
     image = image.premultiply(max_alpha=white) if alpha else image.cast("float")
     across, down = image.width / width, image.height / height
     if min(across, down) >= 1:
-        # Width first, so that the rows the second pass keeps are the short ones.
+        # Width first, so that the second pass keeps short rows.
         image = image.reduceh(across, kernel="lanczos3").reducev(down, kernel="lanczos3")
     else:
         image = image.resize(1 / across, vscale=1 / down, kernel="lanczos3")

@@ -1,4 +1,4 @@
-"""A PNG writer that does not compress: the simplest stream of pixels libvips can read."""
+"""Uncompressed PNG writer, the simplest pixel stream that libvips can read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PIECE_BYTES = 1 << 17
 
 
 class UncompressedPng:
-    """Writes an image of known size as an uncompressed PNG, a few rows at a time."""
+    """Incremental writer of an uncompressed PNG of known size."""
 
     def __init__(
         self, write: Callable[[bytes], None], width: int, height: int, bands: int, bits: int
     ) -> None:
-        """Send the header. ``write`` takes bytes in order; ``bits`` is 8 or 16."""
+        """Write the header. ``write`` takes bytes in order; ``bits`` is 8 or 16."""
         self._write = write
         self._row_bytes = width * bands * bits // 8
         self._deflate = zlib.compressobj(level=0)
@@ -29,7 +29,7 @@ class UncompressedPng:
         self._chunk(b"IHDR", header)
 
     def rows(self, rows: np.ndarray) -> None:
-        """Append rows of shape (n, ...), uint8 or uint16, in the machine's byte order."""
+        """Append rows, (N, ...), uint8 or uint16 in native byte order."""
         piece = max(1, _PIECE_BYTES // self._row_bytes)
         for top in range(0, len(rows), piece):
             part = rows[top : top + piece]
@@ -41,7 +41,7 @@ class UncompressedPng:
             self._data(self._deflate.compress(lines.data))
 
     def finish(self) -> None:
-        """Send what is left and the end mark."""
+        """Write the remaining data and the IEND chunk."""
         self._data(self._deflate.flush())
         self._chunk(b"IEND", b"")
 

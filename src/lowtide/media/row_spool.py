@@ -1,7 +1,7 @@
-"""Decoded rows on disk, for images that their orientation turns upside down or on their side.
+"""Disk spool of decoded rows, for images that must be rotated by EXIF orientation.
 
-Rows are stored in blocks. For an image that lies on its side each block is stored transposed,
-so that the slab of columns which makes a batch of upright rows is one contiguous read per block.
+Rows are stored in blocks. For orientations 5 to 8 each block is stored transposed, so that the
+columns which make a batch of upright rows are one contiguous read per block.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ _BLOCK_BYTES = 4 << 20
 
 
 def upright_info(info: ImageInfo, orientation: int) -> ImageInfo:
-    """``info`` as shown: width and height change places for orientations 5 to 8."""
+    """Return ``info`` of the upright image: orientations 5 to 8 swap width and height."""
     if orientation < 5:
         return info
     return ImageInfo(info.height, info.width, info.bands, info.sample)
 
 
 def spool_bytes(info: ImageInfo, orientation: int) -> int:
-    """Scratch space that this orientation takes: 0 for 1 and 2, else the decoded image."""
+    """Return the spool's bytes on disk: 0 for orientations 1 and 2, else the image's."""
     return 0 if orientation in (1, 2) else info.height * info.row_bytes
 
 
 def spool_memory(info: ImageInfo, orientation: int) -> int:
-    """Memory in bytes for the block being stored, its transposed copy, and as much read back."""
+    """Return the host memory of the spool in bytes.
+
+    It is a block, its transposed copy, and as much read back.
+    """
     return 0 if orientation in (1, 2) else 4 * _rows_per_block(info) * info.row_bytes
 
 
@@ -43,16 +46,16 @@ def _rows_per_block(info: ImageInfo) -> int:
 
 
 class Spool:
-    """Stored rows of an image with EXIF orientation 3 to 8, read back upright.
+    """Temporary file of rows, read back upright for EXIF orientations 3 to 8.
 
-    The file has no name: it is gone when it is closed, and when the process dies.
+    The file has no name: it is removed when it is closed or the process dies.
     """
 
     def __init__(self, info: ImageInfo, orientation: int, scratch_dir: Path | None) -> None:
         """Open an empty spool for rows like ``info``.
 
-        ``scratch_dir`` defaults to the system's temporary folder. Raises `OutputError` when the
-        file cannot be made there.
+        ``scratch_dir`` defaults to the system's temporary folder. Raises `OutputError` if the
+        file cannot be created there.
         """
         self._info = info
         self._orientation = orientation
@@ -64,9 +67,9 @@ class Spool:
             raise self._failure(error) from error
 
     def fill(self, read: Callable[[int], np.ndarray]) -> None:
-        """Store all rows that ``read(count)`` returns, which must be the whole image.
+        """Store all rows of the image, from repeated calls of ``read(count)``.
 
-        Raises `OutputError` when the scratch folder is full.
+        Raises `OutputError` if the scratch folder is full.
         """
         for top in range(0, self._info.height, self._block):
             rows = read(min(self._block, self._info.height - top))
@@ -80,14 +83,14 @@ class Spool:
                 raise self._failure(error) from error
 
     def read(self, top: int, count: int) -> np.ndarray:
-        """Upright rows ``top`` to ``top + count``, shape (count, width, bands)."""
+        """Return the upright rows ``top`` to ``top + count``, (N, W, bands)."""
         if count == 0:
             return self._empty(0, upright_info(self._info, self._orientation).width)
         if self._orientation in (3, 4):
             first = self._info.height - top - count
             rows = self._read_rows(first, count)[::-1]
             return np.ascontiguousarray(rows[:, ::-1] if self._orientation == 3 else rows)
-        # 5 is the transposed image, 6 that with columns reversed, 8 with rows, 7 with both.
+        # 5 is the transpose, 6 also reverses columns, 8 rows, 7 both.
         from_right = self._orientation in (7, 8)
         first = self._info.width - top - count if from_right else top
         rows = self._read_columns(first, count)
@@ -132,5 +135,5 @@ class Spool:
         )
 
     def close(self) -> None:
-        """Give the disk space back; may be called more than once."""
+        """Close and remove the file; may be called more than once."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""What lies among images and is none, and why."""
+"""Files among the inputs that are skipped, with reasons for reports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from lowtide.media.camera_raw import is_raw_name
 from lowtide.media.detect import HEAD_BYTES, describe, identify
 
-_NAMED = 3  # of those left out for one reason
+_NAMED = 3  # files listed per reason
 
 
 @dataclass(frozen=True)
 class SkippedFile:
-    """A file or folder among the inputs that is not taken for an image, and why."""
+    """Skipped file or folder among the inputs, and the reason."""
 
     path: Path
     reason: str
 
 
 def skip_reason(path: Path) -> str:
-    """What a path is that is no image by its name."""
+    """Describe why a path without an image suffix is skipped, by its content."""
     if path.is_dir():
         return "a folder"
     if not path.is_file():
@@ -40,7 +40,7 @@ def skip_reason(path: Path) -> str:
 
 
 def skipped_summary(left_out: Sequence[SkippedFile]) -> list[str]:
-    """A line for each reason, with the names of a few: ``hidden: .git, .DS_Store and 3 more``."""
+    """Return a line per reason with a few names: ``hidden: .git, .cache and 3 more``."""
     names: dict[str, list[str]] = {}
     for one in left_out:
         names.setdefault(one.reason, []).append(str(one.path))

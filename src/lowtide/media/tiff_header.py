@@ -1,4 +1,4 @@
-"""The directories of a TIFF: what is in the file besides the picture that libvips reads."""
+"""TIFF directory (IFD) parser, for tags that libvips does not expose."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TYPES = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 _COMPRESSION, _STRIP_BYTE_COUNTS, _TILE_BYTE_COUNTS = 259, 279, 325
 _SUBDIRECTORIES, _EXTRA_SAMPLES = 330, 338
 _UNCOMPRESSED = 1
-_TRANSPARENCY = (1, 2)  # with color multiplied by it, and not
+_TRANSPARENCY = (1, 2)  # associated (premultiplied) and unassociated alpha
 _MOST_NUMBERS, _MOST_ENTRIES, _MOST_DIRECTORIES = 4096, 65_535, 64
-_BLOCK = 1 << 18  # numbers read at once
+_BLOCK = 1 << 18  # values read at once
 
 
 class _DamagedError(Exception):
-    """A directory that is cut short or points beyond the file; reading its pixels will say so."""
+    """Truncated directory, or one beyond the file's end; decoding reports the damage."""
 
 
 @dataclass(frozen=True)
 class Directory:
-    """One image's tags. Values that are no whole numbers, or not to be had, are ``()``."""
+    """Tags of one TIFF directory; values not integers or not readable are ``()``."""
 
     _file: BinaryIO
     _order: str
@@ -37,12 +37,12 @@ class Directory:
         return tag in self._entries
 
     def values(self, tag: int) -> tuple[int, ...]:
-        """The numbers of a tag, the first 4096 of them at most."""
+        """Return the values of a tag, the first 4096 at most."""
         blocks = self._blocks(tag, _MOST_NUMBERS)
         return tuple(int(number) for number in next(blocks, ()))
 
     def largest(self, tag: int) -> int | None:
-        """The largest number of a tag, however many there are."""
+        """Return the largest of all values of a tag, or None if it has none."""
         return max((int(block.max()) for block in self._blocks(tag) if len(block)), default=None)
 
     def _blocks(self, tag: int, most: int | None = None) -> Iterator[np.ndarray]:
@@ -63,14 +63,14 @@ class Directory:
             return
 
     def value(self, tag: int, default: int) -> int:
-        """The first number of a tag."""
+        """Return the first value of a tag, or ``default``."""
         return next(iter(self.values(tag)), default)
 
 
 def directories(file: BinaryIO) -> Iterator[Directory]:
-    """The directories of an open TIFF, the first page's first: pages, and what lies below them.
+    """Yield the directories and subdirectories of an open TIFF, first page first.
 
-    Ends where the file does, or after 64.
+    Ends at the end of the file or at damage, and after 64 directories.
     """
     try:
         yield from _walk(file)
@@ -90,7 +90,7 @@ def _walk(file: BinaryIO) -> Iterator[Directory]:
         if at in seen:
             continue
         seen.add(at)
-        # tag, type, count, then the values or where they are
+        # tag, type, count, then the values or their offset
         layout = f"{order}HH{offset}{struct.calcsize(order + offset)}s"
         size, start = struct.calcsize(layout), at + struct.calcsize(order + count)
         (entries,) = struct.unpack(order + count, _read(file, at, start - at))
@@ -111,9 +111,10 @@ def _read(file: BinaryIO, at: int, count: int) -> bytes:
 
 
 def largest_piece(path: Path) -> int:
-    """Bytes of the largest compressed strip or tile of the first page; 0 if not compressed.
+    """Return the bytes of the first page's largest compressed strip or tile.
 
-    The size of the file where the header does not say, which no piece can exceed.
+    It is 0 if the page is not compressed. If the header does not say, it is the size of the file,
+    which bounds it.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -127,7 +128,7 @@ def largest_piece(path: Path) -> int:
 
 
 def extra_samples(path: Path) -> list[bool]:
-    """Of each band of the first page that the file says is no color, whether it is transparency."""
+    """Return for each extra band of the first page whether it is alpha."""
     with path.open("rb") as file:
         page = next(directories(file), None)
         kinds = () if page is None else page.values(_EXTRA_SAMPLES)

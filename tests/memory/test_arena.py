@@ -110,7 +110,7 @@ def test_a_program_knows_whether_it_multiplies():
 def test_a_run_says_whether_it_multiplies(monkeypatch):
     offered = []
     monkeypatch.setattr(
-        "lowtide.streaming.engine.executor.offer_piece",
+        "lowtide.streaming.engine.executor.reserve_arena",
         lambda size, _, *, products: offered.append((size, products)),
     )
     image = torch.rand(1, 3, 24, 20)

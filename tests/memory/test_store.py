@@ -65,7 +65,7 @@ def test_keys_differ_by_what_changes_costs(monkeypatch):
     }
     monkeypatch.setattr(heap, "_tuned", not heap._tuned)
     keys.add(store.key("ab", "cpu", "fp32"))
-    monkeypatch.setattr("lowtide.memory.cache.processor", lambda: "another processor")
+    monkeypatch.setattr("lowtide.memory.cache.cpu_name", lambda: "another processor")
     keys.add(store.key("ab", "cpu", "fp32"))
     assert len(keys) == 5
 

@@ -231,7 +231,7 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
 
 @pytest.mark.parametrize("heap", ["keeps", None])
 def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
-    monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_setting", lambda: heap)
+    monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)
     blocks = tuple(ReusedBlocks(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
     points = tuple(
         TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused=blocks)

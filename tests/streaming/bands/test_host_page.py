@@ -274,7 +274,7 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
         planned.append(segment)
         return schedule_bands(program, segment, bands)
 
-    monkeypatch.setattr("lowtide.streaming.engine.executor.schedule", noted)
+    monkeypatch.setattr("lowtide.streaming.engine.executor.schedule_bands", noted)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
     program.graph.on_cpu = False  # as it would be found of a card's model

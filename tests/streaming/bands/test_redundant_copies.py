@@ -68,6 +68,6 @@ def test_what_follows_is_the_same_bit_for_bit(bands):
     module, image = Windows(), torch.rand(1, 3, 16, 8)
     program = program_of(module, image)
     assert any(program.steps[index].view for index in redundant_copies(program.graph))
-    with mock.patch("lowtide.streaming.engine.program.idle_copies", return_value=set()):
+    with mock.patch("lowtide.streaming.engine.program.redundant_copies", return_value=set()):
         copied = program_of(module, image)
     assert torch.equal(by_bands(program, image, bands), by_bands(copied, image, bands))

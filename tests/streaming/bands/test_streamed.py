@@ -296,7 +296,7 @@ def test_layouts_are_remembered(model, monkeypatch):
     def never(*_, **__):
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr("lowtide.streaming.planner.band_count.glance", never)
+    monkeypatch.setattr("lowtide.streaming.planner.band_count.estimate_segment", never)
     monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
     assert (again.key, again.bytes) == (first.key, first.bytes)

@@ -106,7 +106,7 @@ def onnx_x2(tmp_path_factory):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     import lowtide
-    from onnx_files import exported
+    from support.onnx_files import exported
 
     return exported(lowtide.load("lowtide-x2"), tmp_path_factory.mktemp("onnx") / "x2.onnx")
 

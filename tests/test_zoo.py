@@ -2,10 +2,8 @@
 
 import importlib
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 
 # The benchmarks are scripts, not a package.
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 zoo = importlib.import_module("zoo")
 memory_grid = importlib.import_module("memory_grid")
 memory_summary = importlib.import_module("memory_summary")

@@ -53,7 +53,7 @@ def full_reference(module, x):
 
 
 def turned(module, x):
-    from spatial_reference import rotated
+    from support.spatial_reference import rotated
 
     query, key, value = module._project(x)
     places = [torch.arange(size) for size in x.shape[2:]]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from spatial_reference import local_attention
 
 from lowtide.attention.halo.autograd import halo_attention, is_preferred, missing, refusal
 from lowtide.attention.halo.block_sizes import (
@@ -32,6 +31,7 @@ from lowtide.attention.spatial.position import Position, TableBias
 from lowtide.attention.spatial.window_grid import windows_along
 from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
+from support.spatial_reference import local_attention
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compile_halo_kernels.py"

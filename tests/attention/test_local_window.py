@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from spatial_reference import local_attention
 
 from lowtide.attention import linear_ops
 from lowtide.attention.backends import BACKENDS
@@ -15,6 +14,7 @@ from lowtide.attention.spatial.blend import blend_shares
 from lowtide.attention.spatial.window_grid import windows_along
 from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
+from support.spatial_reference import local_attention
 
 BOUNDARIES = "mask", "shift", "zero", "reflect"
 POSITIONS = "none", "table", "decomposed", "rope"

@@ -1,11 +1,12 @@
 """What the modules hold beyond input and result, by the allocator's events, beside what they
 replace."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+
+# The benchmarks are scripts, not a package.
+from attention_baselines import SeedHierarchical
+from attention_modules import workspace_bytes
 
 from lowtide.attention.spatial import (
     ChannelAttention,
@@ -13,11 +14,6 @@ from lowtide.attention.spatial import (
     LocalWindowAttention,
     TransposedAttention,
 )
-
-# The benchmarks are scripts, not a package.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from attention_baselines import SeedHierarchical
-from attention_modules import workspace_bytes
 
 CHANNELS = 64
 # Scores of all pairs of 128² pixels in fp32, for one head: a softmax over them holds more.

@@ -3,17 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "jobs"))
-
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(private_cache):
-    from measured import quick_jobs
+    from support.measured_costs import quick_jobs
 
     yield from quick_jobs()
 

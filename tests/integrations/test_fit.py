@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_autoencoders import decoded, encoded, latents, same, small_vae
-from tiny_pipelines import text_to_image
 from torch import nn
 
 import lowtide
 from lowtide.core.errors import UsageError
+from support.tiny_autoencoders import decoded, encoded, latents, same, small_vae
+from support.tiny_pipelines import text_to_image
 
 
 @pytest.mark.parametrize("pages", ["memory", "disk"])

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor
-from tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 import lowtide
 from lowtide.core.errors import ModelError
+from support.tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 
 def other_weights(vae):

@@ -3,11 +3,11 @@
 import diffusers
 import pytest
 import torch
-from tiny_autoencoders import DC, KL, TINY, built, same, small_vae
 from torch import nn
 
 import lowtide
 from lowtide.core.errors import UsageError
+from support.tiny_autoencoders import DC, KL, TINY, built, same, small_vae
 
 FOUR = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 4}
 FRAMES = {"base_dim": 4, "z_dim": 4, "num_res_blocks": 1, "dim_mult": [1] * 4}

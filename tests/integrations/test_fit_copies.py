@@ -8,9 +8,9 @@ import weakref
 
 import pytest
 import torch
-from tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 import lowtide
+from support.tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 
 def fitted():

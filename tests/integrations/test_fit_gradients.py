@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_autoencoders import decoded, latents, pictures, same, small_vae
 
 import lowtide
 from lowtide.core.errors import UsageError
+from support.tiny_autoencoders import decoded, latents, pictures, same, small_vae
 
 
 def fitted(**changes):

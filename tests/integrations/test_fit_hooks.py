@@ -4,10 +4,10 @@ import pytest
 import torch
 from accelerate import cpu_offload, cpu_offload_with_hook
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from tiny_autoencoders import decoded, encoded, latents, same, small_vae
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
+from support.tiny_autoencoders import decoded, encoded, latents, same, small_vae
 
 
 class Counted(ModelHook):

@@ -1,10 +1,10 @@
 """Pipelines of diffusers make the same images with fitted autoencoders."""
 
 import pytest
-import tiny_pipelines
 import torch
 
 import lowtide
+from support import tiny_pipelines
 
 # diffusers warns of what its own pipelines call, and makes arrays as NumPy 2 no longer likes it.
 pytestmark = [

@@ -1,17 +1,12 @@
 """What jobs need: known costs of the bundled models, small pictures, and a reference."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(private_cache):
-    from measured import quick_jobs
+    from support.measured_costs import quick_jobs
 
     yield from quick_jobs()
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from folders import statuses
 
 import lowtide
 from lowtide import UsageError
@@ -11,6 +10,7 @@ from lowtide.jobs import network_compile
 from lowtide.jobs.prepare import PreparedModel
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache
+from support.image_folders import statuses
 
 PAYS = SpecializationGain(ratio=0.01, warmup_seconds=0.0, host_bytes=64 << 20)
 

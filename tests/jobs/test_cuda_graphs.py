@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from folders import statuses
 
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs import prepare
 from lowtide.streaming.specialize import cuda_graph
+from support.image_folders import statuses
 
 OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
 

@@ -7,12 +7,12 @@ import threading
 
 import numpy as np
 import pytest
-from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
 from lowtide.jobs.job_monitor import JobMonitor
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
+from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 

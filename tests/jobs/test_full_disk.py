@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from folders import files_of, statuses
 
 import lowtide
 from lowtide import OutputError
 from lowtide.jobs.journal import JOURNAL_NAME
+from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
-from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, OutputError
 from lowtide.media import AsyncWriter, ImageSink
+from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
 

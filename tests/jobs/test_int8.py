@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from measured import remember_also
 
 import lowtide
 from lowtide.core.errors import UsageError
 from lowtide.jobs import devices
 from lowtide.jobs.devices import resolve_precision
+from support.measured_costs import remember_also
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import files_of
 
 from lowtide.jobs.journal import JOURNAL_NAME
+from support.image_folders import files_of
 
 OPTIONS = ["--budget", "256MiB", "--tile", "64"]
 

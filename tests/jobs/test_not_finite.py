@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from measured import remember_also
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -11,6 +10,7 @@ import lowtide
 from lowtide import NotFiniteError, UsageError
 from lowtide.media import open_image
 from lowtide.models import bundled
+from support.measured_costs import remember_also
 
 # Noise reaches 9.5 in the model's maps, stripes 13.5, and fp16 holds 65504.
 FACTOR = 5600.0

@@ -3,12 +3,12 @@
 import warnings
 
 import pytest
-from measured import remember_onnx
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models import onnx_providers
 from lowtide.models.onnx_providers import Provider
+from support.measured_costs import remember_onnx
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from folders import files_of
-from measured import remember_onnx
 from torch import nn
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.report import UpscaleReport
 from lowtide.models import Model, SizeRule
+from support.image_folders import files_of
+from support.measured_costs import remember_onnx
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from lowtide.models.self_ensemble import SelfEnsemble
-from onnx_files import conv_file, exported
+from support.onnx_files import conv_file, exported
 
 MIB = 1 << 20
 

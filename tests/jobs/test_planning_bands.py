@@ -1,8 +1,6 @@
 """When bands are planned, and what follows where a network cannot be run by them."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "streaming"))
-from toys import GIB, Centered, conv_net, costs, network
+from support.toy_models import GIB, Centered, conv_net, costs, network
 
 MIB = 1 << 20
 

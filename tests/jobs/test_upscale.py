@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import statuses
-from levels import assert_within_a_level
 from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, ModelError, UsageError
 from lowtide.jobs.settings import UpscaleSettings
+from support.cpu_levels import assert_within_a_level
+from support.image_folders import statuses
 
 BUDGET = "256MiB"
 ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()

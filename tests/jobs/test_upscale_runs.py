@@ -4,13 +4,13 @@ import threading
 
 import numpy as np
 import pytest
-from levels import assert_within_a_level
 from PIL import Image
 
 import lowtide
 from lowtide import BudgetError, Cancelled, UsageError
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.settings import UpscaleSettings
+from support.cpu_levels import assert_within_a_level
 
 BUDGET = "256MiB"
 MIB = 1 << 20

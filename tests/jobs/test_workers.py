@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 import torch
-from folders import files_of, statuses
 
 import lowtide
 from lowtide import Cancelled, UsageError
 from lowtide.jobs import run_image, workers
+from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "512MiB", "tile": 32}
 TWO = "cpu,cpu"

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fuzzed import KINDS, fuzzed
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.units import MIB
 from lowtide.media import inspect_image, open_image, open_sink
 from lowtide.memory.meter import HostMeter
 from support.fuzz_workers import run_all
+from support.media_fuzz import KINDS, fuzzed
 
 # What a job on a small machine would allow a picture to take: others it refuses.
 BUDGET = 512 * MIB

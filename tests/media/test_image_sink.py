@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_files import FULL, info_of, make_rows, read_image, write_image
 
 from lowtide.core.atomic_file import PART_PATTERN, part_path
 from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, open_sink
+from support.media_files import FULL, info_of, make_rows, read_image, write_image
 
 SUFFIXES = [".png", ".jpg", ".webp", ".tif", ".avif"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pyvips
-from media_files import make_exif, make_rows, read_image, write_image
 from PIL import Image, ImageOps
 
 from lowtide.core.errors import ImageError, OutputError
 from lowtide.media import EncodeOptions, inspect_image, open_image
+from support.media_files import make_exif, make_rows, read_image, write_image
 
 SUFFIXES = [".png", ".jpg", ".webp", ".tif", ".avif"]
 

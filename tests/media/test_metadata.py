@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from media_files import make_exif, make_rows, read_image, write_image
 from PIL import Image, ImageCms
 
 from lowtide.media import FORMATS, Metadata, inspect_image, open_image
 from lowtide.media.formats import ImageFormat
+from support.media_files import make_exif, make_rows, read_image, write_image
 
 ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 XMP = (
@@ -119,9 +119,8 @@ def test_a_16_bit_png_keeps_its_profile(tmp_path: Path) -> None:
 
 
 def test_a_profile_for_other_bands_is_left_out_with_a_note(tmp_path: Path) -> None:
-    from media_files import info_of
-
     from lowtide.media import open_sink
+    from support.media_files import info_of
 
     rows = make_rows(20, 30, 1)
     sink = open_sink(tmp_path / "a.png", info_of(rows), metadata=Metadata(icc=ICC))

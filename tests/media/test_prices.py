@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from media_files import make_rows, write_image
 
 from lowtide.core.signal import ImageInfo
 from lowtide.media import EncodeOptions, inspect_image, output_cost
+from support.media_files import make_rows, write_image
 
 _READ = """
 import re, sys

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from media_files import FULL, make_rows, read_image, unit, write_image
 from PIL import Image
 
 from lowtide.core.signal import SampleType
 from lowtide.media import EncodeOptions, inspect_image, output_sample
 from lowtide.media.formats import FORMATS, ImageFormat
+from support.media_files import FULL, make_rows, read_image, unit, write_image
 
 ALL = EncodeOptions(jpeg_quality=100, webp_lossless=True, avif_quality=100, avif_effort=0)
 CASES = [

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from media_files import info_of, make_rows, read_image, write_image
 
 from lowtide.core.errors import ImageError
 from lowtide.media import inspect_image
+from support.media_files import info_of, make_rows, read_image, write_image
 
 ROWS = make_rows(16, 24, 3)
 SUBDIRECTORIES = 330

@@ -12,11 +12,10 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-import hostile_models
-
 import lowtide
 from lowtide.core.errors import LowtideError
 from lowtide.memory.rlimit import process_limit
+from support import hostile_models
 from support.fuzz_workers import run_all
 
 FILES, SEED = 200, 58

@@ -25,7 +25,7 @@ pytest.importorskip("onnxscript")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_files import conv_file, exported, graph_file  # noqa: E402
+from support.onnx_files import conv_file, exported, graph_file  # noqa: E402
 
 SIZES = (1, 1), (7, 5), (33, 50), (64, 67)
 

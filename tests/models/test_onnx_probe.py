@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_files import conv_file, graph_file  # noqa: E402
+from support.onnx_files import conv_file, graph_file  # noqa: E402
 
 
 def loop(count):

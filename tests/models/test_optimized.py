@@ -6,7 +6,6 @@ import importlib
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from window_transformers import HOMES, MORE, network
 
 from lowtide.models.optimized import replace as adapting
 from lowtide.models.optimized.optimized_module import OptimizedModule
@@ -16,6 +15,7 @@ from lowtide.models.optimized.swin_blocks import OptimizedWindowAttention
 from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
 from lowtide.models.optimized.upsample_tail import DeferredLayers, OptimizedTail
 from lowtide.streaming.capture.export_graph import capture
+from support.window_transformers import HOMES, MORE, network
 
 
 @pytest.fixture(scope="module", params=list(MORE))

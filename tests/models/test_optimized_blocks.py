@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from window_transformers import network
 
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.models.optimized import dense_group, swin_blocks
@@ -13,6 +12,7 @@ from lowtide.models.optimized.dense_group import OptimizedDenseGroup
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.optimized.shift_mask import ShiftMask, WindowOrder
 from lowtide.models.optimized.swin_blocks import OptimizedSwinBlock, OptimizedWindowAttention
+from support.window_transformers import network
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2)])

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from window_transformers import network
 
 from lowtide.models.optimized import dense_group
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.optimized.token_linear import OptimizedMlp
+from support.window_transformers import network
 
 
 def _watched(monkeypatch):

@@ -5,7 +5,6 @@ import importlib
 
 import pytest
 import torch
-from window_transformers import network
 
 from lowtide.models.optimized import padded_heads, swin_blocks
 from lowtide.models.optimized.replace import replace_modules
@@ -14,6 +13,7 @@ from lowtide.models.optimized.token_linear import (
     OptimizedPointwiseConv,
     linear_add,
 )
+from support.window_transformers import network
 
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT", "HAT"])

@@ -1,13 +1,10 @@
 """What the benchmark of streamed runs on a GPU computes without one."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 
 # The benchmarks are scripts, not a package.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 card_profile = importlib.import_module("card_profile")
 
 

@@ -1,8 +1,6 @@
 """What the benchmarks of ParagonSR2 and of training compute from what they measured."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from lowtide.attention import functional
 from lowtide.attention.backends import onednn
 
 # The benchmarks are scripts, not a package.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 variants = importlib.import_module("paragonsr2_variants")
 runs = importlib.import_module("paragonsr2_runs")
 training_memory = importlib.import_module("training_memory")

@@ -4,14 +4,14 @@ import inspect
 
 import pytest
 import torch
-from recognizers import features
 from safetensors.torch import save_file
-from test_losses import gradient_of, pictures
 from torch import nn
 from torchvision.models import vgg19
 
 from lowtide.core.errors import UsageError
 from lowtide.training.losses import PerceptualLoss
+from support.feature_networks import features
+from support.loss_inputs import gradient_of, pictures
 
 # Where each layer of VGG19 is among torchvision's features, counted by hand.
 PLACES = {"conv1_2": 2, "conv2_2": 7, "conv3_4": 16, "conv4_4": 25, "conv5_4": 34}

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from recognizers import features
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import alexnet, vgg16
 
 from lowtide.core.errors import UsageError
 from lowtide.training.perceptual_metrics import PerceptualMetric
+from support.feature_networks import features
 
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 

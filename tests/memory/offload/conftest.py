@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from streamed_models import Chosen, build
-from streaming_weights import plan_all
 
 from lowtide.memory.offload.stream import stream_weights
+from support.offloaded_models import Chosen, build
+from support.offloaded_weights import plan_all
 
 
 @pytest.fixture

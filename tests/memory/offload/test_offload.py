@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from streamed_models import ZOO, Again, Chosen, Mixed, Recurrent, Stack, build, inputs, state_of
-from streaming_weights import plan_all, run, same
 
 from lowtide.core.errors import BudgetError
 from lowtide.memory.offload.block_hooks import BlockHooks
@@ -12,6 +10,18 @@ from lowtide.memory.offload.offload_plan import plan_offload
 from lowtide.memory.offload.stream import stream_weights
 from lowtide.memory.offload.weight_blocks import find_blocks, tensor_slots
 from lowtide.memory.pinned import PinnedMemory
+from support.offloaded_models import (
+    ZOO,
+    Again,
+    Chosen,
+    Mixed,
+    Recurrent,
+    Stack,
+    build,
+    inputs,
+    state_of,
+)
+from support.offloaded_weights import plan_all, run, same
 
 
 @pytest.mark.parametrize("split_layers", [False, True], ids=["layers", "modules"])

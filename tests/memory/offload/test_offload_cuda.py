@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from streamed_models import ZOO, Convolutions, build, inputs, state_of
-from streaming_weights import plan_all, same
 from torch import nn
 
 from lowtide.core.units import MIB
 from lowtide.memory.offload.offload_plan import plan_offload
 from lowtide.memory.offload.stream import stream_from_file, stream_weights
 from lowtide.memory.pinned import PinnedMemory
+from support.offloaded_models import ZOO, Convolutions, build, inputs, state_of
+from support.offloaded_weights import plan_all, same
 
 
 def on_gpu(test):

@@ -5,12 +5,12 @@ import os
 import pytest
 import torch
 from safetensors.torch import save_file
-from streamed_models import Chosen, Convolutions, Stack, Tied, build, inputs, state_of
-from streaming_weights import plan_all, run, same
 from torch import nn
 
 from lowtide.core.errors import ModelError, OutputError, UsageError
 from lowtide.memory.offload.stream import stream_from_file, stream_weights
+from support.offloaded_models import Chosen, Convolutions, Stack, Tied, build, inputs, state_of
+from support.offloaded_weights import plan_all, run, same
 
 
 def test_gradients_are_refused(layers):

@@ -9,14 +9,14 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from streamed_models import Again, Convolutions, Mixed, Stack, Tied, build, inputs
-from streaming_weights import plan_all, run, same
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.offload.stream import stream_from_file
 from lowtide.memory.offload.weight_files import WeightFiles, write_weights
+from support.offloaded_models import Again, Convolutions, Mixed, Stack, Tied, build, inputs
+from support.offloaded_weights import plan_all, run, same
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from streamed_models import ZOO, Attention, Mixed, Parts, Stack, Tied, build
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.memory.offload.offload_plan import OffloadPlan, plan_offload
 from lowtide.memory.offload.weight_blocks import find_blocks
+from support.offloaded_models import ZOO, Attention, Mixed, Parts, Stack, Tied, build
 
 SPLITS = [
     dict(),

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_of_cards import ADA, AMPERE, BF16, FP16, FP32, HOPPER, HOST, Live, bytes_of, qkv
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,6 +21,7 @@ from lowtide.memory.profiles.attention_scratch import (
     flash_backward_bytes,
     flash_forward_bytes,
 )
+from support.gpu_attention import ADA, AMPERE, BF16, FP16, FP32, HOPPER, HOST, Live, bytes_of, qkv
 
 SHAPE = (1, 8, 4096, 64)
 OUT, LSE, SCORES = 8 * 4096 * 64 * 2, 8 * 4096 * 4, 8 * 4096 * 4096

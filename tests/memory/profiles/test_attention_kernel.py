@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_of_cards import (
+from packaging.version import Version
+
+from lowtide.attention.sdpa_rules import installed_versions, prefers_cudnn, refusal, sdpa_kernel_for
+from lowtide.attention.spec import AttentionCall
+from lowtide.core.units import GIB
+from lowtide.memory.profiles.local_device import DriverFacts, profile_from_facts
+from support.gpu_attention import (
     ADA,
     AMPERE,
     BF16,
@@ -18,12 +24,6 @@ from attention_of_cards import (
     path,
     qkv,
 )
-from packaging.version import Version
-
-from lowtide.attention.sdpa_rules import installed_versions, prefers_cudnn, refusal, sdpa_kernel_for
-from lowtide.attention.spec import AttentionCall
-from lowtide.core.units import GIB
-from lowtide.memory.profiles.local_device import DriverFacts, profile_from_facts
 
 
 @pytest.mark.parametrize(

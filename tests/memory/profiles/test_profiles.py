@@ -8,7 +8,6 @@ from importlib import resources
 
 import pytest
 import torch
-from attention_of_cards import ADA, HOPPER, HOST
 from pydantic import ValidationError
 
 from lowtide.core.errors import UsageError
@@ -17,6 +16,7 @@ from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
 from lowtide.memory.profiles.local_device import DriverFacts, architecture_of, profile_from_facts
 from lowtide.memory.profiles.profile import FIGURES
+from support.gpu_attention import ADA, HOPPER, HOST
 
 FILES = sorted(
     entry.name for entry in (resources.files("lowtide.memory.profiles") / "data").iterdir()

@@ -1,0 +1,133 @@
+"""What convolutions take for themselves on a card, measured there: all but the calls to one."""
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.core.units import MIB
+from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.calibration import NO_MARGIN
+from lowtide.memory.prediction.cuda import predict_cuda
+from lowtide.memory.prediction.cuda_workspace import CudaWorkspace
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.profiles import load_profile
+from lowtide.memory.tracing.steps import InferenceStep
+from lowtide.memory.tracing.tracer import describe_argument
+from lowtide.streaming.certificate import tf32
+from support.workspace_models import convolution
+
+CPU = torch.device("cpu")
+# Bytes of a row of the result.
+MADE = 24 * 600 * 4
+
+
+class Counted:
+    """A convolution's room on the CPU, and how many rows were run for it."""
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, run):
+        result = run()
+        self.rows.append(result.shape[2])
+        return live_peak_bytes(run) - result.nbytes
+
+
+def test_a_convolution_is_measured_once_for_each_height(tmp_path):
+    store, taken = WorkspaceStore(tmp_path), Counted()
+    scratch = CudaWorkspace(CPU, store, taken=taken)
+    for _ in range(2):
+        for rows in 64, 97:
+            assert scratch.of(convolution(rows), rows * MADE) == _room(rows)
+    store.save()
+    again = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken)
+    assert again.of(convolution(97), 97 * MADE) == _room(97)
+    assert taken.rows == [64, 64, 97, 97]
+
+
+def test_of_a_wide_one_two_heights_are_run(tmp_path):
+    taken = Counted()
+    for width in 20_000, 200_000:
+        wide = convolution(500, channels_last=True, width=width)
+        CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(wide, 500 * width * 24 * 4)
+        low, high = taken.rows[-4], taken.rows[-1]
+        assert low == max(3, high / 2)
+        assert 64 * MIB < high * width * (16 + 24) * 4 <= 128 * MIB
+
+
+def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
+    def taken(run):
+        return 5_000 + 1_000 * run().shape[2]
+
+    scratch, width = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken), 20_000
+    for rows in 100, 501:
+        wide = convolution(rows, channels_last=True, width=width)
+        assert scratch.of(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
+
+
+def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
+    store, taken = WorkspaceStore(tmp_path), Counted()
+    for allowed in (False, True):
+        with tf32(allowed):
+            for _ in range(2):
+                CudaWorkspace(CPU, store, taken=taken).of(convolution(), 0)
+    assert len(taken.rows) == 4
+
+
+def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
+    taken = Counted()
+    image, kernel = torch.empty(1, 16, 200, 200_000), torch.empty(1, 16, 9, 1)
+    settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
+    args = tuple(describe_argument(arg) for arg in (image, kernel, None, *settings))
+    call = torch.ops.aten.convolution.default, args, {}
+    CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(call, 168 * 200_000 * 4)
+    assert taken.rows == [1, 1]
+
+
+def _room(rows):
+    function, args, _ = convolution(rows)
+    given = [torch.zeros(arg.shape) if hasattr(arg, "stride") else arg for arg in args]
+    return live_peak_bytes(lambda: function(*given)) - rows * MADE
+
+
+def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
+    trace = trace_step(model, InferenceStep((torch.rand(1, 8, 512, 512),)))
+    profile = load_profile("rtx3060-12gb")
+
+    def scratch(bytes_of):
+        priced = predict_cuda(trace, profile, NO_MARGIN, bytes_of)
+        return next(row for row in priced.rows if row.name == "scratch")
+
+    supposed, nothing = scratch(None), scratch(lambda call, made: 0)
+    assert nothing.value == nothing.upper < supposed.value
+    assert scratch(lambda call, made: 3 * made).value > supposed.value
+    assert (supposed.origin, nothing.origin) == ("prior", "probed")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precise", [False, True])
+def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).cuda().eval()
+    image = torch.rand(1, 64, 512, 512, device="cuda")
+    with tf32(not precise), torch.inference_mode():
+        model(image)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        whole = model(image)
+        taken = torch.cuda.max_memory_allocated() - before
+        small = lowtide.stream(model, budget=taken // 2 + whole.nbytes)
+        plan = small.prepare(image)
+        small(image)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        small(image)
+        seen = torch.cuda.max_memory_allocated() - before
+    # What is told is what is reserved, which is rounded up.
+    assert seen <= plan.layout.bytes <= 1.2 * seen + 20 * MIB

@@ -1,0 +1,389 @@
+"""Pages in the memory of a card's host: what is fetched when, and who waits for whom."""
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.units import MIB
+from lowtide.memory.pinned import PinnedMemory
+from lowtide.memory.profiles import load_profile
+from lowtide.streaming.engine.band_schedule import schedule_bands
+from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.program import lower_to_rows
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.pages.host_page import HostPage
+from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.placement import memory_pages, page_maker, placements
+from lowtide.streaming.pages.transfer import (
+    CompletedCopy,
+    CudaHostTransfer,
+    SyncHostTransfer,
+    _AsyncCopy,
+)
+from lowtide.streaming.planner.cut_points import CutPoints
+from lowtide.streaming.planner.dry_run import dry_run, trace_run
+from lowtide.streaming.planner.layout_search import LayoutSearch
+from support.band_runs import by_bands, program_of
+from support.cuda_streams import Event, Streams
+
+CPU = torch.device("cpu")
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1)]
+    for _ in range(3):
+        layers += [nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1)]
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+class Late(SyncHostTransfer):
+    """Copies begin when somebody waits for them, and not before."""
+
+    def __init__(self):
+        self.begun = self.fetched_late = 0
+
+    def out(self, run, room, at):
+        late = self
+
+        class Leaving(CompletedCopy):
+            def there(self):
+                if room.written is self:
+                    room.written = None
+                    SyncHostTransfer.out(late, self.run, room, at)
+
+        if room.written is not None:
+            room.written.there()
+        room.written = Leaving(run)
+        return room.written
+
+    def back(self, room, places, run, after=None):
+        late, found = self, []
+        self.begun += 1
+        run.fill_(255)  # so that nobody finds what was there
+
+        class Coming(CompletedCopy):
+            def here(self):
+                if not found:
+                    if room.written is not None:
+                        room.written.there()
+                    found.append(SyncHostTransfer.back(late, room, places, self.run).here())
+                return found[0]
+
+        return Coming(run)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 5, 9])
+@pytest.mark.parametrize("carrier", [SyncHostTransfer, Late])
+def test_pages_on_the_host_give_the_same_rows(bands, carrier):
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    make_page = page_maker(program, "host", CPU, carrier=carrier())
+    found = by_bands(program, image, bands, 4, make_page)
+    assert torch.equal(found, by_bands(program, image, bands, 4))
+
+
+def test_all_bands_were_fetched_ahead(monkeypatch):
+    fetched = []
+
+    class Watched(HostPage):
+        def read(self, spans):
+            before = carrier.begun
+            rows = super().read(spans)
+            fetched.append(carrier.begun - before)
+            return rows
+
+    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
+    image, carrier = torch.rand(1, 3, 61, 40), Late()
+    program = program_of(net(), image)
+    pages = 3  # one before each norm
+    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=carrier))
+    assert sum(fetched) == 0
+    assert len(fetched) >= 6 * pages
+    assert carrier.begun == 6 * pages
+
+
+def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
+    open_pages, kept = [], []
+
+    class Watched(HostPage):
+        def __init__(self, *args):
+            # A segment begins: what the one before read is not here any longer.
+            kept.extend(len(page._ahead) for page in open_pages)
+            super().__init__(*args)
+            open_pages.append(self)
+
+        def close(self):
+            open_pages.remove(self)
+            super().close()
+
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = nn.Conv2d(3, 16, 3, padding=1), net()[1:]
+
+        def forward(self, x):
+            found = self.first(x)
+            return self.rest(found) + found  # a page from the first segment to the last
+
+    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(Skips().eval(), image)
+    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=SyncHostTransfer()))
+    assert len(kept) >= 2 and not any(kept)
+
+
+def test_rows_in_any_order_of_memory_come_back_in_it():
+    rows = torch.rand(1, 8, 12, 5).contiguous(memory_format=torch.channels_last)
+    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
+    page.write(0, rows[:, :, :7])
+    page.write(7, rows[:, :, 7:])
+    page.expect([(0, 4), (6, 12)])
+    for spans in ([(1, 3)], [(0, 2), (7, 9)], [(6, 12)], [(3, 6)]):
+        found = page.read(spans)
+        wanted = torch.cat([rows[:, :, first:last] for first, last in spans], 2)
+        assert torch.equal(found, wanted)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+class Noted(CudaHostTransfer):
+    """A carrier whose runs were just made by the computing stream, and are read by it."""
+
+    def __init__(self, streams):
+        self.streams = streams
+        super().__init__(CPU)
+
+    def out(self, run, room, at):
+        self.streams.access(run, writes=True)
+        self.streams.follow(run)
+        return super().out(run, room, at)
+
+    def back(self, room, places, run, after=None):
+        self.streams.follow(run)
+        return NotedComing(super().back(room, places, run, after), self.streams)
+
+
+class NotedComing:
+    def __init__(self, coming, streams):
+        self._coming, self._streams = coming, streams
+
+    @property
+    def done(self):
+        return self._coming.done
+
+    def here(self):
+        run = self._coming.here()
+        self._streams.access(run, writes=False)
+        return run
+
+    def over(self):
+        self._coming.over()
+
+
+def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    expected = by_bands(program, image, 5, 4)
+    streams = Streams(monkeypatch, frees=True)
+    carrier = Noted(streams)
+    found = by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+    assert torch.equal(found, expected)
+    assert len(streams.log) > 60
+    assert streams.freed > 20
+    assert streams.races == []
+    assert streams.recorded == []  # what is freed is free at once
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "nothing",
+        "out waits",
+        "back waits",
+        "there waits",
+        "here waits",
+        "over waits",
+    ],
+)
+def test_a_missing_wait_is_a_race(monkeypatch, missing):
+    streams = Streams(monkeypatch, frees=True)
+    carrier = Noted(streams)
+    if missing in ("out waits", "back waits"):
+        stream = carrier._out if missing == "out waits" else carrier._back
+        monkeypatch.setattr(stream, "wait_event", lambda event: None)
+    if missing == "here waits":
+        monkeypatch.setattr(_AsyncCopy, "here", lambda self: self.run)
+    if missing == "over waits":
+        monkeypatch.setattr(_AsyncCopy, "over", lambda self: setattr(self, "done", nothing))
+    nothing = Event({}, streams)
+    carrier.room(64)  # so that rooms are kept, and not unlocked
+    rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)
+    for number in range(2):
+        room, run = carrier.room(64), torch.full((64,), number, dtype=torch.uint8)
+        leaving = carrier.out(run, room, 0)
+        if missing != "there waits":
+            leaving.there()
+        del run, leaving
+        rooms.append(room)
+    for room in rooms:
+        former = carrier.back(room, [(0, 64)], memory, former)
+        former.here()
+        former.over()
+        carrier.release(room)
+    del former, memory
+    assert streams.freed == 3
+    assert bool(streams.races) == (missing != "nothing")
+
+
+def locked(monkeypatch, image):
+    """Sizes of the rooms that each of three runs by one carrier takes anew."""
+    Streams(monkeypatch)
+    taken: list[int] = []
+    monkeypatch.setattr(
+        PinnedMemory,
+        "empty",
+        lambda self, nbytes: taken.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8),
+    )
+    program, carrier, found = program_of(net(), image), CudaHostTransfer(CPU), []
+    for _ in range(3):
+        before = len(taken)
+        by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+        found.append(taken[before:])
+    return found
+
+
+def test_rooms_are_kept_for_the_next_run(monkeypatch):
+    first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
+    assert first
+    assert others == [[], []]
+
+
+def test_rooms_that_take_much_of_the_host_go_with_the_run(monkeypatch):
+    monkeypatch.setattr("lowtide.streaming.pages.transfer.total_host_bytes", lambda: 1000)
+    first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
+    assert first
+    assert others == [first, first]
+
+
+def test_a_card_does_not_wait_for_plans_again(monkeypatch):
+    planned = []
+
+    def noted(program, segment, bands):
+        planned.append(segment)
+        return schedule_bands(program, segment, bands)
+
+    monkeypatch.setattr("lowtide.streaming.engine.executor.schedule_bands", noted)
+    image = torch.rand(1, 3, 61, 40)
+    program = program_of(net(), image)
+    program.graph.on_cpu = False  # as it would be found of a card's model
+    segments = cut_segments(program, CutPoints(program).cuts(3))
+    sweep = BandExecutor(program, segments, [5] * len(segments), memory_pages(program, CPU))
+    results = [collect_rows(program, sweep.run(MemoryPage.of(image, 2))) for _ in range(2)]
+    assert len(planned) == len(segments) > 1
+    assert torch.equal(*results)
+
+
+def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
+    streams, made = Streams(monkeypatch), []
+    carrier = CudaHostTransfer(CPU)
+    page = HostPage((1, 1, 64, 8), torch.float32, 2, carrier)
+    for first in range(0, 64, 8):
+        page.write(first, torch.rand(1, 1, 8, 8))
+        # All but the last copy are done before anything else is computed.
+        assert streams.computing.clock.get("copies 1", 0) >= 2 * (first // 8)
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or torch.zeros(*a, **k))
+    page.expect([(0, 7)])
+    assert made == []  # as much for both: the second may need more
+    page.expect([(6, 15)])
+    assert made == [(9 * 32,), (9 * 32,)]
+    for first in range(0, 48, 8):
+        page.read([(first, first + 7)])
+        read = streams.computing.begin()["computing"]
+        assert carrier._back.clock["computing"] < read
+        page.expect([(first + 14, first + 23)])
+        # Into the memory of what was just read.
+        assert carrier._back.clock["computing"] >= read
+    assert len(made) == 2
+    page.expect([])
+    assert not page._ahead
+    assert streams.host == {}
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
+    rows = torch.rand(1, 4, 24, 5).contiguous(memory_format=format)
+    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
+    page.write(0, rows)
+    held = []
+    page.expect([(0, 8)])
+    page.expect([(8, 16)])
+    for first in range(0, 16, 8):
+        held.append(page.read([(first, first + 8)]))
+        page.expect([(first + 8, first + 16)])
+    assert torch.equal(torch.cat(held, 2), rows[:, :, :16])
+    page.close()
+
+
+def test_what_a_card_takes_is_told_without_one():
+    image = torch.rand(1, 3, 256, 192)
+    program = lower_to_rows(program_of(net(), image).graph)
+    drafts = list(LayoutSearch(program).drafts((MIB,), ("memory", "host", "disk")))
+    by_place = {one.pages: one for one in drafts}
+    assert set(by_place) == {"memory", "host", "disk"}
+    assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
+    assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
+    lives = {
+        place: trace_run(program, layout, held=True).peak_bytes
+        for place, layout in by_place.items()
+    }
+    assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
+    # Rows on their way, both for this band and for the next one.
+    assert lives["disk"] <= lives["host"]
+    profile = load_profile("rtx3060-12gb")
+    told = {
+        place: dry_run(program, layout, held=True, profile=profile).bytes
+        for place, layout in by_place.items()
+    }
+    assert told["host"] < told["memory"]
+    assert placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
+    assert placements(CPU, "auto") == ("memory", "disk")
+
+
+def test_the_host_of_a_cpu_is_itself():
+    with torch.no_grad(), pytest.raises(UsageError, match="where a CPU's pages are anyway"):
+        lowtide.stream(net(), budget="1GiB", pages="host")(torch.rand(1, 3, 32, 32))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("pages", ["memory", "host", "disk"])
+def test_a_card_gives_the_same_rows(pages, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = net().cuda().requires_grad_(False)
+    image = torch.rand(1, 3, 261, 190, device="cuda")
+    small = lowtide.stream(model, budget="1GiB", pages=pages)
+    assert (small(image) - model(image)).abs().max() <= 2e-5
+    assert (small(image) - model(image)).abs().max() <= 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_card_reserves_what_is_told_of_pages_on_its_host(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    model = net().to("cuda", dtype)
+    image = torch.rand(1, 3, 1536, 1024, device="cuda", dtype=dtype)
+    with pytest.raises(BudgetError) as error:
+        lowtide.stream(model, budget="8MiB", pages="host").prepare(image)
+    assert error.value.smallest is not None
+    small = lowtide.stream(model, budget=int(1.2 * error.value.smallest), pages="host")
+    told = small.prepare(image).layout.bytes
+    with torch.inference_mode():
+        small(image)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        small(image)
+    assert torch.cuda.max_memory_reserved() - before <= 1.02 * told

@@ -1,0 +1,268 @@
+"""Candidates and their ledgers: what the user fixed is respected, what is asked is priced."""
+
+import numpy as np
+import pytest
+
+from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.signal import ImageInfo
+from lowtide.core.units import GIB, MIB
+from lowtide.memory.budget import Budget
+from lowtide.memory.choice import choose_plan
+from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, ReusedBlocks, TracedPoint
+from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.streaming.planner.ledger_rows import (
+    activation_row,
+    affordable_pixels,
+    comparable_pixels,
+)
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.tile_candidates import tile_candidates
+from support.toy_models import costs, make_plan
+
+PHOTO = ImageInfo(3000, 2000, 3)
+SHAPE = ModelGeometry(2, 3, 3)
+
+
+def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
+    picture = picture or ImageTask(PHOTO, (PHOTO.height, PHOTO.width))
+    measured = costs(reach, batchable=batchable, device=device)
+    return tile_candidates(measured, shape, picture, Overrides(**wishes))
+
+
+def test_wishes_are_respected():
+    assert {plan.strategy for plan in plans()} == {"whole", "tiled"}
+    assert {plan.strategy for plan in plans(strategy="whole")} == {"whole"}
+    assert {(p.tile_width, p.tile_height) for p in plans(tile=200)} == {(200, 200)}
+    assert {plan.batch for plan in plans(batch=3, strategy="tiled")} == {3}
+    assert {plan.overlap for plan in plans(overlap=20, strategy="tiled")} == {20}
+    assert {plan.blend for plan in plans(hann_blend=True, strategy="tiled")} == {16}
+    assert {plan.blend for plan in plans(strategy="tiled")} == {0}
+
+
+def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
+    assert {plan.overlap for plan in plans(9, strategy="tiled")} == {18}
+    blended = plans(9, strategy="tiled", hann_blend=True)
+    assert {(plan.overlap, plan.accuracy) for plan in blended} == {(34, "exact")}
+    unbounded = plans(None, strategy="tiled")
+    assert {(p.overlap, p.blend, p.accuracy) for p in unbounded} == {(32, 16, "bounded")}
+
+
+def test_tiles_of_a_plan_hold_no_more_than_their_number_needs():
+    """1730 pixels in four columns: tiles of 512 would share a fifth of themselves."""
+    picture = ImageTask(ImageInfo(1730, 1156, 3), (1156, 1730))
+    tiles = plans(7, picture=picture, strategy="tiled")
+    for plan in tiles:
+        run = plan.tile_width * plan.tile_height * plan.tiles
+        needed = 1730 * 1156 + plan.tiles * (plan.tile_width + plan.tile_height) * (14 + 8)
+        assert run <= needed
+    # What the user fixed stays as it is.
+    assert {plan.tile_width for plan in plans(7, picture=picture, tile=512)} == {512}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (dict(tile=6), "too small"),
+        (dict(overlap=0, hann_blend=True, strategy="tiled"), "needs an overlap"),
+    ],
+)
+def test_contradictions_are_named(wishes, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        plans(**wishes)
+    assert caught.value.hint
+
+
+def test_a_batch_is_refused_for_models_that_mix_it():
+    with pytest.raises(UsageError, match="mixes the images"):
+        plans(batch=2, batchable=False)
+    assert {plan.batch for plan in plans(batchable=False, device="cuda:0")} == {1}
+
+
+def test_batches_are_tried_where_they_gain():
+    assert {plan.batch for plan in plans()} == {1}
+    assert len({plan.batch for plan in plans(device="cuda:0")}) > 2
+
+
+def test_no_batch_is_larger_than_a_row_of_tiles():
+    """Neighbors in a row run at once: what a fuller batch would take is never taken."""
+    narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
+    asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
+    assert {plan.batch for plan in asked} == {2}
+    assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
+
+
+def test_models_that_must_see_everything_are_never_cut():
+    shape = ModelGeometry(2, 3, 3, tileable=False)
+    assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
+    for wish in (dict(tile=64), dict(overlap=8), dict(batch=2), dict(hann_blend=True)):
+        with pytest.raises(UsageError, match="whole image"):
+            plans(shape=shape, **wish)
+
+
+def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
+    shape = ModelGeometry(2, 3, 3, align=16, minimum=96)
+    for plan in plans(shape=shape, picture=ImageTask(PHOTO, (2000, 3008)), strategy="tiled"):
+        assert plan.tile_width % 16 == plan.tile_height % 16 == 0
+        assert min(plan.tile_width, plan.tile_height) >= 96
+    square = ModelGeometry(2, 3, 3, align=16, square=True)
+    for plan in plans(shape=square, picture=ImageTask(PHOTO, (3008, 3008)), strategy="tiled"):
+        assert plan.tile_width == plan.tile_height
+
+
+def test_an_image_smaller_than_any_tile_is_one_tile():
+    shape = ModelGeometry(2, 3, 3, align=512)
+    picture = ImageTask(ImageInfo(500, 400, 3), (512, 512))
+    assert [plan.tiles for plan in plans(shape=shape, picture=picture, strategy="tiled")] == [1]
+
+
+@pytest.mark.parametrize("wish", [dict(overlap=20), dict(batch=2), dict(hann_blend=True)])
+def test_a_wish_about_tiles_asks_for_tiles(wish):
+    assert {plan.strategy for plan in plans(**wish)} == {"tiled"}
+
+
+@pytest.mark.parametrize("width", [3000, 12000, 48000])
+def test_wide_images_get_low_tiles(width):
+    def buffers(plan):
+        return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
+
+    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_bytes=40 * MIB)
+    free = ImageTask(picture.info, picture.padded)
+    lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
+    kept = plans(picture=picture, strategy="tiled")
+    assert kept
+    assert max(map(buffers, kept)) <= max(40 * MIB, lowest)
+
+
+def test_small_tiles_are_for_small_budgets():
+    size = dict(info=PHOTO, padded=(2000, 3000))
+    ample = plans(picture=ImageTask(**size, easy_bytes=400 * MIB), strategy="tiled")
+    assert min(plan.run_pixels for plan in ample) >= 240 * 240
+    scarce = plans(picture=ImageTask(**size, easy_bytes=20 * MIB), strategy="tiled")
+    assert min(plan.run_pixels for plan in scarce) == 64 * 64
+    # Where small ones are faster, they stay.
+    slower = [
+        ProbePoint(
+            pixels=side**2,
+            peak_bytes=side**2 * 600,
+            resident_bytes=side**2 * 900,
+            seconds=side**2 * (1e-7 if side < 256 else 2e-7),
+        )
+        for side in (64, 128, 256)
+    ]
+    measured = costs(4).model_copy(update={"points": tuple(slower)})
+    picture = ImageTask(**size, easy_bytes=400 * MIB)
+    cached = tile_candidates(measured, SHAPE, picture, Overrides(strategy="tiled"))
+    assert min(plan.run_pixels for plan in cached) == 64 * 64
+
+
+def test_the_ledger_prices_formats_scratch_and_alpha():
+    base = plans(strategy="whole")[0]
+    picture = ImageTask(PHOTO, (2000, 3000), codecs=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB)
+    priced = plans(picture=picture, strategy="whole")[0]
+    assert priced.upper_bytes == base.upper_bytes + 50 * MIB
+    assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
+    assert priced.bytes_at("disk") == 7 * MIB
+    rgba = ImageInfo(3000, 2000, 4)
+    alpha = plans(picture=ImageTask(rgba, (2000, 3000)), strategy="whole")[0]
+    assert alpha.run_pixels == 2 * base.run_pixels
+    assert alpha.upper_bytes > 1.8 * base.upper_bytes
+
+
+def test_blended_rows_cost_floats():
+    def output_rows(**wishes):
+        plan = plans(tile=256, batch=1, **wishes)[0]
+        return next(row.value for row in plan.ledger if row.name == "output rows")
+
+    assert output_rows(hann_blend=True) > 3 * output_rows()
+
+
+def test_bounded_plans_price_the_run_that_measures_their_error():
+    bounded, exact = plans(None, tile=256, batch=1)[0], plans(4, tile=256, batch=1)[0]
+    assert bounded.run_pixels == 320 * 320
+    assert exact.run_pixels == 256 * 256
+
+
+def test_affordable_pixels_grow_with_the_budget_and_stay_within_it():
+    array = np.empty((2000, 3000, 3), np.uint8)
+    plan = make_plan(array, None, tile=256, batch=1)
+    few = affordable_pixels(costs(None), plan, plan.upper_bytes)
+    many = affordable_pixels(costs(None), plan, plan.upper_bytes + 500 * MIB)
+    assert few == plan.run_pixels
+    assert few < many
+    assert costs(None).activation_bytes(many) < plan.upper_bytes + 500 * MIB
+
+
+def test_what_is_compared_in_fp32_fits_beside_what_stays():
+    array = np.empty((2000, 3000, 4), np.uint8)
+    plan = make_plan(array, None, tile=256, batch=1)
+    ample = comparable_pixels(costs(None), plan, 1 << 30)
+    assert ample == 512 * 512 // 2  # color and opacity
+    scarce = comparable_pixels(costs(None), plan, 160 * MIB)
+    assert 64 * 64 <= scarce < ample
+    assert 2 * costs(None).activation_bytes(2 * scarce) < 160 * MIB
+
+
+def test_a_budget_below_the_smallest_plan_names_it():
+    array = np.empty((2000, 3000, 3), np.uint8)
+    with pytest.raises(BudgetError) as caught:
+        make_plan(array, 4, budget=4 * MIB)
+    again = make_plan(array, 4, budget=caught.value.smallest)
+    assert again.upper_bytes <= caught.value.smallest
+    assert f"{caught.value.smallest // MIB}MiB" in str(caught.value.hint)
+
+
+def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
+    def bytes_with(calibration):
+        size = (PHOTO.height, PHOTO.width)
+        picture = ImageTask(PHOTO, size, tiled=RunBounds(usual=calibration))
+        plan = plans(picture=picture, strategy="whole")[0]
+        return plan.predicted_bytes, plan.upper_bytes
+
+    def calibration(share, **more):
+        return Calibration(share=share, fixed_bytes=0, count=50, coverage=0.995, **more)
+
+    expected, general = bytes_with(None)
+    assert bytes_with(calibration(0.0)) == (expected, expected + (general - expected) // 2)
+    assert bytes_with(calibration(5.0))[1] == pytest.approx(6 * expected, rel=1e-6)
+    # Runs of many kinds of models stand by themselves.
+    assert bytes_with(calibration(0.0, families=True))[1] == expected + 16 * MIB
+    assert bytes_with(calibration(5.0, families=True))[1] == pytest.approx(6 * expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("heap", ["keeps", None])
+def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
+    monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)
+    blocks = tuple(ReusedBlocks(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
+    points = tuple(
+        TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused=blocks)
+        for side in (64, 128)
+    )
+    measured = costs(4).model_copy(update={"traced": points})
+    (kept,) = (one for one in activation_row(measured, 64 * 64) if one.name == "allocator")
+    told = blocks[-1].kept if heap else measured.slack_bytes(64 * 64)
+    assert kept.value == told
+
+
+def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
+    kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
+    thrifty = kept.model_copy(update={"share": 0.05})
+    bounds = RunBounds(usual=kept, thrifty=thrifty, can_give_back=True)
+    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled=bounds)
+    both = plans(picture=picture)
+    by_heap = {
+        heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}
+        for heap in ("keeps", "gives back")
+    }
+    assert by_heap["keeps"].keys() == by_heap["gives back"].keys()
+    for size, plan in by_heap["keeps"].items():
+        other = by_heap["gives back"][size]
+        assert other.upper_bytes < plan.upper_bytes
+        assert other.seconds > plan.seconds
+        assert not any(row.value for row in other.ledger if row.name == "allocator")
+    plenty = choose_plan(both, Budget(64 * GIB, 64 * GIB, 64 * GIB))
+    assert plenty.heap == "keeps"
+    least = min(plan.upper_bytes for plan in both)
+    scarce = choose_plan(both, Budget(least, 64 * GIB, 64 * GIB))
+    assert scarce.heap == "gives back"
+    assert scarce.title.endswith("memory given back at once")
+    assert {plan.heap for plan in plans()} == {"as it is"}

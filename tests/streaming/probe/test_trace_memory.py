@@ -1,0 +1,132 @@
+"""What tiles hold, told from traces: exact where it can be, within limits where it is measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lowtide.core.signal import ImageInfo
+from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction import cpu_workspace
+from lowtide.memory.prediction.op_signature import operand_bytes
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.tile_candidates import tile_candidates
+from lowtide.streaming.probe import trace_memory
+from lowtide.streaming.probe.measure_costs import probe_costs
+from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+from lowtide.streaming.tiles.tile_step import NetworkSpec
+from support.toy_models import conv_net, network
+from support.toy_models import costs as toy_costs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+
+
+def test_points_are_what_runs_hold() -> None:
+    module = conv_net().eval()
+    points = trace_points(network(module), align=1, minimum=0)
+    for point in points[:3]:
+        side = round(point.pixels**0.5)
+        with torch.inference_mode():
+            image = torch.rand(1, 3, side, side)
+            inside = live_peak_bytes(lambda image=image: module(image))
+        assert point.peak_bytes == inside + image.nbytes
+
+
+def test_points_tell_what_lives_in_small_blocks() -> None:
+    small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
+    alive = small.reused[-1]
+    assert 0 < alive.at_peak <= alive.most <= small.peak_bytes
+    counts = [one.most for one in large.reused]
+    assert counts == sorted(counts)
+    assert counts[0] < large.peak_bytes
+
+
+def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
+    run, limit = [], 4 << 20
+    measure = cpu_workspace._asked
+
+    def asked(call):
+        run.append(operand_bytes(call))
+        return measure(call)
+
+    monkeypatch.setattr(cpu_workspace, "_asked", asked)
+    net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
+    points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
+    assert run
+    assert max(run) <= limit
+    assert points[-1].pixels == 2048**2
+    assert points[-1].peak_bytes >= 2 * 3 * 4 * 2048**2
+
+
+class InParts(nn.Module):
+    """Works through an image in squares of one size, as attention does through windows."""
+
+    def forward(self, x):
+        result = torch.empty_like(x)
+        for top in range(0, x.shape[2], 32):
+            for left in range(0, x.shape[3], 32):
+                part = x[..., top : top + 32, left : left + 32]
+                result[..., top : top + 32, left : left + 32] = part * 2
+        return result
+
+
+def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
+    parts = NetworkSpec(InParts(), 1, 3, 3)
+    monkeypatch.setattr(trace_memory, "_MANY_OPERATORS", 500)
+    few = trace_points(parts, align=1, minimum=0)
+    assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
+    # What lies beyond goes on as it was: the image, the result and a part.
+    costs = toy_costs(None).model_copy(update={"traced": few})
+    assert costs.activation_bytes(2048**2) == pytest.approx(2 * 12 * 2048**2, rel=0.01)
+
+
+def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
+    probe_costs(network(conv_net()), sha256="0", weight_bytes=0, align=1, minimum=0)
+    assert not FakeTensorMode.cache
+
+
+def test_what_cannot_be_traced_has_no_points() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    assert trace_points(NetworkSpec(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
+    assert trace_points(NetworkSpec(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
+
+
+class Padding(nn.Module):
+    """A convolution behind padding to multiples of ``grain``, as window transformers have it."""
+
+    def __init__(self, grain: int) -> None:
+        super().__init__()
+        self.conv, self.grain = nn.Conv2d(3, 8, 3, padding=1), grain
+
+    def forward(self, x):
+        height, width = x.shape[-2:]
+        padded = nn.functional.pad(x, (0, -width % self.grain, 0, -height % self.grain), "reflect")
+        return self.conv(padded)[..., :height, :width]
+
+
+@pytest.mark.parametrize(("grain", "align"), [(1, 1), (2, 1), (8, 1), (64, 1), (24, 12), (16, 16)])
+def test_the_grain_is_what_a_network_pads_to(grain: int, align: int) -> None:
+    assert padding_multiple(NetworkSpec(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
+
+
+def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
+    assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
+
+
+def test_pixels_that_a_network_pads_are_priced() -> None:
+    costs = toy_costs(None).model_copy(update={"grain": 64})
+    picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
+    plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
+    whole = next(plan for plan in plans if plan.strategy == "whole")
+    assert whole.run_pixels == 320 * 512
+    for plan in plans:
+        assert plan.tile_height % 64 == 0 or plan.tile_height == 300
+        assert plan.tile_width % 64 == 0 or plan.tile_width == 500

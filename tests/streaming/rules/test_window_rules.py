@@ -1,0 +1,133 @@
+"""Attention of windows that a model writes out, run as one operator."""
+
+import pytest
+import torch
+
+import lowtide
+from lowtide.streaming.engine.constants import Constants
+from lowtide.streaming.planner.dry_run import trace_run
+from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.rules import fuse_qkv_proj
+from lowtide.streaming.rules.row_op import RowOp
+from lowtide.streaming.rules.rule import op_name
+from support.band_runs import check_parity, program_of
+from support.stream_models import SIDE, Windows, parted
+
+
+def operators(program):
+    return [
+        op_name(program.graph.nodes[index].target)
+        for index, step in program.steps.items()
+        if isinstance(step, RowOp)
+    ]
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+@pytest.mark.parametrize("scale_last", [False, True])
+@pytest.mark.parametrize("size", [(24, 12), (28, 36), (8, 4)])
+def test_it_gives_what_the_model_gives(shift, scale_last, size):
+    module = Windows(shift=shift, scale_last=scale_last).double()
+    image = torch.rand(1, 3, *size, dtype=torch.float64)
+    check_parity(module, image)
+    assert "softmax" not in operators(program_of(module, image))
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+@pytest.mark.parametrize("channels, heads", [(60, 2), (32, 2), (66, 3)])
+@pytest.mark.parametrize("size", [(24, 12), (28, 36), (8, 4)])
+def test_layers_around_it_are_run_with_it(monkeypatch, shift, channels, heads, size):
+    monkeypatch.setattr(
+        fuse_qkv_proj, "_PART_BYTES", 4 * SIDE**2 * 3 * 64 * 4
+    )  # four windows or five
+    module = Windows(channels, heads, shift=shift)
+    image = torch.rand(1, 3, *size)
+    assert operators(program_of(module, image)).count("linear") == 1
+    assert "matmul" not in operators(program_of(module, image))
+    check_parity(module, image, share=3e-6)
+
+
+def test_small_heads_are_left_as_they_are():
+    module = Windows(channels=16, heads=2).double()
+    image = torch.rand(1, 3, 24, 12, dtype=torch.float64)
+    assert "softmax" in operators(program_of(module, image))
+    check_parity(module, image)
+
+
+def test_scores_that_something_else_reads_are_left_as_they_are():
+    class Also(Windows):
+        def forward(self, image):
+            windows = self.first(image).permute(0, 2, 3, 1)
+            inner = parted(windows).view(-1, 1, SIDE**2, windows.shape[-1])
+            scores = inner @ (inner * 2).transpose(-2, -1)
+            found = scores.softmax(-1) @ (inner + 1) + scores.mean((-2, -1), keepdim=True)
+            return found.view(1, image.shape[2] // SIDE, -1)
+
+    image = torch.rand(1, 3, 24, 12, dtype=torch.float64)
+    assert "softmax" in operators(program_of(Also().double(), image))
+
+
+def test_masks_are_kept_as_their_few_patterns():
+    image = torch.rand(1, 3, 24, 20)
+    program = program_of(Windows(), image)
+    (step,) = (
+        step for step in program.steps.values() if isinstance(step, RowOp) and step.patterned
+    )
+    constants, ((index, dim),) = Constants(program), step.patterned.items()
+    assert step.rows.grain == 5
+    dense = constants.whole(index)
+    # The right edge, the lower one, and the corner.
+    seen = set()
+    for span in ((0, 5), (5, 15), (20, 30), (25, 30)):
+        rebuilt = torch.zeros_like(dense.narrow(dim, 0, span[1] - span[0]))
+        for pattern in constants.patterns(index, dim, span, 5):
+            for place in pattern.places:
+                if pattern.added is not None:
+                    rebuilt.select(dim, place).copy_(pattern.added)
+                    seen.add(id(pattern.added))
+        assert torch.equal(rebuilt, dense.narrow(dim, span[0], span[1] - span[0]))
+    assert len(seen) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_card_gives_what_the_model_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, image = Windows().eval().cuda(), torch.rand(1, 3, 64, 40, device="cuda")
+    with torch.inference_mode():
+        expected = model(image)
+        found = lowtide.stream(model, budget="1GiB")(image)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_foretold_runs_keep_no_scores():
+    program = program_of(Windows(), torch.rand(1, 3, 64, 64))
+    layout = next(LayoutSearch(program).drafts((1 << 20,), ("memory",)))
+    names = {op.name for op in trace_run(program, layout, held=True).ops}
+    assert any("attention" in name for name in names), names
+    assert not any("softmax" in name for name in names), names
+
+
+def test_equal_windows_of_all_bands_are_one_pattern():
+    """While a CUDA graph is recorded, where they are cannot be told to a card anew."""
+    model = Windows().eval()
+    program = program_of(model, torch.rand(1, 3, 32, 24))
+    (step,) = (
+        step for step in program.steps.values() if isinstance(step, RowOp) and step.patterned
+    )
+    ((mask, dim),) = step.patterned.items()
+    constants = Constants(program)
+    windows = 24 // SIDE
+
+    def of(row):
+        span = row * windows, (row + 1) * windows
+        return constants.patterns(mask, dim, span, step.rows.grain)
+
+    first, second, last = of(0), of(1), of(32 // SIDE - 1)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert all(one is other for one, other in zip(last, of(32 // SIDE - 1), strict=True))
+    assert not any(one is other for one in first for other in last)
+    device = torch.device("cpu")
+    for one in first:
+        assert one.indices(device) is one.indices(device)
+        assert one.indices(device).tolist() == list(one.places)

@@ -1,0 +1,1 @@
+"""Models, files and runs that several test modules share."""

@@ -1,0 +1,32 @@
+"""Runs of plans on small images."""
+
+import numpy as np
+
+from lowtide.streaming.tiles.runner import execute_plan
+from support.toy_models import (
+    ArraySink,
+    ArraySource,
+)
+
+
+def whole_of(plan):
+    return plan.model_copy(update={"strategy": "whole", "banded": None})
+
+
+def run_plan(net, array, plan, programs=None, **more):
+    sink = ArraySink()
+    execute_plan(net, ArraySource(array), sink, plan, programs=programs, **more)
+    return sink.commit()
+
+
+def assert_same(net, array, plan, programs, **more):
+    result = run_plan(net, array, plan, programs, **more)
+    expected = run_plan(net, array, whole_of(plan))
+    assert result.dtype == expected.dtype
+    step = 1e-6 if array.dtype == np.float32 else 1
+    if array.shape[2] in (2, 4) and array.dtype != np.uint8:
+        step *= 30  # colors are divided by opacities, and rounding with them
+    np.testing.assert_allclose(result.astype(float), expected.astype(float), atol=step)
+    if array.dtype == np.uint8:
+        # A level apart only where rounding falls on a half.
+        assert (result != expected).mean() < 1e-3

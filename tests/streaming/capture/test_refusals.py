@@ -54,7 +54,7 @@ ODD = {
     "branch": (lambda x: x if x.mean() > 0 else -x, "depends on the values of the image"),
     "shape": (lambda x: x * x[x > 0].numel(), "depends on the values of the image"),
     "error": (fails, "no luck today"),
-    "order": (lambda x: x.cumsum(2), "no rule by which rows go through"),
+    "order": (lambda x: x.cumsum(2), "no rule for"),
     "random": (torch.rand_like, "draws random numbers"),
 }
 

@@ -30,7 +30,7 @@ class FullTensorOp:
     inputs: tuple[int, ...]
 
 
-_HINT = "run it whole"
+_HINT = "run the model on the whole image"
 Step = RowOp | Reduction | FullTensorOp
 _PRODUCTS = frozenset(
     {
@@ -134,10 +134,10 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
             _add(program, tracked, node)
     if program.output not in program.rows and program.unruled:
         names = ", ".join(graph.nodes[index].title for index in program.unruled[:3])
-        raise ModelError(f"there is no rule by which rows go through {names}", hint=_HINT)
+        raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
     if program.output not in program.rows:
         raise ModelError(
-            "the result of this model has no rows that are those of its input", hint=_HINT
+            "the model's output has no rows that correspond to rows of its input", hint=_HINT
         )
     _forget_unused(program)
     return program

@@ -94,7 +94,7 @@ def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
         if not made:
             return
         if len(made) < len(runs):
-            raise AssertionError("runs of one plan have as many bands")
+            raise AssertionError("the runs of one plan have different numbers of bands")
         yield made
         del made
 

@@ -78,7 +78,7 @@ class SourceRows:
             if low < high:
                 parts.append(rows[low - start : high - start])
         if sum(map(len, parts)) != last - first:
-            raise AssertionError(f"rows {first} to {last} of the file are not all there")
+            raise AssertionError(f"rows {first} to {last} of the file are not all in memory")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _take(self) -> None:
@@ -117,4 +117,4 @@ class SourcePage:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Raise `AssertionError`: a source is read-only."""
-        raise AssertionError("a source is only read")
+        raise AssertionError("a source page is read-only")

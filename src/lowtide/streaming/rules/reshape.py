@@ -28,12 +28,12 @@ def permute(order: Callable[[Node, int], list[int]]) -> Rule:
     ``order`` returns for a node and its rank the former dim of each dim.
     """
 
-    def rule(node: Node, tracked: RuleContext) -> RowOp | None:
-        rows = tracked.of(node.args[0])
+    def rule(node: Node, context: RuleContext) -> RowOp | None:
+        rows = context.of(node.args[0])
         if rows is None:
             return None
         dim = order(node, len(node.like.shape)).index(rows.dim)
-        return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+        return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
     return rule
 

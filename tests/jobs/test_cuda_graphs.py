@@ -32,7 +32,7 @@ def test_it_is_the_same_file(tmp_path, source, graphs, options):
     lowtide.upscale(source, tmp_path / "plain.png", budget="512MiB", **options)
     image = lowtide.upscale(source, tmp_path / "out.png", **OPTIONS, **options).images[0]
     assert image.plan.recorded
-    assert "recorded" in image.plan.title
+    assert "as a CUDA graph" in image.plan.title
     assert image.accuracy.execution == "exact"
     assert "recording took" in image.notes[0]
     assert len(graphs) == 1

@@ -125,7 +125,7 @@ def test_a_disk_budget_counts_scratch_files(tmp_path, run, crop):
     scratch = [row for row in planned.images[0].plan.ledger if row.place == "disk"]
     assert len(scratch) == 1
     assert scratch[0].value >= 2 * MIB
-    with pytest.raises(BudgetError, match="of disk memory") as caught:
+    with pytest.raises(BudgetError, match="of disk space") as caught:
         run(given=tmp_path / "turned.png", disk_budget="1MiB")
     assert "--disk-budget" in caught.value.hint
 

@@ -126,7 +126,7 @@ def test_when_nothing_fits_the_smallest_is_named_rounded_up():
 
 
 def test_when_only_the_disk_is_too_small():
-    with pytest.raises(BudgetError, match=r"needs up to 40\.0 MiB of disk memory") as caught:
+    with pytest.raises(BudgetError, match=r"needs up to 40\.0 MiB of disk space") as caught:
         choose_plan([candidate("a", 10, disk=40)], budget(20, disk=30))
     assert "--disk-budget" in caught.value.hint
 

@@ -113,14 +113,15 @@ def _resolve(text: str | int | None, room: _FreeBytes, what: str) -> int:
     count = parse_bytes(words, what=what)
     if count < MIB:
         raise UsageError(
-            f"{what} {text!r} is {format_bytes(count)}, less than any run can work in",
+            f"{what} {text!r} is {format_bytes(count)}, but a run needs at least"
+            f" {format_bytes(MIB)}",
             hint="did you mean a larger unit, such as 2GiB or 600MiB?",
         )
     if count > room.total:
         raise UsageError(
-            f"{what} {text!r} is more than there is: {format_bytes(room.total)},"
+            f"{what} {text!r} is more than this machine has: {format_bytes(room.total)},"
             f" {format_bytes(room.free)} of it free now",
-            hint="auto, or 80% for a share of what is free",
+            hint="use auto, or a share of what is free, such as 80%",
         )
     return count
 

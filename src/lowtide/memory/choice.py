@@ -47,8 +47,8 @@ def choose_plan(
     considered = accurate_enough(candidates, wanted)
     if not considered:
         raise UsageError(
-            f"no exact plan is possible: {_why(refused) or 'such tiles differ from the whole'}",
-            hint="--accuracy bounded: tiles, and their error is measured",
+            f"no exact plan is possible: {_why(refused) or 'tiles differ from the whole image'}",
+            hint="--accuracy bounded allows tiles, whose error is measured",
         )
     fitting = [plan for plan in considered if shortfall(plan, budget) is None]
     if not fitting:
@@ -126,7 +126,7 @@ def shortfall(plan: Plan, budget: Budget) -> str | None:
     for place, limit in limits:
         need = plan.bytes_at(place, upper=True)
         if need > limit:
-            where = "" if place == "device" else f" of {place} memory"
+            where = {"device": "", "host": " of host memory", "disk": " of disk space"}[place]
             return f"needs up to {format_bytes(need)}{where}, {format_bytes(limit)} allowed"
     return None
 
@@ -141,7 +141,7 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
     return (
         f"{best.title}: {why} in {format_bytes(budget.device_bytes)}, "
         f"expects {format_bytes(best.predicted_bytes)} (at most {format_bytes(best.upper_bytes)}) "
-        f"and {format_seconds(best.seconds)} of computing"
+        f"and {format_seconds(best.seconds)} of compute time"
     )
 
 
@@ -189,7 +189,8 @@ def _nothing_fits(
     because = f" ({why})" if (why := _why(refused)) else ""
     return BudgetError(
         f"no {kind} fits in {format_bytes(budget.device_bytes)}: the smallest, {smallest.title},"
-        f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of computing{because}",
+        f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of compute time"
+        f"{because}",
         smallest=need,
         hint=f"--budget {need // MIB}MiB"
         + (", or --accuracy bounded for tiles with a measured error" if others else ""),

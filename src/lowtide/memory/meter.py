@@ -183,7 +183,9 @@ class CudaMeter:
     def lap(self) -> Usage:
         """Return the peak since `start` or the last lap."""
         peak = self.peak_bytes
-        usage = Usage(peak, None, "bytes reserved by the allocator, and the context", peak)
+        usage = Usage(
+            peak, None, "bytes reserved by the CUDA allocator, plus the CUDA context", peak
+        )
         self._peaks.restart()
         return usage
 

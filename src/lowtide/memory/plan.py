@@ -151,8 +151,8 @@ class Plan(BaseModel):
     @property
     def title(self) -> str:
         """Summary for people: the strategy with its sizes."""
-        more = ", compiled" if self.compiled else ", recorded" if self.recorded else ""
-        more += ", memory given back at once" if self.heap == "gives back" else ""
+        more = ", compiled" if self.compiled else ", as a CUDA graph" if self.recorded else ""
+        more += ", freed memory returned at once" if self.heap == "gives back" else ""
         if self.banded is not None:
             return f"{self.strategy} {self._bands_title}{more}"
         if self.tiles == 1:
@@ -174,10 +174,10 @@ class Plan(BaseModel):
         bands += f" and {self.tiles} panels" if self.tiles > 1 else ""
         if not self.banded.pages_bytes:
             return bands
-        pages = f"{format_bytes(self.banded.pages_bytes)} of pages"
+        pages = f"{format_bytes(self.banded.pages_bytes)} of intermediate results"
         if self.banded.held:
             pages += f", {format_bytes(self.banded.away_bytes)} of them"
         return f"{bands}, {pages} {_WHERE[self.banded.pages]}"
 
 
-_WHERE = {"memory": "in memory", "host": "on the host", "disk": "on disk"}
+_WHERE = {"memory": "in memory", "host": "in host memory", "disk": "on disk"}

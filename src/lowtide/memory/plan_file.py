@@ -33,7 +33,7 @@ class PlanFile:
         try:
             data = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read as a plan: {error}") from None
+            raise UsageError(f"{path}: could not be read as a plan: {error}") from None
         try:
             found = tuple((name, Plan.model_validate(plan)) for name, plan in _plans_in(data))
         except ValidationError as error:
@@ -42,7 +42,7 @@ class PlanFile:
             raise UsageError(f"{path}: not a plan: {where}: {problem['msg'].lower()}") from None
         if not found:
             raise UsageError(
-                f"{path}: holds no plan",
+                f"{path}: contains no plan",
                 hint="`lowtide plan upscale INPUT --json > plan.json` makes one",
             )
         return cls(path, found)
@@ -77,16 +77,16 @@ def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Pla
     for name, value in expected.items():
         if (planned := getattr(plan, name)) != value:
             raise UsageError(
-                f"the plan is for another run: its {name.replace('_', ' ')} is {planned},"
-                f" that of this run {value}",
-                hint="make the plan again, or give the options it was made with",
+                f"the plan is for a different run: its {name.replace('_', ' ')} is {planned},"
+                f" but this run has {value}",
+                hint="plan again, or use the options that the plan was made with",
             )
     for place, limit in (("device", budget.device_bytes), ("host", budget.host_bytes)):
         need = plan.bytes_at(place, upper=True)  # pyright: ignore[reportArgumentType]
         if need > limit:
             raise BudgetError(
                 f"the plan needs up to {format_bytes(need)} of {place} memory,"
-                f" {format_bytes(limit)} are allowed",
+                f" but only {format_bytes(limit)} is allowed",
                 smallest=need,
                 hint=f"--budget {-(-need // MIB)}MiB",
             )
@@ -94,7 +94,7 @@ def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Pla
         update={
             "budget_bytes": budget.device_bytes,
             "host_budget_bytes": budget.host_bytes,
-            "choice": f"{plan.title}: as the plan file says",
+            "choice": f"{plan.title}: taken from the plan file",
         }
     )
 

@@ -94,7 +94,7 @@ def as_platform(name: str) -> Iterator[Platform]:
     """
     platform = _PLATFORMS.get(name)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if platform is None:
-        raise UsageError(f"no platform {name!r}", hint=f"one of {', '.join(_PLATFORMS)}")
+        raise UsageError(f"platform {name!r} is not known", hint=f"one of {', '.join(_PLATFORMS)}")
     token = _pretended.set(platform)
     try:
         yield platform
@@ -122,8 +122,8 @@ def allocator_cap(
         return None
     if limit <= context_bytes:
         raise BudgetError(
-            f"of {format_bytes(limit)} on the device nothing is left beside the driver's context"
-            f" of {format_bytes(context_bytes)}",
+            f"the CUDA context takes {format_bytes(context_bytes)}, so that nothing is left of the"
+            f" {format_bytes(limit)} allowed on the device",
             hint="raise the budget, or run on the CPU",
         )
     return (limit - context_bytes) / total_bytes
@@ -143,7 +143,7 @@ def spill_warning(seconds: Sequence[float], *, platform: Platform) -> str | None
     if last <= _COLLAPSE * first:
         return None
     return (
-        f"the last batches took {format_seconds(last)} each, the first {format_seconds(first)}:"
-        " the driver has probably moved memory of the card to the host;"
+        f"the last batches took {format_seconds(last)} each, the first ones"
+        f" {format_seconds(first)}: the driver has probably moved GPU memory to the host;"
         " a smaller budget avoids that"
     )

@@ -33,10 +33,10 @@ def process_limit(extra_bytes: int) -> Iterator[None]:
         LowtideError: where the kernel accepts the limit but does not enforce it, as some sandboxes.
     """
     if extra_bytes < 1:
-        raise UsageError(f"a limit of {extra_bytes} more bytes leaves nothing to run in")
+        raise UsageError(f"extra_bytes must be at least 1, not {extra_bytes}")
     if not sys.platform.startswith("linux"):
         raise UsageError(
-            "the memory of a process can be limited on Linux only",
+            "only Linux can limit the memory of a process",
             hint="lowtide.memory.simulation.virtual_device.VirtualDevice simulates one anywhere",
         )
     import resource
@@ -57,7 +57,7 @@ def _private_bytes() -> int:
     for line in _STATUS.read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
-    raise LowtideError(f"{_STATUS} does not say how much data memory this process has")
+    raise LowtideError(f"{_STATUS} has no VmData line, the private memory of this process")
 
 
 def _try_to_exceed(extra_bytes: int) -> None:
@@ -69,6 +69,6 @@ def _try_to_exceed(extra_bytes: int) -> None:
         return
     memory.close()
     raise LowtideError(
-        f"this system does not keep the limit: {format_bytes(size)} could be had beyond it",
+        f"this system does not enforce the limit: {format_bytes(size)} could be mapped beyond it",
         hint="lowtide.memory.simulation.virtual_device.VirtualDevice simulates one anywhere",
     )

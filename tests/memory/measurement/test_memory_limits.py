@@ -75,17 +75,17 @@ def test_a_kernel_that_does_not_keep_the_limit_is_found_out(monkeypatch):
 
     # Such a kernel takes the call and does nothing.
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
-    with pytest.raises(LowtideError, match="does not keep the limit"), process_limit(1 << 20):
+    with pytest.raises(LowtideError, match="does not enforce the limit"), process_limit(1 << 20):
         pass
 
 
 def test_a_limit_of_nothing_makes_no_sense():
-    with pytest.raises(UsageError, match="leaves nothing"), process_limit(0):
+    with pytest.raises(UsageError, match="at least 1"), process_limit(0):
         pass
 
 
 def test_other_systems_are_told(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UsageError, match="on Linux only") as caught, process_limit(1 << 20):
+    with pytest.raises(UsageError, match="only Linux can limit") as caught, process_limit(1 << 20):
         pass
     assert "VirtualDevice" in caught.value.hint

@@ -28,7 +28,7 @@ class TestOtherProfilers:
             with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True):
                 block(1)
             block(2)
-        with pytest.raises(UsageError, match="gave no figures"):
+        with pytest.raises(UsageError, match="has no result"):
             _ = region.usage
 
     def test_one_inside_nested_regions(self):

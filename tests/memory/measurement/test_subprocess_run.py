@@ -175,8 +175,8 @@ def test_the_runs_own_exit_status_is_no_error(targets):
         (("fail",), LowtideError, ["raised ValueError: no such thing", "Traceback"]),
         (("run_out",), OutOfMemoryError, ["ran out of memory: MemoryError: none left"]),
         (("vanish",), LowtideError, ["ended with status 7"]),
-        (("no_json",), UsageError, ["no JSON"]),
-        (("nothing",), UsageError, ["cannot be imported", "nothing"]),
+        (("no_json",), UsageError, ["not JSON"]),
+        (("nothing",), UsageError, ["could not be imported", "nothing"]),
     ],
 )
 def test_ends_that_are_errors(targets, call, kind, words):
@@ -219,7 +219,7 @@ def test_a_child_that_takes_too_long_is_ended(targets, tmp_path):
 
 
 def test_what_cannot_be_run(tmp_path, targets):
-    with pytest.raises(UsageError, match="no script here"):
+    with pytest.raises(UsageError, match="not an existing script"):
         measure_fresh(tmp_path / "missing.py")
     with pytest.raises(UsageError, match="JSON"):
         measure_fresh(targets("in_turn"), object())

@@ -138,7 +138,7 @@ def test_an_unknown_device_is_named_with_those_there_are() -> None:
     ("changes", "words"),
     [
         ({"optimizer": "lion"}, "optimizer 'lion' is not known"),
-        ({"accumulate": 0}, "accumulate is 0"),
+        ({"accumulate": 0}, "accumulate must be at least 1, not 0"),
         ({"checkpointing": "some"}, "checkpointing 'some' is not known"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_card_before_ampere_has_no_bf16():
 
 
 @pytest.mark.parametrize(
-    ("device", "complaint"), [("mps", "no profiles of"), ("cuda:99", "there is no device")]
+    ("device", "complaint"), [("mps", "no device profile"), ("cuda:99", "there is no device")]
 )
 def test_devices_that_are_not_there(device, complaint):
     with pytest.raises(UsageError, match=complaint):

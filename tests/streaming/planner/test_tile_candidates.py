@@ -264,5 +264,5 @@ def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     least = min(plan.upper_bytes for plan in both)
     scarce = choose_plan(both, Budget(least, 64 * GIB, 64 * GIB))
     assert scarce.heap == "gives back"
-    assert scarce.title.endswith("memory given back at once")
+    assert scarce.title.endswith("freed memory returned at once")
     assert {plan.heap for plan in plans()} == {"as it is"}

@@ -102,4 +102,4 @@ def test_a_recorded_plan_counts_the_graph_and_its_making():
     a_tile = plan.seconds * plan.batch / plan.tiles
     assert one.seconds == pytest.approx(plan.seconds + 6 * a_tile)
     assert many.seconds == pytest.approx(plan.seconds + 6 * a_tile / 40)
-    assert "recorded" in one.title
+    assert "as a CUDA graph" in one.title

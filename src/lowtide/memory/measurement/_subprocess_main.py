@@ -33,7 +33,9 @@ def main(spec: dict[str, Any], report: str) -> None:
         try:
             text = json.dumps(found)
         except (TypeError, ValueError) as error:
-            text = json.dumps({"kind": "usage", "problem": f"returned what is no JSON: {error}"})
+            text = json.dumps(
+                {"kind": "usage", "problem": f"returned a value that is not JSON: {error}"}
+            )
     else:
         status, text = 1, json.dumps(found)
     draft = Path(report).with_suffix(".part")
@@ -49,7 +51,7 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
         call = _callable(spec["target"], spec["args"])
     except (ImportError, AttributeError) as error:
         traceback.print_exc()
-        return {"kind": "usage", "problem": f"cannot be imported: {error}"}
+        return {"kind": "usage", "problem": f"could not be imported: {error}"}
     try:
         return {"usage": _measured(call, spec["warmups"])}
     except Exception as error:  # noqa: BLE001 - every error goes into the report for the parent
@@ -93,7 +95,7 @@ def _measured(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
     meter.stop()
     trim_heap(collect=True)
     if heap_is_tuned() and not tuned:
-        allocator += ", tuned by the run to keep what it frees"
+        allocator += ", tuned by the run to keep freed memory"
     return {
         "peak_bytes": usage.spike_bytes,
         "high_water_bytes": usage.high_water_bytes,

@@ -62,7 +62,7 @@ class MeterBackend(Protocol):
 class EventsBackend:
     """CPU tensors and operator workspace, from the profiler's memory events."""
 
-    source = "memory events of PyTorch's allocator on the CPU"
+    source = "memory events of PyTorch's CPU allocator"
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Kind, int]] = {}
@@ -207,7 +207,7 @@ class ResidentBackend:
 class AllocatorBackend:
     """Allocated and reserved bytes of PyTorch's CUDA allocator, and the CUDA context."""
 
-    source = "PyTorch's allocator on CUDA, and what is in use beside it"
+    source = "PyTorch's CUDA allocator, plus the CUDA context"
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -264,7 +264,9 @@ def meter_backend(device: str, how: How) -> MeterBackend:
     if how == "resident":
         return ResidentBackend()
     if not torch.cuda.is_available():
-        raise UsageError(f"there is no {device!r} here to measure", hint="run lowtide doctor")
+        raise UsageError(
+            f"{device!r} cannot be measured: CUDA is not available", hint="run lowtide doctor"
+        )
     return AllocatorBackend(device)
 
 

@@ -25,7 +25,7 @@ from torch._C._profiler import (
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.memory.process_memory import silence_stderr
 
-_HINT = "measure around it, or with how='storages' or how='resident'"
+_HINT = "measure outside it, or use how='storages' or how='resident'"
 _ACTIVITIES = {ProfilerActivity.CPU}
 # An empty set would record every operator. This scope belongs to an interpreter that is not in use:
 # memory events still come, at half the time.
@@ -145,7 +145,7 @@ class _Session:
         try:
             _start()
         except BaseException:
-            self._give_up("the profiler could not be started again")
+            self._give_up("the profiler could not be restarted")
             raise
         self._running, self._place = True, _here()
 

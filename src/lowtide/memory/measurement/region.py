@@ -75,8 +75,10 @@ class Region:
             UsageError: The region is still open, or its figures were lost.
         """
         if self._usage is None:
-            state = "has not ended" if self._open else "gave no figures"
-            raise UsageError(f"the measured region {state}", hint="read it after its end")
+            state = "has not ended" if self._open else "has no result"
+            raise UsageError(
+                f"the measured region {state}", hint="read it after the region has ended"
+            )
         return self._usage
 
     @property
@@ -203,7 +205,7 @@ class MeasuredFunction(Generic[P, R]):
         if any(test(function) for test in runs_later):
             name = getattr(function, "__name__", "it")
             raise UsageError(
-                f"{name} is a generator or async: what runs between its parts would be counted",
+                f"{name} is a generator or async: code that runs between its parts would count too",
                 hint="measure inside it, around the parts that do not wait",
             )
         functools.update_wrapper(self, function)
@@ -250,13 +252,16 @@ def measure(device: str | torch.device = "cpu", how: How | None = None) -> Measu
         UsageError: The device is another one, or does not have the backend.
     """
     if callable(device):
-        raise UsageError("measure was given a function", hint='write @measure("cpu") above it')
+        raise UsageError(
+            "measure was called with a function", hint='write @measure("cpu") above it'
+        )
     name, kind = str(device), str(device).partition(":")[0]
     if kind not in WAYS:
         raise UsageError(f"cannot measure on {name!r}", hint="devices: cpu, cuda, cuda:N")
     way = how or WAYS[kind][0]
     if way not in WAYS[kind]:
         raise UsageError(
-            f"{name!r} cannot be measured by {way!r}", hint="ways: " + ", ".join(WAYS[kind])
+            f"{name!r} has no measurement backend {way!r}",
+            hint="backends: " + ", ".join(WAYS[kind]),
         )
     return Measure(name, way)

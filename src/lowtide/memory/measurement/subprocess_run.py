@@ -132,7 +132,8 @@ def _plain(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
     if ":" not in Path(name).name:
         if not Path(name).is_file():
             raise UsageError(
-                f"{name!r} is no script here", hint='write functions as "package.module:function"'
+                f"{name!r} is not an existing script",
+                hint='write functions as "package.module:function"',
             )
         if warmups:
             raise UsageError(f"{name} is a script, which runs once", hint="leave out warmups")
@@ -178,7 +179,9 @@ class _Run:
                 child.kill()
                 child.wait()
                 raise
-        raise LowtideError(self._sentence(problem), hint="give it more time, or less to do")
+        raise LowtideError(
+            self._sentence(problem), hint="raise timeout, or reduce the work of the run"
+        )
 
     def usage(self, status: int) -> FreshUsage:
         """Return the usage that the child reported.
@@ -200,7 +203,8 @@ class _Run:
             raise UsageError(self._sentence(report["problem"]))
         if report.get("kind") == "memory":
             raise OutOfMemoryError(
-                self._sentence(f"ran out of memory: {report['problem']}"), hint="give it less to do"
+                self._sentence(f"ran out of memory: {report['problem']}"),
+                hint="reduce the work of the run",
             )
         raise self._death(report, status)
 
@@ -208,14 +212,16 @@ class _Run:
         if "problem" in report:
             return LowtideError(self._sentence(f"raised {report['problem']}"))
         if status >= 0:
-            return LowtideError(self._sentence(f"left no figures and ended with status {status}"))
+            return LowtideError(
+                self._sentence(f"ended with status {status} and reported no memory")
+            )
         number = -status
         known = {entry.value: entry.name for entry in signal.Signals}
         problem = f"was killed by {known.get(number, f'signal {number}')}"
         if number == getattr(signal, "SIGKILL", None):
             return OutOfMemoryError(
-                self._sentence(f"{problem}, which is how a system out of memory ends programs"),
-                hint="give it less to do, or look into the system's log",
+                self._sentence(f"{problem}, as systems end programs when memory runs out"),
+                hint="reduce the work of the run, or check the system log",
             )
         return LowtideError(self._sentence(problem))
 

@@ -46,8 +46,8 @@ def _answer(name: str, overload: str, args: tuple[Any, ...], keywords: dict[str,
         found = getattr(getattr(torch.ops, space), packet.partition(".")[0])
         function = getattr(found, overload)
     except AttributeError:
-        return "not PyTorch's own"
+        return "not an operator of PyTorch"
     try:
         return measure((function, args, keywords))
     except Exception as error:  # noqa: BLE001 - any error means that it cannot be measured
-        return f"not run with zeros ({type(error).__name__})"
+        return f"could not be run on zeros ({type(error).__name__})"

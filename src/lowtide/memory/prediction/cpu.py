@@ -39,7 +39,7 @@ def predict_cpu(trace: Trace, scratch: CpuWorkspace, calibration: Calibration) -
     rows.append(margin_row(rows, calibration.upper(predicted)))
     reasons = sorted({(why, what) for what, why in scratch.assumed.values()})
     notes = tuple(
-        f"{why}, taken at their bound: {', '.join(what for _, what in these)}"
+        f"{why}, counted at their upper bound: {', '.join(what for _, what in these)}"
         for why, these in itertools.groupby(reasons, key=lambda reason: reason[0])
     )
     name = trace.ops[where].name if where < len(trace.ops) else ""

@@ -91,8 +91,9 @@ def _real_peak(model: nn.Module, step: Step, reason: Exception) -> int:
 
 def _failure(reason: Exception, more: str) -> ModelError:
     return ModelError(
-        f"the model's memory cannot be told: tracing failed ({_first_line(reason)}), and {more}",
-        hint="check that the inputs are what the model takes; run it once with real ones",
+        f"the model's memory could not be estimated: tracing failed ({_first_line(reason)}),"
+        f" and {more}",
+        hint="check that the model accepts these inputs: run it once with real ones",
     )
 
 

@@ -118,7 +118,7 @@ class _Child:
         try:
             words = pickle.dumps((function.name(), function._overloadname, args, keywords))
         except Exception as error:
-            raise NotMeasuredError("with arguments that are no plain data") from error
+            raise NotMeasuredError("with arguments that cannot be pickled") from error
         late = threading.Timer(_SECONDS, self.process.kill)
         late.start()
         try:
@@ -157,7 +157,7 @@ class _Child:
         names = {-entry.value: entry.name for entry in signal.Signals}
         name = names.get(status, f"status {status}")
         # SIGKILL may come from the system's out-of-memory killer, so it may not last.
-        return _DeathError(f"ended a process by {name}", lasting=name != "SIGKILL")
+        return _DeathError(f"crashed a child process with {name}", lasting=name != "SIGKILL")
 
 
 _LOCK = threading.Lock()

@@ -42,7 +42,9 @@ def run_as(
         (batch, heads, query tokens, value head dim).
     """
     if not all(_has_no_data(tensor) for tensor in tensors):
-        raise TypeError("attention as on another device needs fake tensors: it computes nothing")
+        raise TypeError(
+            "attention traced for another device needs fake tensors: no values are computed"
+        )
     if mask is not None and mask.dtype == torch.bool:
         mask = _as_bias(mask, call.dtype)
     if path == "math":

@@ -191,13 +191,13 @@ def _read_cuda(device: str) -> DriverFacts:
     import torch
 
     if not re.fullmatch(r"cuda(:\d+)?", device):
-        raise UsageError(f"there are no profiles of {device!r}", hint="cpu, cuda or cuda:0")
+        raise UsageError(f"{device!r} has no device profile", hint="use cpu, cuda or cuda:0")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(device.partition(":")[2] or (torch.cuda.current_device() if count else 0))
     if index >= count:
         raise UsageError(
-            f"there is no device {device!r}: {count} CUDA devices are here",
-            hint=f"plan for a device that is not here by name: {', '.join(profile_names())}",
+            f"there is no device {device!r} (CUDA devices on this machine: {count})",
+            hint=f"plan for a device that is not present by its name: {', '.join(profile_names())}",
         )
     properties = torch.cuda.get_device_properties(index)
     # Not every release reports the memory's clock (kHz) and bus (bits).

@@ -124,7 +124,7 @@ class DeviceProfile(BaseModel):
         needed = {f for f in FIGURES if f != "pcie_bytes_per_s" or self.pcie_bytes_per_s}
         if needed != set(self.provenance):
             odd = ", ".join(sorted(needed ^ set(self.provenance)))
-            raise ValueError(f"provenance is missing or left over for: {odd}")
+            raise ValueError(f"provenance is missing or not needed for: {odd}")
         if set(self.flops) != set(self.supports):
             raise ValueError("flops must be given for exactly the precisions in supports")
         if self.context_upper_bytes < self.context_bytes:

@@ -31,7 +31,7 @@ def load_profile(name: str) -> DeviceProfile:
     meant = closest_name(_plain(name), spelled)
     hint = f"did you mean {spelled[meant]}?" if meant else "use one of these names"
     names = ", ".join(profile_names())
-    raise UsageError(f"there is no device profile {name!r}; there are: {names}", hint=hint)
+    raise UsageError(f"no device profile {name!r}; available: {names}", hint=hint)
 
 
 @cache

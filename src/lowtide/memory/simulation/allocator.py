@@ -79,9 +79,14 @@ class CachingAllocator:
         roundup_power2_divisions: int = 0,
     ) -> None:
         if max_split_size is not None and max_split_size < large_segment_size:
-            raise UsageError(f"max_split_size {max_split_size} is less than a large segment")
+            raise UsageError(
+                f"max_split_size {max_split_size} is less than large_segment_size"
+                f" {large_segment_size}"
+            )
         if roundup_power2_divisions & (roundup_power2_divisions - 1):
-            raise UsageError(f"{roundup_power2_divisions} divisions are not a power of two")
+            raise UsageError(
+                f"roundup_power2_divisions {roundup_power2_divisions} is not a power of two"
+            )
         self.expandable_segments = expandable_segments
         self.allocated = self.active = self.peak_allocated = 0
         self._device = SimulatedDevice(capacity)

@@ -57,7 +57,7 @@ class VirtualDevice:
 
     def __enter__(self) -> VirtualDevice:
         if VirtualDevice._entered is not None:
-            raise UsageError("a virtual device is entered already", hint="leave that one first")
+            raise UsageError("a virtual device is already active", hint="exit that one first")
         self._ledger = _Ledger(self._fresh(), self._fail_at)
         self._mode = _ChargeMode(self._ledger)
         self._mode.__enter__()
@@ -172,7 +172,7 @@ class _Ledger:
             return None
         number, self.asked = self.asked, self.asked + 1
         if number in self._fail_at:
-            return self.allocator.exhausted(size, f" (allocation {number} was told to fail)")
+            return self.allocator.exhausted(size, f" (allocation {number} is listed in fail_at)")
         try:
             handle = self.allocator.allocate(size)
         except SimulatedOutOfMemory as error:

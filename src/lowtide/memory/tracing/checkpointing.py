@@ -44,7 +44,8 @@ def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
     """
     if how not in CHECKPOINTING:
         raise UsageError(
-            f"gradient checkpointing {how!r} is not known", hint=f"one of {CHECKPOINTING}"
+            f"gradient checkpointing {how!r} is not known",
+            hint=f"one of {', '.join(CHECKPOINTING)}",
         )
     if how == "none":
         yield model
@@ -90,7 +91,7 @@ def _recomputing(
     if len(longest) < _SHORTEST_CHAIN:
         raise UsageError(
             f"{type(model).__name__} has no repeated blocks and no chain of layers to checkpoint",
-            hint="checkpoint inside the model, or train without",
+            hint="checkpoint inside the model, or train without checkpointing",
         )
     layers, step = list(longest), math.ceil(math.sqrt(len(longest)))
     starts = range(0, len(layers), step)

@@ -106,11 +106,11 @@ class TrainingStep:
         The optimizer's state exists already, as from the second step of a run on.
         """
         if self.accumulate < 1:
-            raise UsageError(f"accumulate is {self.accumulate}, which is less than 1")
+            raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
         model.train()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         if not weights:
-            raise UsageError("this model has no weights to train")
+            raise UsageError("this model has no weights to train: none requires gradients")
         optimizer = make_optimizer(self.optimizer, weights)
         prime_optimizer(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
@@ -150,8 +150,8 @@ def _backward(loss: Tensor) -> None:
         if "selective activation checkpoint has been mutated" not in str(error):
             raise
         raise UsageError(
-            "selective checkpointing keeps results that this model then changes in place",
-            hint="full checkpointing, or activations that are not in place",
+            "selective checkpointing saves results that this model later changes in place",
+            hint="use full checkpointing, or activations that do not run in place",
         ) from error
 
 
@@ -189,7 +189,7 @@ def mean_square_loss(result: Any) -> Tensor:
     """Return the mean square of all elements of a model's output, in fp32."""
     tensors = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
     if not tensors:
-        raise UsageError("the model's output holds no floating tensor", hint="pass loss=")
+        raise UsageError("the model's output contains no floating-point tensor", hint="pass loss=")
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
 
 

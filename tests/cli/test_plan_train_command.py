@@ -62,7 +62,7 @@ def test_the_plan_is_on_stdout_and_progress_elsewhere(plan, net: str) -> None:
         "at most",
         "ledger     weights",
         "peak       in",
-        "> as asked",
+        "> as requested",
         "fused optimizer",
         "full checkpointing",
         "batch 1, accumulate 2",
@@ -96,8 +96,8 @@ def test_json(plan) -> None:
 def test_nothing_fits_is_exit_code_3_with_the_plan_all_the_same(plan) -> None:
     text = plan("--budget", "1MiB", "-q")
     assert text.code == 3
-    assert "nothing fits in 1.00 MiB" in text.out
-    assert text.err.startswith("error: nothing fits in 1.00 MiB on rtx3070-8gb: the smallest rung")
+    assert "no option fits in 1.00 MiB" in text.out
+    assert text.err.startswith("error: no option fits in 1.00 MiB on rtx3070-8gb: the smallest")
     assert "hint: a budget of" in text.err
     data = plan("--budget", "1MiB", "-q", "--json")
     assert data.code == 3
@@ -169,7 +169,7 @@ def test_all_devices(lowtide, net: str) -> None:
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0].split()[0] == "device"
-    assert any(re.match(r"rtx3060-12gb +11\.4 GiB .* as asked$", line) for line in lines)
+    assert any(re.match(r"rtx3060-12gb +11\.4 GiB .* as requested$", line) for line in lines)
     assert not any(line.startswith("cpu") for line in lines)
     assert len(lowtide(*words, "--json").json["plans"]) == len(lines) - 1
     small = lowtide(*words, "--budget", "1MiB")

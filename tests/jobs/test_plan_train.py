@@ -96,7 +96,7 @@ def test_models_are_found_by_their_place(place: str, tmp_path: Path, monkeypatch
     [
         ("nothing", UsageError, "has no 'nothing'", "functions there: net, sized, wrong, broken"),
         ("sized", UsageError, "needs arguments: missing a required argument: 'width'", "none"),
-        ("wrong", ModelError, "gives a dict, not a torch.nn.Module", ""),
+        ("wrong", ModelError, "returned a dict, not a torch.nn.Module", ""),
         ("broken", ModelError, "failed: ZeroDivisionError: division by zero", "--debug"),
         ("number", ModelError, "neither a function nor a module, but of type int", ""),
     ],
@@ -255,7 +255,7 @@ def test_budgets_of_a_card_that_is_not_here(budget: Any, expected: int) -> None:
         ({"budget": "much"}, "is not a number of bytes"),
         ({"device": "gtx99"}, "no device profile 'gtx99'"),
         ({"device": "cuda:7"}, "there is no device 'cuda:7'"),
-        ({"plot": "picture.jpg"}, "pictures are written as"),
+        ({"plot": "picture.jpg"}, "plots are written as"),
     ],
 )
 def test_devices_and_budgets_that_make_no_sense(options: dict[str, Any], words: str) -> None:
@@ -294,7 +294,7 @@ def test_nothing_fits() -> None:
     options: dict[str, Any] = dict(batch=1, size=(16, 16), device=CARD, budget="1MiB", full=False)
     plan = plan_training(net(), **options)
     assert not plan.fits
-    assert "nothing fits in 1.00 MiB" in str(plan)
+    assert "no option fits in 1.00 MiB" in str(plan)
     with pytest.raises(BudgetError):
         plan_training(net(), strict=True, **options)
 

@@ -243,7 +243,7 @@ def test_a_damaged_state_is_passed_over_and_that_is_said(photos, tmp_path):
     assert (report.resumed_at, report.steps) == (4, 6)
     assert said == report.warnings
     assert "6.state is damaged" in said[0]
-    assert "the state of step 4 was taken" in said[0]
+    assert "the state of step 4 was loaded" in said[0]
     assert rows_of(tmp_path / "torn") == rows_of(tmp_path / "whole")
     assert Path(report.weights).read_bytes() == Path(whole.weights).read_bytes()
 
@@ -265,14 +265,14 @@ def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_p
     shutil.copy(photos / "val/hr/3.png", folder / "new.png")
     (folder / "0.png").unlink()
     shutil.copy(photos / "val/hr/3.png", folder / "1.png")
-    words = r"1 new \(.*new.png\), 1 gone \(.*0.png\), 1 changed \(.*1.png\)"
+    words = r"1 new \(.*new.png\), 1 removed \(.*0.png\), 1 changed \(.*1.png\)"
     with pytest.raises(UsageError, match=words) as caught:
         train_sr(config, tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
     assert "--accept-changed-data" in caught.value.hint
     report = train_sr(config, tmp_path, accept_changed_data=True)
     assert (report.resumed_at, report.steps) == (4, 6)
     assert len(report.warnings) == 1
-    assert "goes on with other pictures than before: 1 new" in report.warnings[0]
+    assert "continues with other images than before: 1 new" in report.warnings[0]
     # From here on these are its pictures.
     assert not train_sr(config, tmp_path).warnings
 
@@ -283,7 +283,7 @@ def test_pictures_that_were_written_again_are_said_and_go_on(growing, tmp_path):
     os.utime(picture, ns=(1, picture.stat().st_mtime_ns + 10**9))
     report = train_sr(config, tmp_path)
     assert report.steps == 6
-    assert "1 written again" in report.warnings[0]
+    assert "1 rewritten" in report.warnings[0]
     assert str(picture) in report.warnings[0]
 
 

@@ -55,11 +55,11 @@ def test_a_file_is_read_as_it_is_stored(tmp_path, save, dtype):
 
 def test_gray_and_alpha_are_taken_only_where_that_is_said(tmp_path, save):
     gray = save(tmp_path / "gray.png", noise(8, 9, 1))
-    with pytest.raises(ImageError, match=r"gray\.png: it is grayscale \(1 bands\)"):
+    with pytest.raises(ImageError, match=r"gray\.png: it is grayscale \(channels: 1\)"):
         read_rgb(gray)
     assert np.array_equal(read_rgb(gray, gray="convert"), np.repeat(noise(8, 9, 1), 3, 2))
     clear = save(tmp_path / "clear.png", noise(8, 9, 4))
-    with pytest.raises(ImageError, match=r"clear\.png: it has an alpha band"):
+    with pytest.raises(ImageError, match=r"clear\.png: it has an alpha channel"):
         read_rgb(clear, gray="convert")
     assert np.array_equal(read_rgb(clear, alpha="drop"), noise(8, 9, 4)[..., :3])
 
@@ -174,8 +174,8 @@ def test_everything_wrong_is_told_at_once(folders, save):
     message = caught.value.message
     assert message.startswith("5 problems")
     for told in (
-        f"{gt / 'deep' / 'd.png'}: no LQ file",
-        f"{lq / 'strayx2.png'}: belongs to no GT file",
+        f"{gt / 'deep' / 'd.png'}: has no LQ file",
+        f"{lq / 'strayx2.png'}: has no GT file",
         f"{gt / 'size.png'}: 40 x 33 pixels is not 2 times {lq / 'sizex2.png'}: 20 x 16 pixels",
         f"{gt / 'gray.png'}: it is grayscale",
         f"{lq / 'cutx2.png'}: the file is empty",
@@ -196,12 +196,14 @@ def test_many_problems_are_counted(folders, save):
 
 def test_one_name_twice(folders, save):
     twice = save(folders[1] / "ax2.jpg", noise(20, 24))
-    with pytest.raises(InputError, match=r"a\.png: 2 LQ files belong to it") as caught:
+    with pytest.raises(InputError, match=r"a\.png: has 2 LQ files") as caught:
         paired(folders)
     assert str(twice) in caught.value.message
     twice.unlink()
     save(folders[0] / "a.tif", noise(40, 48))
-    with pytest.raises(InputError, match=r"a\.tif: its LQ file .*ax2\.png belongs to .*a\.png too"):
+    with pytest.raises(
+        InputError, match=r"a\.tif: its LQ file .*ax2\.png is also that of .*a\.png"
+    ):
         paired(folders)
 
 
@@ -236,7 +238,7 @@ def test_a_file_that_breaks_later(folders, save):
     save(folders[0] / "b.c.png", noise(50, 48))
     with pytest.raises(InputError, match=r"ax2\.png: damaged or cut short"):
         data.pair(0, 8, STILL, np.random.default_rng(0))
-    with pytest.raises(InputError, match=r"b\.c\.png: 48 x 50 pixels, and it had 48 x 42"):
+    with pytest.raises(InputError, match=r"b\.c\.png: 48 x 50 pixels, but 48 x 42"):
         data.pair(1, 8, STILL, np.random.default_rng(0))
 
 

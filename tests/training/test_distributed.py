@@ -135,7 +135,7 @@ def test_shares_are_the_batch(folder):
         parts = [Batches(data, **given, share=(rank, 3)).at(2)[side] for rank in range(3)]
         assert [len(part) for part in parts] == [2, 2, 2]
         assert torch.equal(torch.cat(parts), whole[side])
-    with pytest.raises(UsageError, match="a batch of 6 has no part 0 of 4"):
+    with pytest.raises(UsageError, match="a batch of 6 has no share for rank 0 of 4"):
         Batches(data, **given, share=(0, 4))
 
 

@@ -86,7 +86,7 @@ def test_only_r3gan_looks_at_real_logits_for_the_generator():
     fake = torch.tensor(FAKE)
     for kind in KINDS[:3]:
         assert generator_loss(kind, fake) == generator_loss(kind, fake, torch.tensor(REAL))
-    with pytest.raises(UsageError, match="needs the logits of real pictures"):
+    with pytest.raises(UsageError, match="needs the logits of real images"):
         generator_loss("r3gan", fake)
 
 
@@ -112,7 +112,7 @@ def test_unknown_kinds(name, near):
         lambda: discriminator_loss(name, torch.zeros(1), torch.zeros(1)),
         lambda: generator_loss(name, torch.zeros(1), torch.zeros(1)),
     ):
-        with pytest.raises(UsageError, match=f"no adversarial loss {name!r}") as caught:
+        with pytest.raises(UsageError, match=f"unknown adversarial loss {name!r}") as caught:
             loss()
         assert near in (caught.value.hint or "")
 
@@ -172,9 +172,9 @@ def test_the_penalty_under_autocast_and_of_flat_pictures():
 
 def test_penalties_of_what_is_not_connected():
     linear, picture = nn.Linear(12, 1), torch.rand(2, 12)
-    with pytest.raises(UsageError, match=r"picture \(2, 12\) does not require"):
+    with pytest.raises(UsageError, match=r"image \(2, 12\) does not require"):
         gradient_penalty(linear(picture), picture)
     picture.requires_grad_()
     for logits in (linear(picture.detach()), linear(picture).detach()):
-        with pytest.raises(UsageError, match="do not depend on the picture"):
+        with pytest.raises(UsageError, match="do not depend on the image"):
             gradient_penalty(logits, picture)

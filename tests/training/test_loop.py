@@ -147,7 +147,7 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(tmp_path, at):
     with files_of_at_most(limit), pytest.raises(OutputError) as caught:
         full.run()
     assert "the disk is full" in caught.value.message
-    assert f"step {done} of 8 is done, and the state of step 4 is kept" in caught.value.message
+    assert f"step {done} of 8 is done, and the state of step 4 is saved" in caught.value.message
     assert "free some space" in caught.value.hint
     assert [row["step"] for row in log_of(folder)] == list(range(1, 7 if done == 6 else 5))
     states = folder / "training_states"
@@ -315,8 +315,8 @@ def test_a_gan_that_begins_later(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"losses": [{"type": "ganloss"}]}, "need each other"),
-        ({"network_d": GAN["network_d"]}, "need each other"),
+        ({"losses": [{"type": "ganloss"}]}, "require each other"),
+        ({"network_d": GAN["network_d"]}, "require each other"),
         ({"losses": [{"type": "l2los"}]}, "l2los"),
         (
             {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "gan_typ": "hinge"}]},

@@ -205,7 +205,7 @@ def test_what_makes_no_sense_is_refused():
     bytes_ = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     with pytest.raises(UsageError, match=r"torch\.uint8"):
         L1Loss()(bytes_, bytes_)
-    with pytest.raises(UsageError, match="11 pixels at least, not a picture of 64x10"):
+    with pytest.raises(UsageError, match="at least 11 pixels, not an image of 64x10"):
         MSSSIMLoss()(torch.rand(1, 3, 10, 64), torch.rand(1, 3, 10, 64))
     for eps in (0, -1.0, math.nan, math.inf, "1e-3"):
         with pytest.raises(UsageError, match="eps must be a finite number above 0"):
@@ -242,11 +242,11 @@ def test_every_name_and_its_options():
 @pytest.mark.parametrize(
     ("name", "options", "message", "hint"),
     [
-        ("charbonier", {}, "no loss 'charbonier'.*perceptual", "'charbonnier'"),
-        ("PerceptalLoss", {}, "no loss 'PerceptalLoss'", "'perceptual'"),
-        ("zzz", {}, "no loss 'zzz'", "use one of l1, charbonnier"),
+        ("charbonier", {}, "unknown loss 'charbonier'.*perceptual", "'charbonnier'"),
+        ("PerceptalLoss", {}, "unknown loss 'PerceptalLoss'", "'perceptual'"),
+        ("zzz", {}, "unknown loss 'zzz'", "use one of l1, charbonnier"),
         ("charbonnier", {"epsilon": 1}, "no option 'epsilon'; it has: eps", "'eps'"),
-        ("l1", {"reduction": "sum"}, "no option 'reduction'; it has: none", "leave"),
+        ("l1", {"reduction": "sum"}, "no option 'reduction'; it has: none", "remove"),
         ("perceptual", {"layers": {}}, "needs the option 'weights'", None),
         ("charbonnier", {"eps": 0}, "eps must be", None),
     ],

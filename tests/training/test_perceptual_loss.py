@@ -149,9 +149,9 @@ def test_a_program_in_a_file_is_not_run(tmp_path):
 
 def test_other_files_layers_and_sizes_are_refused(perceptual, tmp_path):
     torch.save([1], tmp_path / "list.pth")
-    with pytest.raises(UsageError, match=r"no state dict but a list"):
+    with pytest.raises(UsageError, match=r"contains a list, not a state dict"):
         PerceptualLoss(tmp_path / "list.pth")
-    with pytest.raises(UsageError, match="no file of perceptual weights"):
+    with pytest.raises(UsageError, match="no file with perceptual weights"):
         PerceptualLoss(tmp_path / "none.pth")
     with pytest.raises(UsageError, match=r"\.pth or \.safetensors"):
         PerceptualLoss(tmp_path / "vgg.onnx")
@@ -162,5 +162,5 @@ def test_other_files_layers_and_sizes_are_refused(perceptual, tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             PerceptualLoss("vgg.pth", layers)
-    with pytest.raises(UsageError, match="16 pixels at least, not a picture of 64x15"):
+    with pytest.raises(UsageError, match="at least 16 pixels, not an image of 64x15"):
         perceptual(torch.rand(1, 3, 15, 64), torch.rand(1, 3, 15, 64))

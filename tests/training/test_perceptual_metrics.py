@@ -150,17 +150,17 @@ def test_the_folder_of_downloads_is_left_as_it_was(alex_file):
 
 
 def test_refusals(alex_file, vgg_file, tmp_path):
-    with pytest.raises(UsageError, match="does not fit VGG16") as caught:
+    with pytest.raises(UsageError, match="does not match VGG16") as caught:
         PerceptualMetric("dists", alex_file)
     assert "vgg16-397923af.pth" in caught.value.hint
-    with pytest.raises(UsageError, match="no file of AlexNet weights"):
+    with pytest.raises(UsageError, match="no file with AlexNet weights"):
         PerceptualMetric("lpips", tmp_path / "none.pth")
     with pytest.raises(UsageError, match=r"\.pth or \.safetensors"):
         PerceptualMetric("lpips", tmp_path / "none.ckpt")
-    with pytest.raises(UsageError, match="through VGG16 only"):
+    with pytest.raises(UsageError, match="only VGG16"):
         PerceptualMetric("dists", vgg_file, "alex")
     measure = PerceptualMetric("lpips", alex_file)
-    with pytest.raises(UsageError, match="31 pixels at least, not a picture of 40×30"):
+    with pytest.raises(UsageError, match="at least 31 pixels, not an image of 40×30"):
         measure(*pictures(30, 40))
     assert measure(*pictures(31, 31)).shape == (2,)
 

@@ -65,7 +65,9 @@ def test_where_all_are_damaged_that_is_said(tmp_path):
     for step in (20, 100):
         save_state(tmp_path, state_of(step))
         nulled(tmp_path / f"{step}.state")
-    with pytest.raises(InputError, match=r"100\.state cannot be read: .*, nor any of the 1 before"):
+    with pytest.raises(
+        InputError, match=r"100\.state cannot be read: .*; neither can the 1 before"
+    ):
         last_state(tmp_path)
     assert names_in(tmp_path) == ["100.state", "20.state"]
 

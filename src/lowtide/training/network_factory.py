@@ -101,8 +101,8 @@ def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str
     if (strict and (left or len(fitting) < len(given))) or not fitting:
         raise UsageError(
             f"path.pretrain_network_g: {path} has weights of another network: {len(fitting)} of"
-            f" {len(own)} fit",
-            hint="the same network_g, or strict_load_g: false to take those that fit",
+            f" {len(own)} tensors match",
+            hint="use the same network_g, or strict_load_g: false to load those that match",
         )
     network.load_state_dict({**own, **fitting})
     return left

@@ -61,7 +61,7 @@ class PerceptualMetric(nn.Module):
         self.kind: Kind = kind
         self.net: Net = net or ("alex" if kind == "lpips" else "vgg")
         if kind == "dists" and self.net != "vgg":
-            raise UsageError("DISTS sees pictures through VGG16 only", hint="leave net out")
+            raise UsageError("DISTS supports only VGG16", hint="remove net")
         with _at_hand(self.net, Path(weights)):
             self._network = _made(kind, self.net)
         self._network.requires_grad_(False).eval()
@@ -79,8 +79,9 @@ class PerceptualMetric(nn.Module):
         """
         if min(prediction.shape[2:]) < self.least_side:
             raise UsageError(
-                f"{self.kind} by {_NETWORKS[self.net][2]} needs sides of {self.least_side} pixels"
-                f" at least, not a picture of {prediction.shape[3]}×{prediction.shape[2]}"
+                f"{self.kind} by {_NETWORKS[self.net][2]} needs sides of at least"
+                f" {self.least_side} pixels, not an image of"
+                f" {prediction.shape[3]}×{prediction.shape[2]}"
             )
         more = {"normalize": True} if self.kind == "lpips" else {}
         return self._network(prediction, target, **more).reshape(-1)
@@ -102,7 +103,7 @@ def _at_hand(net: Net, path: Path) -> Iterator[None]:
     """Serve the weights from a temporary torch hub folder instead of a download."""
     make, published, name, _ = _NETWORKS[net]
     file = Path(published.url).name
-    hint = f"give torchvision's {name} weights, {file}, or the same as .safetensors"
+    hint = f"pass torchvision's {name} weights, {file}, or the same as .safetensors"
     with torch.device("meta"):
         needed = make(weights=None).state_dict()
     features = {

@@ -22,9 +22,9 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
     """
     suffix = path.suffix.lower()
     if suffix not in (".pth", ".safetensors"):
-        raise UsageError(f"{what} are .pth or .safetensors, not {path}", hint=hint)
+        raise UsageError(f"{what} must be a .pth or .safetensors file, not {path}", hint=hint)
     if not path.is_file():
-        raise UsageError(f"there is no file of {what} at {path}", hint=hint)
+        raise UsageError(f"there is no file with {what} at {path}", hint=hint)
     try:
         if suffix == ".safetensors":
             return load_file(path)
@@ -33,7 +33,7 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"{path} cannot be read: {reason}", hint=hint) from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no state dict but a {type(found).__name__}", hint=hint)
+        raise UsageError(f"{path} contains a {type(found).__name__}, not a state dict", hint=hint)
     return {
         name: value
         for name, value in found.items()
@@ -59,6 +59,6 @@ def select_features(
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise UsageError(
-            f"{path} does not fit {network}: it has {', '.join(wrong[:4])}{more}", hint=hint
+            f"{path} does not match {network}: it has {', '.join(wrong[:4])}{more}", hint=hint
         )
     return {name: named[name].float() for name in needed}

@@ -47,8 +47,8 @@ def make_accelerator(config: TrainConfig, device: str) -> Any:
     kind = engine.distributed_type.value
     if kind not in _KINDS:
         raise UsageError(
-            f"this training was started for {kind}, which cuts networks into pieces; here each"
-            " process holds them whole",
+            f"this training was launched for {kind}, which shards the networks; each process"
+            " needs a whole copy of them",
             hint="torchrun --nproc-per-node 2 -m lowtide train sr CONFIG",
         )
     return engine
@@ -62,18 +62,20 @@ def make_gan_loss(config: TrainConfig) -> GanLoss | None:
     """
     found = [entry for entry in config.train.losses if entry.type.lower() == GAN]
     if bool(found) != (config.network_d is not None):
-        raise UsageError("network_d and a loss of type ganloss need each other")
+        raise UsageError("network_d and a loss of type ganloss require each other")
     if not found:
         return None
     options = dict(found[0].options)
     kind, penalty = options.pop("gan_type", "vanilla"), options.pop("r1_weight", 0.0)
     if len(found) > 1 or options:
         raise UsageError(
-            f"ganloss: {', '.join(options) or 'a second one'} is not known",
+            f"ganloss: {', '.join(options) or 'a second entry'} is not known",
             hint="gan_type: vanilla, lsgan, hinge or r3gan; r1_weight",
         )
     if not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
-        raise UsageError(f"ganloss: r1_weight must be a finite number from 0 on, not {penalty!r}")
+        raise UsageError(
+            f"ganloss: r1_weight must be a finite number of at least 0, not {penalty!r}"
+        )
     discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # raises for an unknown kind
     return GanLoss(found[0], kind, float(penalty))
 

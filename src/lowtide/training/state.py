@@ -63,7 +63,7 @@ def save_state(folder: Path, state: TrainState) -> Path:
     except OSError as error:
         raise write_error(path, error) from error
     except RuntimeError as error:  # torch.save raises it for a failed write
-        raise OutputError(f"{path}: the state of the training cannot be kept: {error}") from error
+        raise OutputError(f"{path}: the training state could not be saved: {error}") from error
     return path
 
 
@@ -86,9 +86,9 @@ def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
             damaged[path] = f"{type(error).__name__}: {error}".splitlines()[0]
     if damaged:
         path, reason = next(iter(damaged.items()))
-        others = f", nor any of the {len(damaged) - 1} before it" if len(damaged) > 1 else ""
+        others = f"; neither can the {len(damaged) - 1} before it" if len(damaged) > 1 else ""
         raise InputError(
-            f"{path} cannot be read: {reason}{others}", hint=f"remove {folder} to begin anew"
+            f"{path} cannot be read: {reason}{others}", hint=f"remove {folder} to start over"
         )
     return None, damaged
 
@@ -98,7 +98,7 @@ def _read(path: Path) -> TrainState:
     with zipfile.ZipFile(path) as archive:
         changed = archive.testzip()
     if changed is not None:
-        raise ValueError(f"{changed} is not what was written")
+        raise ValueError(f"{changed} is corrupt")
     return TrainState(**torch.load(path, map_location="cpu", weights_only=True))
 
 

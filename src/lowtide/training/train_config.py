@@ -149,7 +149,7 @@ class Train(_ConfigSection):
         types = [entry.type.lower() for entry in losses]
         twice = [name for name in dict.fromkeys(types) if types.count(name) > 1]
         if twice:
-            raise ValueError(f"{twice[0]} is there {types.count(twice[0])} times")
+            raise ValueError(f"{twice[0]} is listed {types.count(twice[0])} times")
         return losses
 
 
@@ -170,13 +170,13 @@ class Metric(_ConfigSection):
     @model_validator(mode="after")
     def _suits(self) -> Metric:
         if not self.learned and (self.weights or self.net):
-            raise ValueError(f"{self.type} has no weights and no net")
+            raise ValueError(f"{self.type} takes neither weights nor net")
         if self.learned and self.weights is None:
-            raise ValueError(f"{self.type} needs weights, a file of the network that looks")
+            raise ValueError(f"{self.type} needs weights, a file with its network's weights")
         if self.learned and "test_y_channel" in self.model_fields_set and self.test_y_channel:
-            raise ValueError(f"{self.type} is of RGB: leave test_y_channel out")
+            raise ValueError(f"{self.type} is computed in RGB: remove test_y_channel")
         if self.type == "dists" and self.net == "alex":
-            raise ValueError("dists looks by VGG16: leave net out")
+            raise ValueError("dists uses VGG16: remove net")
         return self
 
 
@@ -194,7 +194,7 @@ class Val(_ConfigSection):
         """Reject metric names that would overwrite other keys of a log row."""
         taken = [name for name in metrics if name in _LOG_WORDS]
         if taken:
-            raise ValueError(f"{taken[0]} is what the log calls something else: another name")
+            raise ValueError(f"{taken[0]} is reserved in the log: choose another name")
         return metrics
 
 
@@ -237,9 +237,9 @@ class TrainConfig(_ConfigSection):
     def _one_folder_name(cls, name: str) -> str:
         """Reject names that leave the folder, are hidden, or are reserved on some systems."""
         if name.startswith(".") or name.endswith("."):
-            raise ValueError(f"{name!r} begins or ends with a dot")
+            raise ValueError(f"{name!r} must not begin or end with a dot")
         if name.partition(".")[0].lower() in _DEVICES:
-            raise ValueError(f"{name!r} is a device's name on Windows")
+            raise ValueError(f"{name!r} is a reserved device name on Windows")
         return name
 
 

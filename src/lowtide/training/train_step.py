@@ -18,7 +18,7 @@ from lowtide.training.train_config import LossEntry
 
 # Steps by which each weight must have had a gradient: some have none until others leave 0.
 _GRADIENTS_BY = 3
-_SLOWER = "a lower learning rate, train.grad_clip, or precision: fp32"
+_SLOWER = "try a lower learning rate, train.grad_clip, or precision: fp32"
 
 
 @dataclass

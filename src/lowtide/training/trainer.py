@@ -150,14 +150,14 @@ class Trainer:
         if state is None:
             return 0
         self.warnings += [
-            f"{path} is damaged ({reason}): the state of step {state.step} was taken"
+            f"{path} is damaged ({reason}): the state of step {state.step} was loaded instead"
             for path, reason in damaged.items()
         ]
         if _essence(state.config) != _essence(self._told()):
             raise UsageError(
-                f"{self.folder} holds a training with another configuration,"
-                " or of another number of processes",
-                hint="another name, or remove the folder to begin anew",
+                f"{self.folder} contains a training with another configuration"
+                " or another number of processes",
+                hint="choose another name, or remove the folder to start over",
             )
         if state.files:
             self._compare(state.files, accept_changed_data)
@@ -172,12 +172,12 @@ class Trainer:
         other, again = changed_files(before, self._files), rewritten_files(before, self._files)
         if other and not accepted:
             raise UsageError(
-                f"{self.folder} holds a training on other pictures: {other}",
-                hint="put them back, or --accept-changed-data to go on with those that are there",
+                f"{self.folder} contains a training on other images: {other}",
+                hint="restore them, or pass --accept-changed-data to go on with the current ones",
             )
         told = ", ".join(words for words in (other, again) if words)
         if told:
-            self.warnings.append(f"the training goes on with other pictures than before: {told}")
+            self.warnings.append(f"the training continues with other images than before: {told}")
 
     def _parts(self) -> dict[str, Any]:
         names = ("generator", "discriminator")
@@ -236,8 +236,8 @@ class Trainer:
         kept = f"the state of step {self._kept_step:,}" if self._kept_step else "no state yet"
         return OutputError(
             f"{error.message}; step {self.done:,} of {self.config.train.total_iter:,} is done, and"
-            f" {kept} is kept in {self.folder}",
-            hint=f"{error.hint or 'see to it'}; the same command goes on from there",
+            f" {kept} is saved in {self.folder}",
+            hint=f"{error.hint or 'fix the cause'}; the same command resumes from there",
         )
 
     def _tell(self, log: TrainLog, validate: Validator | None) -> None:
@@ -318,7 +318,7 @@ class Trainer:
         if self._processes.any(error is not None, self._engine.device):
             if self._processes.first:
                 self._keep()
-            raise error or Cancelled("another process of this training was asked to stop")
+            raise error or Cancelled("another process of this training was cancelled")
 
 
 def _essence(config: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise UsageError(
-                f"{path} has more than {_MOST_BYTES >> 10} KiB, which no configuration has"
+                f"{path} is larger than {_MOST_BYTES >> 10} KiB, the limit for a configuration"
             )
         text = data.decode("utf-8")
     except (OSError, ValueError) as error:
@@ -50,9 +50,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}{_reason(error)}") from error
     # PyYAML itself raises these for characters and versions out of range.
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{path} is no YAML: {str(error)[:_LONGEST_REASON]}") from error
+        raise UsageError(f"{path} is not valid YAML: {str(error)[:_LONGEST_REASON]}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no entries", hint="`lowtide train sr --example` prints one")
+        raise UsageError(f"{path} has no entries", hint="`lowtide train sr --example` prints one")
     return found
 
 
@@ -67,7 +67,7 @@ class _Refused(yaml.YAMLError):
 def _reason(error: yaml.YAMLError) -> str:
     if isinstance(error, _Refused):
         return f", line {error.line}: {error.why}"
-    return f" is no YAML: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+    return f" is not valid YAML: {' '.join(str(error).split())[:_LONGEST_REASON]}"
 
 
 class _Composer(yaml.SafeLoader):
@@ -97,9 +97,9 @@ class _ValueBuilder:
         """Return the Python value of ``node`` at nesting depth ``level``."""
         self._count += 1
         if self._count > _MOST_VALUES:
-            raise _Refused(node, f"more than {_MOST_VALUES:,} values, aliases spelled out")
+            raise _Refused(node, f"more than {_MOST_VALUES:,} values, aliases expanded")
         if level > _MOST_LEVELS:
-            raise _Refused(node, f"more than {_MOST_LEVELS} levels; does an alias hold itself?")
+            raise _Refused(node, f"more than {_MOST_LEVELS} levels; does an alias contain itself?")
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._mapping(node, level)
@@ -107,7 +107,7 @@ class _ValueBuilder:
             return [self.of(one, level + 1) for one in node.value]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind)
-        raise _Refused(node, f"the tag {_short(node.tag)} means nothing here")
+        raise _Refused(node, f"the tag {_short(node.tag)} is not supported")
 
     def _mapping(self, node: yaml.MappingNode, level: int) -> dict[str, Any]:
         entries: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class _ValueBuilder:
                 continue
             name = _name(key)
             if name in entries:
-                raise _Refused(key, f"{_short(name)} is there twice")
+                raise _Refused(key, f"{_short(name)} is a duplicate key")
             entries[name] = self.of(value, level + 1)
         if merged is None:
             return entries
@@ -126,14 +126,14 @@ class _ValueBuilder:
         for source in sources:
             inherited = self.of(source, level + 1)
             if not isinstance(inherited, dict):
-                raise _Refused(source, "<< takes entries, or a list of such")
+                raise _Refused(source, "<< takes a mapping, or a list of mappings")
             entries = {**inherited, **entries}
         return entries
 
     def _scalar(self, node: yaml.ScalarNode, kind: str) -> Any:
         if kind == "str":
             if "\0" in node.value or any("\ud800" <= letter <= "\udfff" for letter in node.value):
-                raise _Refused(node, "a character that no text has")
+                raise _Refused(node, "a character that is not allowed in text")
             return node.value
         if kind == "null":
             return None
@@ -145,13 +145,13 @@ class _ValueBuilder:
         if make is None:
             raise _Refused(node, f"{_short(node.value)} is a {kind[:40]}: quote it if it is text")
         if len(node.value) > _LONGEST_NUMBER:
-            raise _Refused(node, f"a number of {len(node.value):,} digits")
+            raise _Refused(node, f"a number with {len(node.value):,} digits")
         try:
             value = make(node)
         except (ValueError, LookupError) as error:
-            raise _Refused(node, f"{_short(node.value)} is no {kind}") from error
+            raise _Refused(node, f"{_short(node.value)} is not a valid {kind}") from error
         if kind == "int" and abs(value) > _LARGEST_INTEGER:
-            raise _Refused(node, f"{_short(node.value)} is a number of more than 64 bits")
+            raise _Refused(node, f"{_short(node.value)} is an integer of more than 64 bits")
         if kind == "float" and not math.isfinite(value):
             raise _Refused(node, f"{_short(node.value)} is not a finite number")
         return value
@@ -160,7 +160,7 @@ class _ValueBuilder:
 def _name(key: yaml.Node) -> str:
     if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
         shown = _short(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-        raise _Refused(key, f"{shown} is no name of an entry: names are text, quoted if need be")
+        raise _Refused(key, f"{shown} is not a valid key: keys are text, quoted if needed")
     return key.value
 
 

@@ -101,7 +101,7 @@ def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
 
 def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
     assert [rung.name for rung in ladder.rungs] == [
-        "as asked",
+        "as requested",
         "fused optimizer",
         "validation one by one",
         "EMA on the host",
@@ -114,14 +114,14 @@ def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
         "fewer diffusion steps",
     ]
     assert ladder.chosen == 0
-    assert [rung.status for rung in ladder.rungs[:3]] == ["asked", "not needed", "not needed"]
+    assert [rung.status for rung in ladder.rungs[:3]] == ["requested", "not needed", "not needed"]
 
 
 def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
     step = asked(4, (64, 64))
     one = images(1, (128, 128))
     steps = {
-        "as asked": step,
+        "as requested": step,
         "fused optimizer": (step := dataclasses.replace(step, optimizer="adamw-fused")),
         "validation one by one": (step := dataclasses.replace(step, validation=one)),
         "EMA on the host": (step := dataclasses.replace(step, ema=False)),
@@ -176,7 +176,7 @@ def test_an_average_on_the_host_is_paid_for_there(ladder: FitReport) -> None:
 def test_work_is_counted_and_not_assumed(ladder: FitReport) -> None:
     work = {name: rung.work or 0 for name, rung in by_name(ladder).items()}
     # All of the network is convolutions, which selective checkpointing keeps.
-    assert work["as asked"] == work["bf16 autocast"] == work["selective checkpointing"] == 1
+    assert work["as requested"] == work["bf16 autocast"] == work["selective checkpointing"] == 1
     # The blocks' forward is a third of their work, and almost all of the network's.
     assert 1.25 < work["full checkpointing"] < 4 / 3
     assert work["batch 1, accumulate 4"] == work["full checkpointing"]
@@ -203,7 +203,7 @@ def test_the_first_rung_that_fits_is_chosen(ladder: FitReport) -> None:
     assert found.choice is not None
     assert found.choice.name == "selective checkpointing"
     assert found.require() == found.choice
-    assert [rung.status for rung in found.rungs] == ["asked", *["taken"] * 5]
+    assert [rung.status for rung in found.rungs] == ["requested", *["taken"] * 5]
     # A byte less, and the next one is needed.
     less = fit_to_budget(
         Net(),
@@ -231,14 +231,14 @@ def test_nothing_fits() -> None:
             strict=strict,
         )
 
-    with pytest.raises(BudgetError, match=r"nothing fits in 1\.00 MiB on rtx3060-12gb") as error:
+    with pytest.raises(BudgetError, match=r"no option fits in 1\.00 MiB on rtx3060-12gb") as error:
         run(True)
     loose = run(False)
     uppers = [rung.upper_bytes for rung in loose.rungs if rung.upper_bytes is not None]
     assert error.value.smallest == loose.smallest.upper_bytes == min(uppers)
     assert loose.smallest.name in error.value.message
     assert loose.choice is None
-    assert "nothing fits in 1.00 MiB" in str(loose)
+    assert "no option fits in 1.00 MiB" in str(loose)
 
 
 def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
@@ -256,9 +256,9 @@ def test_what_does_not_apply_says_why() -> None:
     )
     rungs = by_name(ladder)
     reasons = {
-        "fused optimizer": "adamw makes no copies",
+        "fused optimizer": "adamw does not copy",
         "validation one by one": "there is no validation pass",
-        "EMA on the host": "no average of the weights",
+        "EMA on the host": "no EMA of the weights",
         "full checkpointing": "no repeated blocks and no chain of layers",
         "smaller batch, accumulated": "the batch is 1 already",
         "images of 8×8": "RuntimeError",
@@ -281,7 +281,7 @@ def test_settings_asked_for_already_are_no_rungs() -> None:
     )
     rungs = by_name(fit_to_budget(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
     for name in ("bf16 autocast", "selective checkpointing", "full checkpointing"):
-        assert "asked for already" in rungs[name].reason
+        assert "requested already" in rungs[name].reason
     assert "one image at a time already" in rungs["validation one by one"].reason
     assert "make_step is not given" in rungs["smaller batch, accumulated"].reason
     assert "make_step is not given" in rungs["smaller images"].reason
@@ -303,7 +303,7 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
         model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[]
     )
     rungs = by_name(found)
-    assert rungs["batch 1, accumulate 2"].accuracy == "changes numbers"
+    assert rungs["batch 1, accumulate 2"].accuracy == "changes results"
     assert "fewer images" in rungs["batch 1, accumulate 2"].reason
     assert "updated twice" in rungs["full checkpointing"].reason
 
@@ -373,15 +373,15 @@ def test_progress_is_told() -> None:
         full=False,
         progress=told.append,
     )
-    assert told == ["as asked"]
+    assert told == ["as requested"]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"budget_bytes": 0}, "the budget is 0 bytes"),
+        ({"budget_bytes": 0}, "must be above 0, not 0 bytes"),
         ({"device": "gtx99"}, "no device profile"),
-        ({"make_step": plain, "batch": 3}, "makes inputs of shapes"),
+        ({"make_step": plain, "batch": 3}, "returns inputs of shapes"),
     ],
 )
 def test_options_that_make_no_sense(options, words: str) -> None:

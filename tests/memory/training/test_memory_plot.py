@@ -94,7 +94,7 @@ def test_what_is_drawn_is_named(told: Estimate, tmp_path: Path) -> None:
         "budget 3.00 GiB",
         "expected peak",
         "upper bound",
-        "most tensors",
+        "peak of tensors",
         "forward",
         "backward",
     ):

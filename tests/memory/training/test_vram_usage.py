@@ -135,13 +135,15 @@ def test_checkpointing_does_not_count_a_call_twice() -> None:
 def test_a_backend_that_refuses_some_calls_says_which_and_why() -> None:
     found = usage(backend="flash", model=lambda: Net(wide=True), image_size=(16, 16))
     assert (
-        "flash refuses 1 of 4 calls, which take efficient: the head dimension is over 256"
+        "flash does not support 1 of 4 calls, which use efficient: the head dimension is over 256"
         in found["notes"]
     )
 
 
 def test_a_backend_that_takes_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="flash attention takes none of this model's 3") as error:
+    with pytest.raises(
+        UsageError, match="flash attention supports none of this model's 3"
+    ) as error:
         usage(backend="flash", dtype=torch.float32)
     assert "the type is not fp16 or bf16" in error.value.message
     for backend in ("flash", "efficient"):
@@ -164,9 +166,9 @@ def test_a_model_without_attention_says_so() -> None:
         ({"backend": "sage"}, "no backward pass", "flash"),
         ({"backend": "xformers"}, "'xformers' is not known", "default, flash"),
         ({"device": "gtx99"}, "no device profile", ""),
-        ({"device": "cpu"}, "no memory of its own", "lowtide.estimate"),
-        ({"batch_size": 0}, "make no batch", ""),
-        ({"image_size": (0, 4)}, "make no batch", ""),
+        ({"device": "cpu"}, "no dedicated memory", "lowtide.estimate"),
+        ({"batch_size": 0}, "are not a valid batch", ""),
+        ({"image_size": (0, 4)}, "are not a valid batch", ""),
     ],
 )
 def test_what_makes_no_sense(options: dict[str, Any], words: str, hint: str) -> None:
@@ -204,7 +206,7 @@ def test_functions_are_built_without_memory_where_possible() -> None:
     assert not any(weight.is_meta for weight in build_on_meta(Reader).parameters())
     model = Net()
     assert build_on_meta(model) is model
-    with pytest.raises(ModelError, match="gives a dict"):
+    with pytest.raises(ModelError, match="returned a dict"):
         build_on_meta(dict)  # type: ignore[arg-type]
 
 

@@ -2,11 +2,11 @@
 
 Every call to a device is in this file. A loader belongs to one device and has four operations:
 
-    load     fill a buffer, in the loading thread; on CUDA the copy waits for the computation
-             that used the buffer last
-    before   the computation about to be issued waits for the buffer's copy
-    after    the buffer may be overwritten once the computation issued so far is done
-    close    no copy is in flight any more
+    load           fill a buffer, in the loading thread; on CUDA the copy waits for the computation
+                   that used the buffer last
+    wait_for_copy  the computation about to be issued waits for the buffer's copy
+    mark_used      the buffer may be overwritten once the computation issued so far is done
+    close          no copy is in flight any more
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _too_small(need: tuple[int, int, str], budget: int, activations: int) -> Bud
     return BudgetError(
         f"the model cannot be streamed within {format_bytes(budget)}: it needs"
         f" {format_bytes(smallest)}, {format_bytes(largest)} for the block {name!r},"
-        f" {format_bytes(weights - largest)} for weights that stay and"
+        f" {format_bytes(weights - largest)} for resident weights and"
         f" {format_bytes(activations)} for activations",
         smallest=smallest,
         hint=f"a budget of {-(-smallest // MIB)}MiB",

@@ -84,4 +84,4 @@ class WeightPlaceholder(nn.Parameter):
         )
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return f"AbsentWeight({self.weight_name})"
+        return f"WeightPlaceholder({self.weight_name})"

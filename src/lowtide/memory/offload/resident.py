@@ -45,7 +45,7 @@ def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
         some = ", ".join(missing[:3]) + (" …" if missing[3:] else "")
         raise ModelError(
             f"{len(missing)} tensors of the model are not in the file: {some}",
-            hint="give all parts of the checkpoint; set what is in none before streaming",
+            hint="pass all parts of the checkpoint; set tensors that are in none before streaming",
         )
     return named
 

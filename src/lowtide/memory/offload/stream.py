@@ -110,7 +110,7 @@ def stream_weights(
     """
     lane_device = _check(source, device)
     if any(place.tensor.is_meta for place in tensor_slots(model)):
-        raise UsageError("the model has no weights in memory", hint="stream_from_file")
+        raise UsageError("the model has no weights in memory", hint="use stream_from_file")
     layouts = _layouts(model, plan)
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
         pinned = PinnedMemory()
@@ -184,18 +184,18 @@ def _check(source: str, device: str | torch.device) -> torch.device:
     """Return the device with its index, after checking that ``source`` suits it."""
     found = torch.device(device)
     if source not in ("disk", "host"):
-        raise UsageError(f"weights cannot wait in {source!r}", hint='"disk" or "host"')
+        raise UsageError(f"weights cannot be kept in {source!r}", hint='use "disk" or "host"')
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device here", hint='device="cpu"')
+        raise UsageError("no CUDA device is available", hint='use device="cpu"')
     if found.type == "cuda":
         index = torch.cuda.current_device() if found.index is None else found.index
         return torch.device("cuda", index)
     if found.type != "cpu":
-        raise UsageError(f"weights cannot be streamed to {found.type}", hint="cpu or cuda")
+        raise UsageError(f"weights cannot be streamed to {found.type}", hint="use cpu or cuda")
     if source == "host":
         raise UsageError(
-            "on the CPU, weights that wait in host memory take as much as resident ones",
-            hint='source="disk"',
+            "on the CPU, weights kept in host memory take as much as resident ones",
+            hint='use source="disk"',
         )
     return found
 
@@ -233,9 +233,9 @@ def _scratch(
         write_weights(path, named)
     except OSError as error:
         raise OutputError(
-            f"{format_bytes(size)} of weights cannot be written to {folder or 'the scratch folder'}"
-            f": {error}",
-            hint="scratch_dir on a disk with more room",
+            f"{format_bytes(size)} of weights cannot be written to"
+            f" {folder or 'the temporary folder'}: {error}",
+            hint="set scratch_dir to a disk with more space",
         ) from error
     files = WeightFiles([path])
     undo.callback(files.close)  # before the folder is removed: Windows deletes no open file

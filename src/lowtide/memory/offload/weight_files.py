@@ -113,7 +113,9 @@ class WeightFiles:
             count = file.readinto(memory[got:])  # pyright: ignore[reportAttributeAccessIssue]
             if not count:
                 path = self._paths[self._entries[name].file]
-                raise ModelError(f"{path} ends in the middle of {name}: it was changed or cut off")
+                raise ModelError(
+                    f"{path} ends in the middle of {name}: it was changed or truncated"
+                )
             got += count
 
     def close(self) -> None:
@@ -131,7 +133,7 @@ def _entries(path: Path, number: int) -> dict[str, _Entry]:
     header.pop("__metadata__", None)
     unknown = {entry["dtype"] for entry in header.values()} - set(_TYPES)
     if unknown:
-        raise ValueError(f"numbers of type {', '.join(sorted(unknown))}")
+        raise ValueError(f"unsupported dtype {', '.join(sorted(unknown))}")
     return {
         name: _Entry(
             number,
@@ -157,7 +159,7 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> No
     for name, tensor in tensors:
         if tensor.dtype not in _NAMES:
             raise ModelError(
-                f"{name} is {tensor.dtype}, which safetensors files cannot hold",
+                f"{name} is {tensor.dtype}, which safetensors files cannot store",
                 hint="keep it resident",
             )
         shape = [tensor.shape[axis] for axis in memory_order(tensor)]

@@ -11,9 +11,9 @@ from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import Estimate
 from lowtide.memory.training.options import Accuracy, StepSettings
 
-Status = Literal["asked", "taken", "not needed", "frees nothing", "not applicable"]
+Status = Literal["requested", "taken", "not needed", "frees nothing", "not applicable"]
 # Statuses whose change stays when the next one is added.
-STEPS: tuple[Status, ...] = ("asked", "taken", "not needed")
+STEPS: tuple[Status, ...] = ("requested", "taken", "not needed")
 
 
 class FitOption(BaseModel):
@@ -81,8 +81,8 @@ class FitReport(BaseModel):
         least = self.smallest
         needs = least.upper_bytes or 0
         raise BudgetError(
-            f"nothing fits in {format_bytes(self.budget_bytes)} on {self.device}: the smallest"
-            f" rung, {least.name}, needs up to {format_bytes(needs)}",
+            f"no option fits in {format_bytes(self.budget_bytes)} on {self.device}: the"
+            f" smallest, {least.name}, needs up to {format_bytes(needs)}",
             smallest=needs,
             hint=f"a budget of {format_bytes(needs * 1.01)}, or a smaller model",
         )
@@ -104,7 +104,7 @@ class FitReport(BaseModel):
 
 _HEAD = (
     "",
-    "rung",
+    "option",
     "predicted",
     "at most",
     "frees",
@@ -112,11 +112,11 @@ _HEAD = (
     "alone",
     "fits",
     "work",
-    "numbers",
+    "results",
     "",
 )
 _MARKS = {
-    "asked": " ",
+    "requested": " ",
     "taken": "+",
     "not needed": " ",
     "frees nothing": "-",
@@ -130,10 +130,10 @@ def _cells(rung: FitOption, chosen: bool) -> tuple[str, ...]:
     if rung.predicted_bytes is None or rung.upper_bytes is None:
         return mark, rung.name, f"does not apply: {rung.reason}"
     freed = (
-        "" if rung.status == "asked" or count is None else format_bytes(count)
+        "" if rung.status == "requested" or count is None else format_bytes(count)
         for count in (rung.freed_bytes, rung.freed_in_all_bytes, rung.freed_alone_bytes)
     )
-    numbers = "change" if rung.accuracy == "changes numbers" else "same"
+    results = "change" if rung.accuracy == "changes results" else "same"
     return (
         mark,
         rung.name,
@@ -142,15 +142,15 @@ def _cells(rung: FitOption, chosen: bool) -> tuple[str, ...]:
         *freed,
         "yes" if rung.fits else "no",
         "" if rung.work is None else f"{rung.work:.2f}×",
-        "" if rung.status == "asked" else numbers,
+        "" if rung.status == "requested" else results,
         _remarks(rung),
     )
 
 
 def _remarks(rung: FitOption) -> str:
-    if rung.status == "asked":
+    if rung.status == "requested":
         return f"peak in {rung.phase}"
-    parts = ["left out, frees nothing here"] if rung.status == "frees nothing" else []
+    parts = ["skipped, frees nothing here"] if rung.status == "frees nothing" else []
     if rung.host_bytes and rung.name.startswith("EMA"):
         parts.append(f"{format_bytes(rung.host_bytes)} of host memory")
     return "; ".join([*parts, *([rung.reason] if rung.reason else [])])
@@ -172,7 +172,7 @@ def _verdict(ladder: FitReport) -> str:
     if rung is None or rung.upper_bytes is None:
         least = ladder.smallest
         return (
-            f"nothing fits in {budget}: the smallest rung, {least.name}, needs up to"
+            f"no option fits in {budget}: the smallest, {least.name}, needs up to"
             f" {format_bytes(least.upper_bytes or 0)}"
         )
     return f"fits in {budget}, up to {format_bytes(rung.upper_bytes)} of it: {rung.settings}"

@@ -84,13 +84,13 @@ def fit_to_budget(
     """
     started = time.perf_counter()
     if budget_bytes <= 0:
-        raise UsageError(f"the budget is {budget_bytes} bytes")
+        raise UsageError(f"the budget must be above 0, not {budget_bytes} bytes")
     profile = load_profile(device) if isinstance(device, str) else device
     asked = StepSettings.of(step, batch, size)
     if make_step is not None:
         _check_factory(make_step, step, asked)
     tell = progress or (lambda name: None)
-    tell("as asked")
+    tell("as requested")
     climber = _OptionSearch(
         model, step, asked, profile, make_step, dtype, operators, calibration, budget_bytes
     )
@@ -150,7 +150,7 @@ class _OptionSearch:
         except Exception as error:
             raise ModelError(
                 f"the training step cannot be traced: {_first_line(error)}",
-                hint="check that the inputs are what the model takes; run it once with real ones",
+                hint="check that the model accepts these inputs; run it once with real ones",
             ) from error
 
     def climb(
@@ -158,7 +158,7 @@ class _OptionSearch:
     ) -> list[FitOption]:
         """Return the options tried, the step as requested first."""
         now, at = self.first, self._asked
-        rungs = [self._rung("as asked", "asked", at, now, now)]
+        rungs = [self._rung("as requested", "requested", at, now, now)]
         for change in changes:
             if _fitted(rungs) and (change.between or not full):
                 continue
@@ -278,7 +278,7 @@ def _is_low(model: nn.Module, dtype: torch.dtype | None) -> bool:
 def _check_factory(make_step: MakeStep, step: TrainingStep, asked: StepSettings) -> None:
     """Check that ``make_step`` reproduces ``step``: other figures would not compare."""
     if asked.batch is None or asked.size is None:
-        raise UsageError("batch= and size= cannot be read off the step's inputs: pass them")
+        raise UsageError("could not infer batch= and size= from the step's inputs: pass them")
     made = make_step(asked.batch, asked.size)
     shapes = [
         [tuple(tensor.shape) for tensor in tensors_of([list(s.inputs), dict(s.keywords)])]
@@ -286,7 +286,7 @@ def _check_factory(make_step: MakeStep, step: TrainingStep, asked: StepSettings)
     ]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"make_step({asked.batch}, {asked.size}) makes inputs of shapes {shapes[1]}, but"
+            f"make_step({asked.batch}, {asked.size}) returns inputs of shapes {shapes[1]}, but"
             f" those of the step are {shapes[0]}",
             hint="pass the batch= and size= that the step was made with",
         )

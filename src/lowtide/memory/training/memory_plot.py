@@ -107,7 +107,7 @@ def plot_memory(
     figure = new_figure(path)
     trace = what.trace if isinstance(what, Estimate) else what
     if trace is None:
-        raise UsageError("this estimate was not traced: it has no memory over time to draw")
+        raise UsageError("this estimate was not traced: it has no memory over time to plot")
     axes = figure.add_subplot()
     estimate = what if isinstance(what, Estimate) else None
     context = _context(estimate)
@@ -136,13 +136,13 @@ def new_figure(path: Path) -> Any:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{path}: pictures are written as {' or '.join(SUFFIXES)}", hint="change the suffix"
+            f"{path}: plots are written as {' or '.join(SUFFIXES)}", hint="change the suffix"
         )
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
-            "drawing needs matplotlib, which is not installed", hint="pip install 'lowtide[plot]'"
+            "plotting needs matplotlib, which is not installed", hint="pip install 'lowtide[plot]'"
         ) from error
     return Figure(figsize=(10, 5.2), layout="constrained")
 
@@ -263,7 +263,7 @@ def _peak(axes: Axes, trace: Trace, curve: MemoryCurve, context: int) -> None:
         color=_INK,
         markersize=5,
         linestyle="none",
-        label=f"most tensors {format_bytes(size)},\nat {name}",
+        label=f"peak of tensors {format_bytes(size)},\nat {name}",
     )
 
 

@@ -23,7 +23,7 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Modul
     """
     if model is None:
         raise UsageError(
-            "memory cannot be told without a model", hint="pass model=, a module or a function"
+            "cannot estimate memory without a model", hint="pass model=, a module or a function"
         )
     if isinstance(model, nn.Module):
         return model
@@ -37,7 +37,7 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Modul
         built = model()
     if not isinstance(built, nn.Module):
         name = getattr(model, "__name__", repr(model))
-        raise ModelError(f"{name} gives a {type(built).__name__}, not a torch.nn.Module")
+        raise ModelError(f"{name} returned a {type(built).__name__}, not a torch.nn.Module")
     return built
 
 
@@ -69,6 +69,6 @@ def image_channels(model: nn.Module) -> int:
         if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return part.in_channels
     raise UsageError(
-        f"{type(model).__name__} has no convolution that tells what it takes",
-        hint="give it a method example_inputs(batch, (height, width)), or pass inputs=",
+        f"{type(model).__name__} has no convolution to infer its input channels from",
+        hint="add a method example_inputs(batch, (height, width)), or pass inputs=",
     )

@@ -15,7 +15,7 @@ from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep, tensors_of
 
-Accuracy = Literal["exact", "changes numbers"]
+Accuracy = Literal["exact", "changes results"]
 MakeStep = Callable[[int, tuple[int, int]], TrainingStep]
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -158,7 +158,7 @@ def option_changes(
 def _fused(asked: StepSettings) -> OptionChange:
     refusal = None
     if asked.optimizer != "adamw-foreach":
-        refusal = f"{asked.optimizer} makes no copies of all gradients at once"
+        refusal = f"{asked.optimizer} does not copy all gradients at once"
     return OptionChange("fused optimizer", {"optimizer": "adamw-fused"}, free=True, refusal=refusal)
 
 
@@ -169,14 +169,14 @@ def _validation(asked: StepSettings, step: TrainingStep) -> OptionChange:
     elif asked.validation == 1:
         refusal = "validation takes one image at a time already"
     elif tensors_of(dict(step.keywords)):
-        refusal = "its tensors given by keyword are those of the training batch"
+        refusal = "its keyword tensors are those of the training batch"
     return OptionChange("validation one by one", {"validation": 1}, free=True, refusal=refusal)
 
 
 def _average(asked: StepSettings, profile: DeviceProfile) -> OptionChange:
     refusal = None
     if asked.ema != "device":
-        refusal = "no average of the weights is kept on the device"
+        refusal = "no EMA of the weights is kept on the device"
     elif profile.kind == "cpu":
         refusal = "on the CPU the host is the device"
     note = "weights are copied to the host after each step"
@@ -189,14 +189,14 @@ def _autocast(asked: StepSettings, profile: DeviceProfile, low_precision: bool) 
     if low_precision:
         refusal = "the weights are in low precision already"
     elif asked.autocast is not None:
-        refusal = f"{asked.autocast} autocast is asked for already"
+        refusal = f"{asked.autocast} autocast is requested already"
     elif name is None:
-        refusal = f"{profile.title} has no low precision"
+        refusal = f"{profile.title} does not support low precision"
     note = "needs a loss scale" if name == "fp16" else ""
     return OptionChange(
         f"{name or 'low precision'} autocast",
         {"autocast": name},
-        "changes numbers",
+        "changes results",
         note=note,
         refusal=refusal,
     )
@@ -208,7 +208,7 @@ def _checkpointing(asked: StepSettings, normalizes: bool) -> Iterator[OptionChan
     for how in order[1:]:
         refusal = None
         if order.index(asked.checkpointing) >= order.index(how):
-            refusal = f"{asked.checkpointing} checkpointing is asked for already"
+            refusal = f"{asked.checkpointing} checkpointing is requested already"
         yield OptionChange(
             f"{how} checkpointing", {"checkpointing": how}, note=note, refusal=refusal
         )
@@ -220,7 +220,7 @@ def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator
         refusal = "the batch is 1 already" if batch == 1 else _NO_FACTORY
         yield OptionChange("smaller batch, accumulated", {}, refusal=refusal)
         return
-    accuracy: Accuracy = "changes numbers" if normalizes else "exact"
+    accuracy: Accuracy = "changes results" if normalizes else "exact"
     note = "batch norms see fewer images at once" if normalizes else ""
     total = batch * asked.accumulate
     asked_batch = batch
@@ -238,7 +238,7 @@ def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator
         )
 
 
-_NO_FACTORY = "make_step is not given, so that there are no other inputs"
+_NO_FACTORY = "make_step is not given, so the inputs cannot be changed"
 
 
 def _sizes(
@@ -256,8 +256,8 @@ def _sizes(
         yield OptionChange(
             f"images of {size_text(size)}",
             {"size": tuple(size)},
-            "changes numbers",
-            note="less of each image is seen",
+            "changes results",
+            note="the model sees less of each image",
         )
 
 

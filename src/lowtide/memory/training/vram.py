@@ -92,7 +92,7 @@ def estimate_vram_usage(
     profile = load_profile(device) if isinstance(device, str) else device
     if profile.kind == "cpu":
         raise UsageError(
-            "the CPU has no memory of its own", hint="lowtide.estimate is for the CPU too"
+            "the CPU has no dedicated memory", hint="use lowtide.estimate, also for the CPU"
         )
     module = build_on_meta(model)
     step = TrainingStep(
@@ -145,7 +145,7 @@ class _Watch(TorchFunctionMode):
             seen.kernels[path] += 1
             if seen.wanted not in (None, path):
                 why = refusal(seen.wanted, seen.profile, _call(path, args, kwargs))
-                seen.reasons[why or "it is not tried on this card"] += 1
+                seen.reasons[why or "it is not tried on this GPU"] += 1
         return func(*args, **kwargs)
 
 
@@ -173,7 +173,7 @@ def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
     if backend == "sage":
         raise UsageError(
-            "SageAttention has no backward pass, so that nothing can be trained with it",
+            "SageAttention has no backward pass, so it cannot be used for training",
             hint="backend='flash'; SageAttention is for inference",
         )
     if backend not in _KERNELS:
@@ -181,7 +181,7 @@ def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
             f"attention backend {backend!r} is not known", hint=f"one of {', '.join(BACKENDS)}"
         )
     if batch < 1 or len(size) != 2 or min(size) < 1:
-        raise UsageError(f"{batch} images of size {size} make no batch")
+        raise UsageError(f"{batch} images of size {size} are not a valid batch")
 
 
 def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -> list[str]:
@@ -189,7 +189,10 @@ def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -
     total = sum(found.kernels.values())
     units = "a GB is 10^9 bytes"
     if not total:
-        return [units, "the model never calls scaled_dot_product_attention: no backend changes it"]
+        return [
+            units,
+            "the model never calls scaled_dot_product_attention: the backend makes no difference",
+        ]
     of_default = ", ".join(f"{name} {count}" for name, count in sorted(default.kernels.items()))
     notes = [units, f"attention calls by PyTorch's own choice on {profile.name}: {of_default}"]
     taken = found.kernels[backend]
@@ -198,14 +201,15 @@ def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -
     reason = found.reasons.most_common(1)[0][0]
     if not taken:
         raise UsageError(
-            f"{backend} attention takes none of this model's {total} attention calls on"
+            f"{backend} attention supports none of this model's {total} attention calls on"
             f" {profile.name}: {reason}",
-            hint="backend='default' takes what PyTorch would",
+            hint="backend='default' uses PyTorch's own choice",
         )
     others = ", ".join(sorted(name for name in found.kernels if name != backend))
     return [
         *notes,
-        f"{backend} refuses {total - taken} of {total} calls, which take {others}: {reason}",
+        f"{backend} does not support {total - taken} of {total} calls, which use {others}:"
+        f" {reason}",
     ]
 
 
@@ -226,5 +230,5 @@ def _trace(
             first = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
             raise ModelError(
                 f"a training step of {type(model).__name__} cannot be traced: {first}",
-                hint="check that inputs= gives what the model takes",
+                hint="check that inputs= returns what the model accepts",
             ) from error

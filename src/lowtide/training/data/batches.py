@@ -114,7 +114,7 @@ class Batches:
         data.check(patch)
         number, count = share
         if batch % count or not 0 <= number < count:
-            raise UsageError(f"a batch of {batch} has no part {number} of {count}")
+            raise UsageError(f"a batch of {batch} has no share for rank {number} of {count}")
         self._places = range(number * batch // count, (number + 1) * batch // count)
         self.data, self.patch, self.batch, self.workers = data, patch, batch, workers
         self.skipped: dict[Path, str] = {}
@@ -170,7 +170,9 @@ class Batches:
                 return self.data.pair(index, self.patch, self._augmentation, generator)
             except InputError as error:
                 if not self._skip_broken:
-                    raise InputError(error.message, hint="mend it, or skip_broken: true") from error
+                    raise InputError(
+                        error.message, hint="repair it, or set skip_broken: true"
+                    ) from error
                 self.skipped[self.data.path(index)] = error.message
         raise InputError(
             f"none of the {len(self.data):,} training images can be read: "

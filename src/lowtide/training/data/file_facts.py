@@ -25,7 +25,7 @@ def changed_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts])
     both = before.keys() & now.keys()
     kinds = {
         "new": now.keys() - before.keys(),
-        "gone": before.keys() - now.keys(),
+        "removed": before.keys() - now.keys(),
         "changed": {path for path in both if before[path][0] != now[path][0]},
     }
     return ", ".join(_told(paths, kind) for kind, paths in kinds.items() if paths)
@@ -40,7 +40,7 @@ def rewritten_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts
     paths = {
         path for path in both if before[path][0] == now[path][0] and before[path][1] != now[path][1]
     }
-    return _told(paths, "written again") if paths else ""
+    return _told(paths, "rewritten") if paths else ""
 
 
 def _told(paths: Iterable[str], kind: str) -> str:

@@ -50,7 +50,7 @@ class HighResolutionFolders:
         self._paths = [found.path for found in find_images(gt)]
         headers = read_headers(self._paths)
         raise_problems(
-            [told for told in headers if isinstance(told, str)], "mend them or leave them out"
+            [entry for entry in headers if isinstance(entry, str)], "repair or remove them"
         )
         self._infos = [info for info in headers if isinstance(info, ImageInfo)]
         self._margin = max(_LEAST_CONTEXT, math.ceil(_CONTEXT / scale))
@@ -69,7 +69,7 @@ class HighResolutionFolders:
     def check(self, patch: int) -> None:
         """Raise `InputError` naming files with a side below ``patch * scale`` pixels."""
         problems = side_problems(self._paths, self._infos, patch * self.scale, "a GT patch")
-        raise_problems(problems, "a smaller lq_size, or leave them out")
+        raise_problems(problems, "use a smaller lq_size, or remove them")
 
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator

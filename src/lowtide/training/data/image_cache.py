@@ -55,9 +55,9 @@ def unusable_reason(info: ImageInfo, *, gray: bool = True, alpha: bool = True) -
     if info.sample == "float32":
         return "its samples are 32-bit floats, and 8 or 16-bit integers are expected"
     if gray and info.color_bands != _RGB:
-        return f"it is grayscale ({info.bands} bands), and RGB is expected"
+        return f"it is grayscale (channels: {info.bands}), and RGB is expected"
     if alpha and info.alpha:
-        return f"it has an alpha band ({info.bands} bands), and RGB is expected"
+        return f"it has an alpha channel (channels: {info.bands}), and RGB is expected"
     return None
 
 
@@ -160,10 +160,10 @@ def raise_problems(problems: Sequence[str], hint: str) -> None:
     if not problems:
         return
     more = len(problems) - _NAMED
-    told = "\n".join(f"  {problem}" for problem in problems[:_NAMED])
+    listed = "\n".join(f"  {problem}" for problem in problems[:_NAMED])
     rest = f"\n  and {more:,} more" if more > 0 else ""
     count = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-    raise InputError(f"{count} with the training images:\n{told}{rest}", hint=hint)
+    raise InputError(f"{count} with the training images:\n{listed}{rest}", hint=hint)
 
 
 def side_problems(
@@ -185,8 +185,8 @@ def same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
     height, width = pixels.shape[:2]
     if (height, width) != (info.height, info.width):
         raise InputError(
-            f"{path}: {width:,} x {height:,} pixels, and it had {size_text(info)} in the beginning",
-            hint="leave the training images as they are while they are used",
+            f"{path}: {width:,} x {height:,} pixels, but {size_text(info)} when the run began",
+            hint="do not change the training images during a run",
         )
     return pixels
 

@@ -52,12 +52,12 @@ class PairedFolders:
         if len(gt) != len(lq):
             raise UsageError(
                 f"{len(gt)} folders of GT and {len(lq)} of LQ cannot be paired",
-                hint="dataroot_gt and dataroot_lq take as many folders, in the same order",
+                hint="dataroot_gt and dataroot_lq need the same number of folders, in order",
             )
         if filename_tmpl.count("{}") != 1:
             raise UsageError(
-                f"filename_tmpl {filename_tmpl!r} does not say where the name goes",
-                hint="'{}x4' stands for baby.png and babyx4.png",
+                f"filename_tmpl {filename_tmpl!r} must have exactly one '{{}}' for the name",
+                hint="'{}x4' pairs baby.png with babyx4.png",
             )
         self.scale = scale
         self._cache = cache or ImageCache()
@@ -85,7 +85,7 @@ class PairedFolders:
         paths = [low for _, low in self._pairs]
         infos = [low for _, low in self._infos]
         problems = side_problems(paths, infos, patch, "a patch")
-        raise_problems(problems, "a smaller lq_size, or leave them out")
+        raise_problems(problems, "use a smaller lq_size, or remove them")
 
     def pair(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
@@ -125,16 +125,16 @@ def _match(
         partners = low.get((found.folder, name), [])
         first = claimed.setdefault((found.folder, name), found.path)
         if not partners:
-            problems.append(f"{found.path}: no LQ file {name}.* belongs to it")
+            problems.append(f"{found.path}: has no LQ file {name}.*")
         elif len(partners) > 1:
             names = " and ".join(map(str, partners))
-            problems.append(f"{found.path}: {len(partners)} LQ files belong to it: {names}")
+            problems.append(f"{found.path}: has {len(partners)} LQ files: {names}")
         elif first != found.path:
-            problems.append(f"{found.path}: its LQ file {partners[0]} belongs to {first} too")
+            problems.append(f"{found.path}: its LQ file {partners[0]} is also that of {first}")
         else:
             pairs.append((found.path, partners[0]))
     extra = [path for place, paths in low.items() if place not in claimed for path in paths]
-    return pairs, problems + [f"{path}: belongs to no GT file" for path in extra]
+    return pairs, problems + [f"{path}: has no GT file" for path in extra]
 
 
 def _check_sizes(
@@ -147,7 +147,7 @@ def _check_sizes(
     problems: list[str] = []
     for pair, high, low in zip(pairs, headers[::2], headers[1::2], strict=True):
         if isinstance(high, str) or isinstance(low, str):
-            problems += [told for told in (high, low) if isinstance(told, str)]
+            problems += [entry for entry in (high, low) if isinstance(entry, str)]
         elif (high.width, high.height) != (low.width * scale, low.height * scale):
             problems.append(
                 f"{pair[0]}: {size_text(high)} is not {scale} times {pair[1]}: {size_text(low)}"

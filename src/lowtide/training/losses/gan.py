@@ -41,7 +41,7 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
     fake = full_precision(fake)
     if kind == "r3gan":
         if real is None:
-            raise UsageError("the r3gan generator loss needs the logits of real pictures too")
+            raise UsageError("the r3gan generator loss needs the logits of real images too")
         _require_pairs(real, fake)
         # Real logits do not depend on the generator, and this loss must not train the other side.
         return F.softplus(full_precision(real.detach()) - fake).mean()
@@ -88,8 +88,8 @@ def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
     """
     if not picture.requires_grad:
         raise UsageError(
-            f"the gradient penalty's picture {tuple(picture.shape)} does not require a gradient",
-            hint="call picture.requires_grad_() before the discriminator",
+            f"the gradient penalty's image {tuple(picture.shape)} does not require a gradient",
+            hint="call requires_grad_() on it before the discriminator",
         )
     gradient = None
     if logits.requires_grad:
@@ -98,8 +98,8 @@ def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
         )
     if gradient is None:
         raise UsageError(
-            f"logits {tuple(logits.shape)} do not depend on the picture {tuple(picture.shape)}",
-            hint="give the very tensor that the discriminator was given, with gradients enabled",
+            f"logits {tuple(logits.shape)} do not depend on the image {tuple(picture.shape)}",
+            hint="pass the tensor that the discriminator received, with gradients enabled",
         )
     return full_precision(gradient).flatten(1).square().sum(1).mean()
 
@@ -109,7 +109,7 @@ def _require_kind(kind: str) -> None:
     known = get_args(GanKind)
     if kind not in known:
         raise UsageError(
-            f"there is no adversarial loss {kind!r}; there are: {', '.join(known)}",
+            f"unknown adversarial loss {kind!r}; choose from: {', '.join(known)}",
             hint=hint_for_name(kind, known),
         )
 

@@ -46,7 +46,7 @@ def make_loss(type: str, **options: Any) -> nn.Module:
             raise UsageError(
                 f"{loss.__name__} has no option {option!r}; it has: "
                 f"{', '.join(parameters) or 'none'}",
-                hint=hint_for_name(option, parameters) if parameters else f"leave {option!r} out",
+                hint=hint_for_name(option, parameters) if parameters else f"remove {option!r}",
             )
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
@@ -61,6 +61,6 @@ def _loss(name: str) -> type[nn.Module]:
         if plain == known:
             return loss
     raise UsageError(
-        f"there is no loss {name!r}; there are: {', '.join(loss_names())}",
+        f"unknown loss {name!r}; choose from: {', '.join(loss_names())}",
         hint=hint_for_name(plain, loss_names()),
     )

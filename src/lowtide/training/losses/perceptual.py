@@ -24,7 +24,7 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Convolutions of each of VGG19's stages; a ReLU follows each, and pooling each stage.
 _STAGES = 2, 2, 4, 4, 4
 _USUAL = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
-_SOURCE = "give torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
+_SOURCE = "pass torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
 
 
 class PerceptualLoss(nn.Module):
@@ -73,8 +73,8 @@ class PerceptualLoss(nn.Module):
         height, width = prediction.shape[2:]
         if min(height, width) < least:
             raise UsageError(
-                f"the perceptual loss of {', '.join(self.layers)} needs sides of {least} pixels "
-                f"at least, not a picture of {width}x{height}"
+                f"the perceptual loss of {', '.join(self.layers)} needs sides of at least {least} "
+                f"pixels, not an image of {width}x{height}"
             )
         with torch.no_grad():
             wanted = self._features(target)

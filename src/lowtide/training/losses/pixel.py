@@ -58,17 +58,17 @@ def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     # Broadcasting would silently compare mismatched images.
     if prediction.shape != target.shape:
         raise UsageError(
-            f"a loss compares pictures of the same shape, not {shapes}",
-            hint="see that the model's scale is that of the pairs of pictures",
+            f"a loss compares images of the same shape, not {shapes}",
+            hint="check that the model's scale matches that of the image pairs",
         )
     if prediction.ndim != 4 or prediction.shape[1] != 3:
         raise UsageError(f"a loss takes (B, 3, H, W), not {shapes}")
     if not prediction.numel():
-        raise UsageError(f"a loss takes pictures that are not empty, not {shapes}")
+        raise UsageError(f"a loss takes images that are not empty, not {shapes}")
     if not (prediction.is_floating_point() and target.is_floating_point()):
         raise UsageError(
             f"a loss takes floats, not prediction {prediction.dtype} and target {target.dtype}",
-            hint="divide 8-bit pictures by 255",
+            hint="divide 8-bit images by 255",
         )
     wide = torch.promote_types(prediction.dtype, target.dtype)
     wide = torch.promote_types(wide, torch.float32)

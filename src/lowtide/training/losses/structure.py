@@ -72,7 +72,7 @@ def scale_weights(height: int, width: int) -> tuple[float, ...]:
     weights = tuple(weight for scale, weight in enumerate(_WEIGHTS) if shorter >> scale >= _TAPS)
     if not weights:
         raise UsageError(
-            f"MS-SSIM needs sides of {_TAPS} pixels at least, not a picture of {width}x{height}",
+            f"MS-SSIM needs sides of at least {_TAPS} pixels, not an image of {width}x{height}",
             hint=f"train on larger patches; all {len(_WEIGHTS)} scales need "
             f"{_TAPS << len(_WEIGHTS) - 1} pixels",
         )

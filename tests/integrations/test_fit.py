@@ -81,7 +81,9 @@ def test_says_what_it_cannot_fit():
 def test_a_pipeline_is_told_what_to_pass():
     pipe, _ = text_to_image()
     for call in (lowtide.fit, lowtide.unfit):
-        with pytest.raises(UsageError, match="StableDiffusionPipeline is no autoencoder") as caught:
+        with pytest.raises(
+            UsageError, match="StableDiffusionPipeline is not an autoencoder"
+        ) as caught:
             call(pipe)
         assert caught.value.hint == "pass its .vae"
     holder = nn.Module()

@@ -90,7 +90,7 @@ def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path):
     found = []
 
     def begin():
-        with pytest.raises(OutputError, match="it is no file"):
+        with pytest.raises(OutputError, match="it is not a regular file"):
             TrainLog(tmp_path, 0)
         found.append(True)
 

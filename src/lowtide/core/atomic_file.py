@@ -172,12 +172,12 @@ def open_own(path: Path) -> int:
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, which is not followed")
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
     descriptor = os.open(path, flags, 0o666)
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     if facts.st_nlink > 1:
         os.close(descriptor)
         with atomic_write(path) as part:

@@ -107,7 +107,7 @@ def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[
         if (of := results.get(_key(job.source))) is None:
             kept.append(job)
         else:
-            left_out.append(SkippedFile(job.source, f"by its name the result of {of.source.name}"))
+            left_out.append(SkippedFile(job.source, f"by its name an output of {of.source.name}"))
     return kept
 
 

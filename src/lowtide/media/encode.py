@@ -62,7 +62,7 @@ class EncodeOptions:
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(
-                    f"{name} {getattr(self, name)!r} is not known", hint=f"one of {allowed}"
+                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {allowed}"
                 )
 
 

@@ -130,7 +130,7 @@ def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None
     entry = output_format(path, otherwise)
     if info.alpha and not entry.alpha:
         raise OutputError(
-            f"{path}: {entry.name} cannot store transparency and the image has an alpha band",
+            f"{path}: {entry.name} cannot store transparency and the image has an alpha channel",
             hint="write PNG, WebP, TIFF or AVIF",
         )
     if max(info.width, info.height) > entry.max_side:

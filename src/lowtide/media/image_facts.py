@@ -104,7 +104,7 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
     scratch = spool_bytes(stored, orientation)
     if scratch:
         price += codec_memory.whole_image_bytes(spool_memory(stored, orientation))
-        why += ", and a block of rows to turn the image by its EXIF orientation"
+        why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
         format=kind.name,
@@ -140,7 +140,7 @@ def _identify(path: Path) -> ImageFormat:
         raise ImageError(f"{path}: the file is empty (0 bytes)")
     if raw := camera_raw(path, head):
         raise ImageError(
-            f"{path}: this is a camera RAW file ({raw}), of which only a preview could be read",
+            f"{path}: this is a camera RAW file ({raw}), and only its preview could be read",
             hint="develop it first, for example: darktable-cli"
             f" {shlex.quote(str(path))} {shlex.quote(path.stem)}_developed.tif",
         )
@@ -157,7 +157,7 @@ def _check_size(path: Path, image: pyvips.Image, max_pixels: int) -> None:
         raise ImageError(
             f"{path}: {image.width:,} x {image.height:,} is {pixels:,} pixels and the limit is "
             f"{max_pixels:,}",
-            hint=f"--max-pixels {pixels} if this size is meant",
+            hint=f"--max-pixels {pixels} if this size is intended",
         )
 
 

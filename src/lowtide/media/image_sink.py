@@ -120,7 +120,7 @@ def _notes(entry: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str
     if rounding:
         notes.append(rounding)
     if metadata.icc is not None and metadata.profile_for(info.color_bands) is None:
-        notes.append("the ICC profile is for another number of color bands and is not written")
+        notes.append("the ICC profile is for another number of color channels and is not written")
     if metadata.exif is not None and "exif" not in entry.keeps:
         notes.append(f"{entry.name} files are written without EXIF")
     if metadata.iptc is not None and "iptc" not in entry.keeps:
@@ -190,7 +190,7 @@ class ImageSink:
             raise ValueError(f"{self._path}: write after the sink was closed")
         shape, dtype = (self.info.width, self.info.bands), dtype_of(self.info.sample)
         if rows.shape[1:] != shape or rows.dtype != dtype:
-            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is due")
+            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is expected")
         if self._rows + len(rows) > self.info.height:
             raise ValueError(f"{self._rows + len(rows)} rows for a height of {self.info.height}")
         if dtype.kind == "f":

@@ -65,8 +65,8 @@ def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
     own = image.extract_band(0, n=color)
     if alpha is not None:
         own = own.bandjoin(image[alpha])
-    which = f"band {left[0]} is" if len(left) == 1 else f"bands {', '.join(left)} are"
-    return own, [f"{which} neither color nor transparency by what the file says, and left out"]
+    which = f"channel {left[0]} is" if len(left) == 1 else f"channels {', '.join(left)} are"
+    return own, [f"{which} neither color nor alpha according to the file, and dropped"]
 
 
 def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
@@ -87,7 +87,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
     stored = enum_text(image, "format")
     if stored not in _SAMPLE_OF_FORMAT:
         raise ImageError(
-            f"{path}: samples are of type {stored}; 8 and 16-bit unsigned integers and "
+            f"{path}: samples are of type {stored}; 8- and 16-bit unsigned integers and "
             f"32-bit floats can be read"
         )
     image, more = _full_range(image)

@@ -106,7 +106,7 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
     Raises `UsageError` if the overlap leaves no room to advance.
     """
     if not 0 <= blend <= overlap:
-        raise UsageError(f"blend width {blend} must lie between 0 and the overlap {overlap}")
+        raise UsageError(f"blend width {blend} must be between 0 and the overlap {overlap}")
     if tile >= length:
         return TileAxis(length, length, (0,), ())
     if tile % align:

@@ -84,8 +84,8 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
 
     ``part`` is its name, by default a random one. If the block raises, or is killed, the old file
     at ``path`` stays; what was written is removed if it raised. A link at ``path`` is replaced, not
-    its target. Errors propagate unchanged, those of creating and renaming too; `writing` converts
-    them.
+    its target. Errors propagate unchanged, those of creating and renaming too; `atomic_output`
+    converts them.
     """
     part = part or new_part_name(path)
     create(part)
@@ -187,7 +187,7 @@ def open_own(path: Path) -> int:
 
 
 def append(descriptor: int, text: str) -> None:
-    """Append ``text`` to a file opened by `open_own` and sync; all of it or nothing.
+    """Append ``text`` to a file opened by `open_for_append` and sync; all of it or nothing.
 
     Raises:
         OSError: if nothing was appended.

@@ -24,9 +24,9 @@ _SIDE, _REAL = 128, 32
 
 
 def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the parts to fit, by name: those ``wanted``, or all.
+    """Return the parts to fit, by name: those ``requested``, or all.
 
-    Raises `UsageError` where there is none, where a wanted one is missing, and where the
+    Raises `UsageError` where there is none, where a requested one is missing, and where the
     autoencoder computes with more than its parts although none were named.
     """
     kind = type(autoencoder).__name__
@@ -105,7 +105,7 @@ def _check_untouched(title: str, part: nn.Module) -> None:
     if forward is not None and not is_own_forward(part, forward):
         raise UsageError(
             f"the forward of {title} is replaced by {getattr(forward, '__name__', forward)}, which"
-            " would pass bands by",
+            " bands would bypass",
             hint="del its forward, or set it after lowtide.fit",
         )
 

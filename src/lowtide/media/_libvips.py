@@ -49,9 +49,9 @@ def windows_are_small() -> bool:
 class HeapTrimmer:
     """Periodic ``malloc_trim`` that returns freed pixel buffers to the system.
 
-    It trims each time ``every`` bytes were processed. libvips allocates its row buffers with an
-    alignment, and glibc cannot reuse a freed aligned block for the next one of the same size:
-    without trimming, three times the memory in use stays resident.
+    It trims each time ``interval_bytes`` bytes were processed. libvips allocates its row buffers
+    with an alignment, and glibc cannot reuse a freed aligned block for the next one of the same
+    size: without trimming, three times the memory in use stays resident.
     """
 
     def __init__(self, every: int) -> None:

@@ -31,7 +31,7 @@ class ImageFacts:
 
     ``info`` is the upright image; ``orientation`` is the EXIF value 1 to 8 that is applied to get
     it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
-    are returned; ``usual_bytes`` is the typical value, ``why`` the reason. ``scratch_bytes`` is
+    are returned; ``typical_bytes`` is the typical value, ``reason`` says why. ``scratch_bytes`` is
     the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
     stored.
     """
@@ -50,8 +50,9 @@ class ImageFacts:
 class OpenDecoder:
     """Opened decoder, positioned at the top of a file.
 
-    ``stored`` is the image before its orientation is applied. This decoder stops at any flaw;
-    ``again`` opens one that continues over harmless ones, None if there is no such choice.
+    ``stored_info`` is the image before its orientation is applied. This decoder stops at any flaw;
+    ``reopen_tolerant`` opens one that continues over harmless ones, None if there is no such
+    choice.
     """
 
     image: pyvips.Image
@@ -72,7 +73,7 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
 def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> OpenDecoder:
     """Open a file for sequential decoding; raises as `inspect_image`.
 
-    A JPEG stops at any warning, and is opened again with ``over_flaws`` if the warning is
+    A JPEG stops at any warning, and is opened again with ``tolerant`` if the warning is
     harmless. This is needed because truncated data is only a warning to libvips, which fills the
     rest with gray.
     """
@@ -206,7 +207,7 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = codec_memory.whole_image_bytes(largest_piece(path))
-        # Dropped bands are decoded too.
+        # Dropped channels are decoded too.
         decoded = replace(info, bands=max(info.bands, header.bands))
         rows = codec_memory.strip_window_bytes(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"

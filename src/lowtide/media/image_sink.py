@@ -51,8 +51,8 @@ def open_sink(
         strip_metadata: Write only the ICC profile, since the colors depend on it.
         options: Encoder settings.
         resize_to: (width, height) that the image is resampled to on the way.
-        clear: Write alpha 0 everywhere instead of the rows' alpha.
-        otherwise: Format of a ``path`` without suffix.
+        zero_alpha: Write alpha 0 everywhere instead of the rows' alpha.
+        default_format: Format of a ``path`` without suffix.
         part: Temporary file in the folder of ``path``, by default of a random name.
 
     Raises:
@@ -182,7 +182,7 @@ class ImageSink:
             view = view[os.write(self._pipe, view) :]
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, (N, W, bands), in the sample type the sink was opened with.
+        """Append rows, (N, W, channels), in the sample type the sink was opened with.
 
         Raises `OutputError` if the encoder failed; no files are left behind.
         """

@@ -1,4 +1,4 @@
-"""Conversion of libvips images to rows: sample types, color spaces, bands, resize."""
+"""Conversion of libvips images to rows: sample types, color spaces, channels, resize."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def enum_text(image: pyvips.Image, name: str) -> str:
 
 
 def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
-    """Select the color bands of a decoded TIFF, and alpha if the file declares one.
+    """Select the color channels of a decoded TIFF, and alpha if the file declares one.
 
-    Returns the lazy image, and a message about bands that are left out.
+    Returns the lazy image, and a message about channels that are dropped.
     """
     color = 4 if enum_text(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
     extra = image.bands - color

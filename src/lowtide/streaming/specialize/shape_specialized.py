@@ -99,7 +99,7 @@ def specialize(
         network: The network to specialize.
         shape: Input shape, (B, C, H, W).
         make: Takes the module and an input; returns the fast function and its first result.
-        called: What the result is called in error messages.
+        name: What the result is called in error messages.
 
     Raises:
         ModelError: The result differs.

@@ -80,7 +80,7 @@ class RetryingTileRunner:
         return results
 
     def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
-        """Yield the results of each group in order, with up to ``most`` groups in flight.
+        """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
         After a group ran out of memory, no other is started until all before it are finished; then
         it runs alone.

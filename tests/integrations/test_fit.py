@@ -74,7 +74,7 @@ def test_says_what_it_cannot_fit():
     with torch.no_grad():
         wanted = small_vae().decoder(latents())
         assert same(vae.decoder(sample=latents(), latent_embeds=None), wanted)
-        with pytest.raises(UsageError, match="takes a single tensor, no latent_embeds"):
+        with pytest.raises(UsageError, match="takes a single tensor, not latent_embeds"):
             vae.decoder(latents(), torch.ones(1))
 
 

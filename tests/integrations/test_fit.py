@@ -74,14 +74,16 @@ def test_says_what_it_cannot_fit():
     with torch.no_grad():
         wanted = small_vae().decoder(latents())
         assert same(vae.decoder(sample=latents(), latent_embeds=None), wanted)
-        with pytest.raises(UsageError, match="takes a single tensor, no latent_embeds"):
+        with pytest.raises(UsageError, match="takes a single tensor, not latent_embeds"):
             vae.decoder(latents(), torch.ones(1))
 
 
 def test_a_pipeline_is_told_what_to_pass():
     pipe, _ = text_to_image()
     for call in (lowtide.fit, lowtide.unfit):
-        with pytest.raises(UsageError, match="StableDiffusionPipeline is no autoencoder") as caught:
+        with pytest.raises(
+            UsageError, match="StableDiffusionPipeline is not an autoencoder"
+        ) as caught:
             call(pipe)
         assert caught.value.hint == "pass its .vae"
     holder = nn.Module()

@@ -84,7 +84,7 @@ REFUSED = {
 HALF = {
     "VQModel": (
         {**KL, "block_out_channels": (32, 32), "norm_num_groups": 32, "norm_type": "spatial"},
-        "decoder of this VQModel cannot be run on one image alone",
+        "decoder of this VQModel could not be run on a single image",
     ),
     "AsymmetricAutoencoderKL": (
         {
@@ -93,7 +93,7 @@ HALF = {
             "up_block_out_channels": (8, 16),
             "norm_num_groups": 4,
         },
-        r"has a condition_encoder, which .* other inputs than one image \(image, mask",
+        r"has a condition_encoder, which .* inputs other than one image \(image, mask",
     ),
     "AutoencoderKLTemporalDecoder": (
         {"block_out_channels": (32, 32), "down_block_types": ("DownEncoderBlock2D",) * 2},
@@ -208,7 +208,7 @@ def test_features_of_several_sizes_are_refused():
 
     module = nn.Module().eval()
     module.encoder = Features().eval()
-    refused(module, "does not make one image of one, but 1×3×63×63, 1×3×31×31")
+    refused(module, "does not map one image to one image: it returns 1×3×63×63, 1×3×31×31")
 
 
 def test_parts_are_chosen():
@@ -228,5 +228,5 @@ def test_an_autoencoder_may_have_one_part():
     vae = small_vae()
     vae.encoder = None
     lowtide.fit(vae)
-    with pytest.raises(UsageError, match="has no encoder to be streamed"):
+    with pytest.raises(UsageError, match="has no encoder to stream"):
         lowtide.fit(vae, parts=["encoder"])

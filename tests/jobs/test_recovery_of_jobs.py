@@ -53,7 +53,7 @@ def test_batches_shrink_first(source, tmp_path, read, crop, expected, cramp):
     cramp(32 * 32 * 3)  # and a row of this picture has 6 tiles
     options = {"budget": "256MiB", "tile": 32, "tile_batch_size": 8}
     image = lowtide.upscale(source, tmp_path / "out.png", **options).images[0]
-    assert image.events == ["out of memory: 3 tiles at a time from here"]
+    assert image.events == ["out of memory: batch size 3 from here on"]
     assert np.abs(read(image.output).astype(int) - expected(crop)).max() <= 1
 
 

@@ -207,8 +207,8 @@ def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
         assert names == ["deep/b_x2.png", "photo_x2.png"]
         assert statuses(report) == [status] * done
     assert [one.reason for one in report.left_out] == [
-        "by its name the result of b.png",
-        "by its name the result of photo.png",
+        "by its name an output of b.png",
+        "by its name an output of photo.png",
     ]
     # What comes out is the same, and so a file that has it already is not made again.
     settings = UpscaleSettings.of(), UpscaleSettings.of(suffix="_x2")
@@ -227,7 +227,7 @@ def test_a_folder_says_what_it_leaves_out(source, tmp_path):
         assert len(report.images) == 1
         assert {Path(one.path).name: one.reason for one in report.left_out} == {
             ".git": "hidden",
-            "a.nef": "camera RAW, to be developed first",
+            "a.nef": "camera RAW, needs developing first",
             "notes.txt": "a text file",
             "unnamed": "PNG by its content, but not by its name",
         }

@@ -99,13 +99,13 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
         ".dir": "hidden",
         ".hidden.png": "hidden",
         "a.pdf": "a PDF document",
-        "c.CR2": "camera RAW, to be developed first",
+        "c.CR2": "camera RAW, needs developing first",
         "d.gif": "a text file",
         "empty": "empty",
-        "gone.png": "a link to nothing",
+        "gone.png": "a broken link",
         "image": "PNG by its content, but not by its name",
         "out": "the output folder",
-        "pipe.png": "no regular file",
+        "pipe.png": "not a regular file",
         "round": "a link to a folder",
     }
     lines = skipped_summary(found.left_out)

@@ -152,14 +152,14 @@ def with_bands(bands: int) -> np.ndarray:
     ("bands", "extra", "kept", "note"),
     [
         (4, 2, (0, 1, 2, 3), ""),
-        (4, 0, (0, 1, 2), "band 4 is neither color nor transparency"),
-        (4, None, (0, 1, 2), "band 4 is neither color nor transparency"),
+        (4, 0, (0, 1, 2), "channel 4 is neither color nor alpha"),
+        (4, None, (0, 1, 2), "channel 4 is neither color nor alpha"),
         (2, 2, (0, 1), ""),
-        (2, 0, (0,), "band 2 is neither color nor transparency"),
-        (5, (0, 0), (0, 1, 2), "bands 4, 5 are neither color nor transparency"),
-        (5, (0, 2), (0, 1, 2, 4), "band 4 is neither color nor transparency"),
-        (5, (2, 0), (0, 1, 2, 3), "band 5 is neither color nor transparency"),
-        (6, (0, 2, 0), (0, 1, 2, 4), "bands 4, 6 are neither color nor transparency"),
+        (2, 0, (0,), "channel 2 is neither color nor alpha"),
+        (5, (0, 0), (0, 1, 2), "channels 4, 5 are neither color nor alpha"),
+        (5, (0, 2), (0, 1, 2, 4), "channel 4 is neither color nor alpha"),
+        (5, (2, 0), (0, 1, 2, 3), "channel 5 is neither color nor alpha"),
+        (6, (0, 2, 0), (0, 1, 2, 4), "channels 4, 6 are neither color nor alpha"),
     ],
 )
 def test_a_band_is_transparency_if_the_file_says_so(tmp_path, bands, extra, kept, note) -> None:

@@ -73,7 +73,7 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "log.jsonl").symlink_to(mine)
-    with pytest.raises(OutputError, match=r"log\.jsonl: .*it is a link"):
+    with pytest.raises(OutputError, match=r"log\.jsonl: .*it is a symbolic link"):
         TrainLog(run, 0)
     (run / "log.jsonl").unlink()
     os.link(mine, run / "log.jsonl")
@@ -90,7 +90,7 @@ def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path):
     found = []
 
     def begin():
-        with pytest.raises(OutputError, match="it is no file"):
+        with pytest.raises(OutputError, match="it is not a regular file"):
             TrainLog(tmp_path, 0)
         found.append(True)
 

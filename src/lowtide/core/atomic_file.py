@@ -84,8 +84,8 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
 
     ``part`` is its name, by default a random one. If the block raises, or is killed, the old file
     at ``path`` stays; what was written is removed if it raised. A link at ``path`` is replaced, not
-    its target. Errors propagate unchanged, those of creating and renaming too; `writing` converts
-    them.
+    its target. Errors propagate unchanged, those of creating and renaming too; `atomic_output`
+    converts them.
     """
     part = part or new_part_name(path)
     create(part)
@@ -172,12 +172,12 @@ def open_own(path: Path) -> int:
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, which is not followed")
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
     descriptor = os.open(path, flags, 0o666)
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     if facts.st_nlink > 1:
         os.close(descriptor)
         with atomic_write(path) as part:
@@ -187,7 +187,7 @@ def open_own(path: Path) -> int:
 
 
 def append(descriptor: int, text: str) -> None:
-    """Append ``text`` to a file opened by `open_own` and sync; all of it or nothing.
+    """Append ``text`` to a file opened by `open_for_append` and sync; all of it or nothing.
 
     Raises:
         OSError: if nothing was appended.

@@ -86,7 +86,9 @@ def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.nd
             raise ValueError(f"{name} must be uint8 (H, W, 3), not {image.dtype} {image.shape}")
     height, width = hr.shape[:2]
     if crop < 0 or 2 * crop >= min(height, width):
-        raise ValueError(f"a crop of {crop} does not suit an image of {width}x{height}")
+        raise ValueError(
+            f"a crop of {crop} is negative or leaves nothing of an image of {width}x{height}"
+        )
     _require_alike(sr, hr)
     inner = (slice(crop, height - crop), slice(crop, width - crop))
     return luma_bt601(sr[inner]), luma_bt601(hr[inner])
@@ -106,7 +108,9 @@ def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
 
     _require_alike(a, b)
     if min(a.shape[:2]) < SSIM_WINDOW:
-        raise ValueError(f"an image of {a.shape[1]}x{a.shape[0]} is smaller than a window of 11")
+        raise ValueError(
+            f"an image of {a.shape[1]}x{a.shape[0]} is smaller than the SSIM window of 11x11"
+        )
     a, b = a.astype(np.float64), b.astype(np.float64)
     first, second = (0.01 * peak) ** 2, (0.03 * peak) ** 2
     mean_a, mean_b = _windowed(a), _windowed(b)

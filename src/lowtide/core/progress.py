@@ -50,4 +50,4 @@ def check_cancel(cancel: Cancel) -> None:
         return
     stop = cancel.is_set() if isinstance(cancel, threading.Event) else cancel()
     if stop:
-        raise Cancelled("stopped as asked; finished files are kept, partial ones are removed")
+        raise Cancelled("cancelled; finished files are kept, partial ones are removed")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class ReceptiveField:
     """Radius of a model's receptive field in input pixels, the larger of both axes.
 
-    ``pixels`` is None when no bound was found up to ``searched`` pixels: the model depends on the
-    whole image (global pooling or attention), or on more than is practical for tiles.
+    ``radius`` is None when no bound was found up to ``search_limit`` pixels: the model depends on
+    the whole image (global pooling or attention), or on more than is practical for tiles.
     """
 
     pixels: int | None

@@ -14,9 +14,9 @@ def repeat_count() -> int:
 
 
 def repeat_call(count: int, call: Callable[[int], object], *, alike: bool) -> None:
-    """Call ``call`` with 0 to ``count`` - 1, or once for all if they are ``alike``.
+    """Call ``call`` with 0 to ``count`` - 1, or once for all if they are ``identical``.
 
-    ``alike`` calls take the same memory: ``call(0)`` is then traced for all of them.
+    ``identical`` calls take the same memory: ``call(0)`` is then traced for all of them.
     """
     if not alike:
         for number in range(count):

@@ -39,7 +39,7 @@ class ScratchFile:
             )
         except OSError as error:
             raise OutputError(
-                f"nothing can be kept in {folder or 'the scratch folder'}: {error}",
+                f"could not create a scratch file in {folder or 'the scratch folder'}: {error}",
                 hint="name another folder for scratch files",
             ) from error
 
@@ -55,7 +55,7 @@ class ScratchFile:
             why = "the disk is full" if is_lack_of_space(error) else error.strerror or str(error)
             size = format_bytes(data.nbytes)
             raise OutputError(
-                f"{why}: {size} of scratch could not be written", hint=_HINT
+                f"{why}: could not write {size} to the scratch file", hint=_HINT
             ) from error
 
     def get(self, at: int, buffer: memoryview) -> None:

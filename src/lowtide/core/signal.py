@@ -19,10 +19,11 @@ _SAMPLE_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Size, number of bands and sample type of an image.
+    """Size, number of channels and sample type of an image.
 
-    ``bands`` counts color bands plus the alpha band, which is always last: 1 gray, 2 gray + alpha,
-    3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples 0..1.
+    ``channels`` counts color channels plus the alpha channel, which is always last: 1 gray, 2 gray
+    + alpha, 3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples
+    0..1.
     """
 
     width: int
@@ -32,12 +33,12 @@ class ImageInfo:
 
     @property
     def alpha(self) -> bool:
-        """Whether the last band is alpha (opacity)."""
+        """Whether the last channel is alpha (opacity)."""
         return self.bands in (2, 4)
 
     @property
     def color_bands(self) -> int:
-        """Bands without alpha: 1 or 3."""
+        """Channels without alpha: 1 or 3."""
         return self.bands - self.alpha
 
     @property
@@ -60,7 +61,7 @@ class RowSource(Protocol):
         ...
 
     def read(self, count: int) -> np.ndarray:
-        """Read the next ``count`` rows, (count, width, bands); fewer only at the end."""
+        """Read the next ``count`` rows, (count, width, channels); fewer only at the end."""
         ...
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class RowWriter(Protocol):
     """Protocol of what takes image rows, from top to bottom."""
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows (n, width, bands), in the sample type the sink was opened with."""
+        """Append rows (n, width, channels), in the sample type the sink was opened with."""
         ...
 
 

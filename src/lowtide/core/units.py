@@ -45,7 +45,7 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
         )
     count = int(float(match.group(1)) * _UNITS[unit])
     if count <= 0:
-        raise UsageError(f"{what} {text!r} must be more than zero bytes")
+        raise UsageError(f"{what} {text!r} must be at least one byte")
     return count
 
 

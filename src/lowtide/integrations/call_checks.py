@@ -29,13 +29,13 @@ def check_state(title: str, part: nn.Module) -> None:
             )
         if path and is_compiled(inner):
             raise UsageError(
-                f"{path} of {title} is compiled, and cannot be taken apart for bands",
-                hint="load it anew and compile it as a whole, after lowtide.fit",
+                f"{path} of {title} is compiled, and its graph cannot be captured to run in bands",
+                hint="load it again and compile it as a whole, after lowtide.fit",
             )
     for name, tensor in _tensors(part):
         if tensor.is_meta:
             raise UsageError(
-                f"{name} of {title} is on the meta device: it has no numbers",
+                f"{name} of {title} is on the meta device: it has no data",
                 hint="load its weights first",
             )
 
@@ -45,7 +45,7 @@ def check_real(title: str, image: Tensor) -> None:
     recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
     if recorded or is_fake(image):
         raise ModelError(
-            f"{title} is fitted, so that it is run by bands and cannot be traced",
+            f"{title} is fitted: it runs in bands and cannot be traced or exported",
             hint="lowtide.unfit(module) first",
         )
 
@@ -55,8 +55,8 @@ def check_mode(title: str, part: nn.Module) -> None:
     for path, inner in part.named_modules():
         if inner.training:
             raise UsageError(
-                f"{title} is fitted, for results alone, but {path or 'it'} is in training mode",
-                hint="module.eval() for results; lowtide.unfit(module) to train it",
+                f"{title} is fitted for inference only, but {path or 'it'} is in training mode",
+                hint="module.eval() for inference; lowtide.unfit(module) to train it",
             )
 
 
@@ -80,13 +80,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 def _without(hooks: str) -> str:
     if "layerwise_casting" in hooks:
-        return "load it anew, without enable_layerwise_casting(): casting cannot be taken back"
+        return "load it again, without enable_layerwise_casting(): casting cannot be undone"
     if "accelerate" in hooks:
         return (
             "accelerate.hooks.remove_hook_from_module(vae, recurse=True); model offload"
-            " (pipe.enable_model_cpu_offload()) moves it as a whole and goes with lowtide.fit"
+            " (pipe.enable_model_cpu_offload()) moves it as a whole and works with lowtide.fit"
         )
-    return "load it anew, without them"
+    return "load it again, without them"
 
 
 def _tensors(part: nn.Module) -> Iterator[tuple[str, Tensor]]:

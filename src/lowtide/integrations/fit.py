@@ -120,6 +120,6 @@ def _unwrapped(autoencoder: object) -> nn.Module:
         if isinstance(value, nn.Module) and has_parts(value)
     ]
     raise UsageError(
-        f"a {type(autoencoder).__name__} is no autoencoder",
+        f"a {type(autoencoder).__name__} is not an autoencoder",
         hint=" or ".join(f"pass its .{name}" for name in inside) or None,
     )

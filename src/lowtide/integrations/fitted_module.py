@@ -118,7 +118,7 @@ def _blank(unfitted: type[nn.Module]) -> nn.Module:
 def _fitted_class(unfitted: type[nn.Module]) -> Any:
     """Return the streamed subclass of ``unfitted``, under the same name."""
     run: Any = torch.compiler.disable(
-        _run, reason="it is fitted by lowtide, which takes its graph apart itself"
+        _run, reason="it is fitted by lowtide, which captures its graph itself"
     )
 
     @functools.wraps(unfitted.forward)
@@ -154,7 +154,7 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     for name, value in more:
         if value is not None and value is not signature.parameters[name].default:
             raise UsageError(
-                f"{title} is fitted and takes a single tensor, no {name}",
+                f"{title} is fitted and takes a single tensor, not {name}",
                 hint="lowtide.unfit(module) for such calls",
             )
     return image[1]

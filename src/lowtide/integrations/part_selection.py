@@ -24,14 +24,14 @@ _SIDE, _REAL = 128, 32
 
 
 def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the parts to fit, by name: those ``wanted``, or all.
+    """Return the parts to fit, by name: those ``requested``, or all.
 
-    Raises `UsageError` where there is none, where a wanted one is missing, and where the
+    Raises `UsageError` where there is none, where a requested one is missing, and where the
     autoencoder computes with more than its parts although none were named.
     """
     kind = type(autoencoder).__name__
     if unknown := set(wanted or ()) - set(PARTS):
-        raise UsageError(f"parts {sorted(unknown)} are not known", hint=" or ".join(PARTS))
+        raise UsageError(f"unknown parts {sorted(unknown)}", hint=" or ".join(PARTS))
     found = {
         name: part
         for name in wanted or PARTS
@@ -41,7 +41,7 @@ def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[s
         missing = " or ".join(name for name in wanted or PARTS if name not in found)
         inside = [name for name, child in autoencoder.named_children() if has_parts(child)]
         raise UsageError(
-            f"{kind} has no {missing} to be streamed",
+            f"{kind} has no {missing} to stream",
             hint=" or ".join(f"pass its .{name}" for name in inside) or None,
         )
     if not wanted and (others := list(_others(autoencoder))):
@@ -93,20 +93,20 @@ def _check_untouched(title: str, part: nn.Module) -> None:
         raise UsageError(f"{title} is fitted already", hint="lowtide.unfit(module) first")
     if is_compiled(part):
         raise UsageError(
-            f"{title} is compiled, and cannot be taken apart for bands",
+            f"{title} is compiled, and its graph cannot be captured to run in bands",
             hint="compile the autoencoder or its parts after lowtide.fit, which works",
         )
     if hooks := ", ".join(hooks_of(part)):
         raise UsageError(
-            f"{title} has hooks of {hooks} around its forward, which would pass bands by",
-            hint="remove them, or put them on after lowtide.fit",
+            f"{title} has hooks of {hooks} around its forward, which bands would bypass",
+            hint="remove them, or add them after lowtide.fit",
         )
     forward = vars(part).get("forward")
     if forward is not None and not is_own_forward(part, forward):
         raise UsageError(
             f"the forward of {title} is replaced by {getattr(forward, '__name__', forward)}, which"
-            " would pass bands by",
-            hint="del its forward, or put it there after lowtide.fit",
+            " bands would bypass",
+            hint="del its forward, or set it after lowtide.fit",
         )
 
 
@@ -120,14 +120,16 @@ def _check_signature(title: str, part: nn.Module) -> None:
     ]
     if len(required) != 1 or taken[0].name != required[0] or taken[0].kind not in positional:
         names = ", ".join(required or [one.name for one in taken])
-        raise UsageError(f"{title} takes {names or 'nothing'}, where bands need one image alone")
+        raise UsageError(
+            f"{title} takes {names or 'no arguments'}, but running in bands needs exactly one image"
+        )
 
 
 def _try(title: str, part: nn.Module) -> None:
     """Run ``part`` on a fake image, and check its result and the submodules called."""
     channels = _channels(part)
     if not channels:
-        raise UsageError(f"{title} has no two-dimensional convolution: it is not of images")
+        raise UsageError(f"{title} has no two-dimensional convolution: it does not process images")
     refusals: list[Exception] = []
     for count in channels:
         try:
@@ -139,7 +141,7 @@ def _try(title: str, part: nn.Module) -> None:
             _check_entered(title, part, entered)
             return
     reason = str(refusals[0]).strip().splitlines() or [type(refusals[0]).__name__]
-    raise UsageError(f"{title} cannot be run on one image alone: {reason[0]}")
+    raise UsageError(f"{title} could not be run on a single image: {reason[0]}")
 
 
 def _channels(part: nn.Module) -> list[int]:
@@ -177,7 +179,9 @@ def _check_result(title: str, result: object) -> None:
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     if len(tensors) != 1 or tensors[0].dim() != 4:
         shapes = ", ".join("×".join(map(str, one.shape)) for one in tensors)
-        raise UsageError(f"{title} does not make one image of one, but {shapes or 'no tensor'}")
+        raise UsageError(
+            f"{title} does not map one image to one image: it returns {shapes or 'no tensor'}"
+        )
 
 
 def _check_entered(title: str, part: nn.Module, entered: set[nn.Module]) -> None:
@@ -186,6 +190,6 @@ def _check_entered(title: str, part: nn.Module, entered: set[nn.Module]) -> None
         if weighs and not any(inner in entered for inner in child.modules()):
             more = list(inspect.signature(type(part).forward).parameters)[2:]
             raise UsageError(
-                f"{title} has a {name}, which it uses with other inputs than one image"
+                f"{title} has a {name}, which it uses with inputs other than one image"
                 f" ({', '.join(more) or 'of its own'})"
             )

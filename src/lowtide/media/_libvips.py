@@ -49,9 +49,9 @@ def windows_are_small() -> bool:
 class HeapTrimmer:
     """Periodic ``malloc_trim`` that returns freed pixel buffers to the system.
 
-    It trims each time ``every`` bytes were processed. libvips allocates its row buffers with an
-    alignment, and glibc cannot reuse a freed aligned block for the next one of the same size:
-    without trimming, three times the memory in use stays resident.
+    It trims each time ``interval_bytes`` bytes were processed. libvips allocates its row buffers
+    with an alignment, and glibc cannot reuse a freed aligned block for the next one of the same
+    size: without trimming, three times the memory in use stays resident.
     """
 
     def __init__(self, every: int) -> None:
@@ -85,7 +85,7 @@ def is_harmless(error: pyvips.Error | UnicodeDecodeError) -> bool:
 def reason(error: pyvips.Error | UnicodeDecodeError) -> str:
     """Return libvips's last error message on one line, without repetitions."""
     if isinstance(error, UnicodeDecodeError):
-        return "libvips quotes bytes that are no text"
+        return "libvips quotes bytes that are not text"
     lines = (line.strip() for line in str(error.detail or error.message).splitlines())
     unique = list(dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line)))
     # A harmless message before the last may be of an earlier file, which could be read.

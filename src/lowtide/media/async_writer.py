@@ -18,7 +18,7 @@ _PIECE_BYTES = 1 << 20
 class AsyncWriter:
     """Asynchronous `lowtide.core.signal.RowSink` with a bounded queue.
 
-    A thread writes the rows to ``sink``. The queue holds up to ``most_bytes`` of copied rows;
+    A thread writes the rows to ``sink``. The queue holds up to ``max_queued_bytes`` of copied rows;
     `write` blocks while it is full. After `close_rows` the file is finished in the background, and
     `commit` waits for that.
     """
@@ -36,7 +36,7 @@ class AsyncWriter:
         self._thread.start()
 
     def write(self, rows: np.ndarray) -> None:
-        """Queue rows, (N, W, bands); raises what writing earlier rows raised."""
+        """Queue rows, (N, W, channels); raises what writing earlier rows raised."""
         count = max(1, _PIECE_BYTES // self.info.row_bytes)
         for top in range(0, len(rows), count):
             piece = rows[top : top + count]

@@ -17,7 +17,7 @@ from lowtide.media._libvips import windows_are_small
 
 @dataclass(frozen=True)
 class CodecBytes:
-    """Bytes of host memory: upper bound ``most`` and typical value ``usual``."""
+    """Bytes of host memory: upper bound ``upper`` and typical value ``typical``."""
 
     most: int
     usual: int
@@ -32,7 +32,7 @@ class _WindowRows:
     """Rows that libvips keeps at most, by pipeline stage and sample type.
 
     The stages are reading, writing, collecting strips, and resampling.
-    ``usual`` are the typical rows: PNG and JPEG read by rows, writing, strips.
+    ``typical`` are the typical rows: PNG and JPEG read by rows, writing, strips.
     """
 
     read: dict[SampleType, int]
@@ -64,7 +64,7 @@ _READ_USUAL, _WRITE_USUAL, _STRIPS_USUAL = 256 << 10, 1 << 20, 2 << 20
 # Typical share of the bound, for rows read in strips or tiles, and for frames.
 _PIECES_USUAL, _FRAME_USUAL = 0.9, 0.7
 
-# Bytes per pixel, by bands or by sample type.
+# Bytes per pixel, by channels or by sample type.
 _WEBP_DECODE = {3: 8.5, 4: 10.0}
 _AVIF_DECODE = {"uint8": 20.5, "uint16": 27.0}
 _WEBP_ENCODE_LOSSY = {False: 12.0, True: 40.0}

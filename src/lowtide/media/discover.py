@@ -107,7 +107,7 @@ def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[
         if (of := results.get(_key(job.source))) is None:
             kept.append(job)
         else:
-            left_out.append(SkippedFile(job.source, f"by its name the result of {of.source.name}"))
+            left_out.append(SkippedFile(job.source, f"by its name an output of {of.source.name}"))
     return kept
 
 
@@ -162,9 +162,9 @@ def images_below(
 ) -> list[tuple[Path, Path]]:
     """Find the images in a folder and its subfolders, with their paths relative to it.
 
-    The order does not depend on the file system. Hidden files and all below ``skipped``, a resolved
-    path, are left out. What is left out is appended to ``left_out``, a folder as one entry. Raises
-    `ImageError` if there is no image.
+    The order does not depend on the file system. Hidden files and all below ``excluded``, a
+    resolved path, are left out. What is left out is appended to ``skipped_files``, a folder as one
+    entry. Raises `ImageError` if there is no image.
     """
     others: list[SkippedFile] = []
     images, more = _sorted_out(_files_below(folder, skipped, others))

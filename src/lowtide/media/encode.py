@@ -62,7 +62,7 @@ class EncodeOptions:
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(
-                    f"{name} {getattr(self, name)!r} is not known", hint=f"one of {allowed}"
+                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {allowed}"
                 )
 
 
@@ -90,7 +90,7 @@ def output_cost(
         info: The image in the file.
         options: Encoder settings.
         resized_from: The rows that the image is resampled from, if it is.
-        otherwise: Format of a ``path`` without suffix.
+        default_format: Format of a ``path`` without suffix.
 
     Raises:
         UsageError: For a suffix of no supported format.
@@ -125,8 +125,8 @@ def encode_image(
     """Encode ``image`` to ``path`` in the format ``entry``, whatever the suffix.
 
     ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
-    metadata to write, ``unit`` is that of the resolution. ``hidden`` keeps the color of pixels
-    with alpha 0 in formats that drop it by default. Raises `pyvips.Error`.
+    metadata to write, ``unit`` is that of the resolution. ``keep_hidden_color`` keeps the color of
+    pixels with alpha 0 in formats that drop it by default. Raises `pyvips.Error`.
     """
     name = str(path)
     if entry is PNG:

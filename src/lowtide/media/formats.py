@@ -15,8 +15,8 @@ class ImageFormat:
 
     ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
     the sample types it stores; ``bits`` is the maximum bits of an integer sample. ``gray`` is
-    false if a gray image is stored as RGB. ``keeps`` names the metadata that is written, among
-    ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
+    false if a gray image is stored as RGB. ``metadata_kinds`` names the metadata that is written,
+    among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
     """
 
     name: str
@@ -109,8 +109,8 @@ def unwritable(what: str) -> UsageError:
 def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat:
     """Return the output format by the suffix of ``path``.
 
-    Without a suffix it is the format named ``otherwise``. Raises `UsageError` for an unsupported
-    format.
+    Without a suffix it is the format named ``default_format``. Raises `UsageError` for an
+    unsupported format.
     """
     target = Path(path)
     entry = format_of_suffix(target.suffix or otherwise or ".")
@@ -123,14 +123,14 @@ def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat
 def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> ImageFormat:
     """Check that the format of ``path`` can hold an image; return the format.
 
-    Without a suffix it is the format named ``otherwise``. Raises `UsageError` for a suffix of no
-    supported format, and `OutputError` for an image that the format cannot hold: too wide, too
+    Without a suffix it is the format named ``default_format``. Raises `UsageError` for a suffix of
+    no supported format, and `OutputError` for an image that the format cannot hold: too wide, too
     high, or with an alpha channel that it lacks.
     """
     entry = output_format(path, otherwise)
     if info.alpha and not entry.alpha:
         raise OutputError(
-            f"{path}: {entry.name} cannot store transparency and the image has an alpha band",
+            f"{path}: {entry.name} cannot store transparency and the image has an alpha channel",
             hint="write PNG, WebP, TIFF or AVIF",
         )
     if max(info.width, info.height) > entry.max_side:

@@ -31,7 +31,7 @@ class ImageFacts:
 
     ``info`` is the upright image; ``orientation`` is the EXIF value 1 to 8 that is applied to get
     it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
-    are returned; ``usual_bytes`` is the typical value, ``why`` the reason. ``scratch_bytes`` is
+    are returned; ``typical_bytes`` is the typical value, ``reason`` says why. ``scratch_bytes`` is
     the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
     stored.
     """
@@ -50,8 +50,9 @@ class ImageFacts:
 class OpenDecoder:
     """Opened decoder, positioned at the top of a file.
 
-    ``stored`` is the image before its orientation is applied. This decoder stops at any flaw;
-    ``again`` opens one that continues over harmless ones, None if there is no such choice.
+    ``stored_info`` is the image before its orientation is applied. This decoder stops at any flaw;
+    ``reopen_tolerant`` opens one that continues over harmless ones, None if there is no such
+    choice.
     """
 
     image: pyvips.Image
@@ -72,7 +73,7 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
 def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> OpenDecoder:
     """Open a file for sequential decoding; raises as `inspect_image`.
 
-    A JPEG stops at any warning, and is opened again with ``over_flaws`` if the warning is
+    A JPEG stops at any warning, and is opened again with ``tolerant`` if the warning is
     harmless. This is needed because truncated data is only a warning to libvips, which fills the
     rest with gray.
     """
@@ -104,7 +105,7 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
     scratch = spool_bytes(stored, orientation)
     if scratch:
         price += codec_memory.whole_image_bytes(spool_memory(stored, orientation))
-        why += ", and a block of rows to turn the image by its EXIF orientation"
+        why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
         format=kind.name,
@@ -140,7 +141,7 @@ def _identify(path: Path) -> ImageFormat:
         raise ImageError(f"{path}: the file is empty (0 bytes)")
     if raw := camera_raw(path, head):
         raise ImageError(
-            f"{path}: this is a camera RAW file ({raw}), of which only a preview could be read",
+            f"{path}: this is a camera RAW file ({raw}), and only its preview could be read",
             hint="develop it first, for example: darktable-cli"
             f" {shlex.quote(str(path))} {shlex.quote(path.stem)}_developed.tif",
         )
@@ -157,7 +158,7 @@ def _check_size(path: Path, image: pyvips.Image, max_pixels: int) -> None:
         raise ImageError(
             f"{path}: {image.width:,} x {image.height:,} is {pixels:,} pixels and the limit is "
             f"{max_pixels:,}",
-            hint=f"--max-pixels {pixels} if this size is meant",
+            hint=f"--max-pixels {pixels} if this size is intended",
         )
 
 
@@ -206,7 +207,7 @@ def _decoding_cost(
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = codec_memory.whole_image_bytes(largest_piece(path))
-        # Dropped bands are decoded too.
+        # Dropped channels are decoded too.
         decoded = replace(info, bands=max(info.bands, header.bands))
         rows = codec_memory.strip_window_bytes(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"

@@ -51,8 +51,8 @@ def open_sink(
         strip_metadata: Write only the ICC profile, since the colors depend on it.
         options: Encoder settings.
         resize_to: (width, height) that the image is resampled to on the way.
-        clear: Write alpha 0 everywhere instead of the rows' alpha.
-        otherwise: Format of a ``path`` without suffix.
+        zero_alpha: Write alpha 0 everywhere instead of the rows' alpha.
+        default_format: Format of a ``path`` without suffix.
         part: Temporary file in the folder of ``path``, by default of a random name.
 
     Raises:
@@ -120,7 +120,7 @@ def _notes(entry: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str
     if rounding:
         notes.append(rounding)
     if metadata.icc is not None and metadata.profile_for(info.color_bands) is None:
-        notes.append("the ICC profile is for another number of color bands and is not written")
+        notes.append("the ICC profile is for another number of color channels and is not written")
     if metadata.exif is not None and "exif" not in entry.keeps:
         notes.append(f"{entry.name} files are written without EXIF")
     if metadata.iptc is not None and "iptc" not in entry.keeps:
@@ -182,7 +182,7 @@ class ImageSink:
             view = view[os.write(self._pipe, view) :]
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, (N, W, bands), in the sample type the sink was opened with.
+        """Append rows, (N, W, channels), in the sample type the sink was opened with.
 
         Raises `OutputError` if the encoder failed; no files are left behind.
         """
@@ -190,7 +190,7 @@ class ImageSink:
             raise ValueError(f"{self._path}: write after the sink was closed")
         shape, dtype = (self.info.width, self.info.bands), dtype_of(self.info.sample)
         if rows.shape[1:] != shape or rows.dtype != dtype:
-            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is due")
+            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is expected")
         if self._rows + len(rows) > self.info.height:
             raise ValueError(f"{self._rows + len(rows)} rows for a height of {self.info.height}")
         if dtype.kind == "f":

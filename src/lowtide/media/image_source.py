@@ -90,9 +90,10 @@ class _Decoder:
 class ImageSource:
     """Image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
 
-    ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output. ``clear``
-    is whether alpha is 0 everywhere: the color of such a file has another use than display, so
-    that it is read as opaque and is to be written with ``clear`` again. Also a context manager.
+    ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output.
+    ``zero_alpha`` is whether alpha is 0 everywhere: the color of such a file has another use than
+    display, so that it is read as opaque and is to be written with ``zero_alpha`` again. Also a
+    context manager.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ImageSource:
         return self.facts.info
 
     def read(self, count: int) -> np.ndarray:
-        """Return the next ``count`` rows, (N, W, bands); fewer only at the end.
+        """Return the next ``count`` rows, (N, W, channels); fewer only at the end.
 
         The first call on an image that must be rotated decodes all of it into the scratch folder.
         Raises `ImageError` if the file is damaged or truncated, and `OutputError` if the scratch

@@ -41,7 +41,7 @@ class Metadata:
         return Metadata(icc=self.icc)
 
     def profile_for(self, color_bands: int) -> bytes | None:
-        """Return the ICC profile if it is for this number of color bands, else None."""
+        """Return the ICC profile if it is for this number of color channels, else None."""
         if self.icc is None or _ICC_BANDS.get(self.icc[16:20]) != color_bands:
             return None
         return self.icc

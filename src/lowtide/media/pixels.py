@@ -1,4 +1,4 @@
-"""Conversion of libvips images to rows: sample types, color spaces, bands, resize."""
+"""Conversion of libvips images to rows: sample types, color spaces, channels, resize."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def enum_text(image: pyvips.Image, name: str) -> str:
 
 
 def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
-    """Select the color bands of a decoded TIFF, and alpha if the file declares one.
+    """Select the color channels of a decoded TIFF, and alpha if the file declares one.
 
-    Returns the lazy image, and a message about bands that are left out.
+    Returns the lazy image, and a message about channels that are dropped.
     """
     color = 4 if enum_text(image, "interpretation") == "cmyk" else 3 if image.bands >= 3 else 1
     extra = image.bands - color
@@ -65,8 +65,8 @@ def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
     own = image.extract_band(0, n=color)
     if alpha is not None:
         own = own.bandjoin(image[alpha])
-    which = f"band {left[0]} is" if len(left) == 1 else f"bands {', '.join(left)} are"
-    return own, [f"{which} neither color nor transparency by what the file says, and left out"]
+    which = f"channel {left[0]} is" if len(left) == 1 else f"channels {', '.join(left)} are"
+    return own, [f"{which} neither color nor alpha according to the file, and dropped"]
 
 
 def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
@@ -87,7 +87,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
     stored = enum_text(image, "format")
     if stored not in _SAMPLE_OF_FORMAT:
         raise ImageError(
-            f"{path}: samples are of type {stored}; 8 and 16-bit unsigned integers and "
+            f"{path}: samples are of type {stored}; 8- and 16-bit unsigned integers and "
             f"32-bit floats can be read"
         )
     image, more = _full_range(image)

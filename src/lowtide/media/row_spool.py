@@ -83,7 +83,7 @@ class Spool:
                 raise self._failure(error) from error
 
     def read(self, top: int, count: int) -> np.ndarray:
-        """Return the upright rows ``top`` to ``top + count``, (N, W, bands)."""
+        """Return the upright rows ``top`` to ``top + count``, (N, W, channels)."""
         if count == 0:
             return self._empty(0, upright_info(self._info, self._orientation).width)
         if self._orientation in (3, 4):
@@ -129,9 +129,9 @@ class Spool:
         needed = spool_bytes(self._info, self._orientation)
         what = "is full" if is_lack_of_space(error) else f"cannot be used ({error.strerror})"
         return OutputError(
-            f"{self._folder}: the scratch folder {what}; this image has to be turned by its "
-            f"EXIF orientation and that needs {needed:,} bytes ({format_bytes(needed)}) there",
-            hint="--scratch DIR on a disk with more room",
+            f"{self._folder}: the scratch folder {what}; this image has to be rotated by its "
+            f"EXIF orientation, which needs {needed:,} bytes ({format_bytes(needed)}) there",
+            hint="--scratch DIR on a disk with more free space",
         )
 
     def close(self) -> None:

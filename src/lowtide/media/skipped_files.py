@@ -25,9 +25,9 @@ def skip_reason(path: Path) -> str:
     if path.is_dir():
         return "a folder"
     if not path.is_file():
-        return "no regular file" if path.exists() else "a link to nothing"
+        return "not a regular file" if path.exists() else "a broken link"
     if is_raw_name(path):
-        return "camera RAW, to be developed first"
+        return "camera RAW, needs developing first"
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)

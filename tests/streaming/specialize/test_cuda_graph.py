@@ -74,10 +74,10 @@ class AsksTheHost(nn.Module):
 
 
 def test_what_differs_or_cannot_be_recorded_is_refused():
-    with pytest.raises(ModelError, match="recorded network differs by"):
+    with pytest.raises(ModelError, match="captured network differs by"):
         cuda_graph_for(network(conv_net()), SHAPE, frozen)
     refused = RuntimeError("operation not permitted when stream is capturing\nmore")
-    with pytest.raises(ModelError, match=r"cannot be recorded.*capturing$") as caught:
+    with pytest.raises(ModelError, match=r"cannot be captured.*capturing$") as caught:
         cuda_graph_for(network(AsksTheHost(refused), scale=1), SHAPE, again)
     assert "--cuda-graphs" in caught.value.hint
     lack = torch.OutOfMemoryError("CUDA out of memory")

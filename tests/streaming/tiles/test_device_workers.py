@@ -122,7 +122,7 @@ def test_memory_that_runs_out_shrinks_one_lane_only(array):
     result, outcome = run_array(network(conv_net()), array, plan, others=[network(twice)])
     alone, _ = run_array(network(conv_net()), array, plan)
     assert np.abs(result.astype(int) - alone).max() <= 1
-    assert outcome.events[0] == "cpu: out of memory: 1 tiles at a time from here"
+    assert outcome.events[0] == "cpu: out of memory: batch size 1 from here on"
 
 
 def test_a_stop_ends_the_threads(array):

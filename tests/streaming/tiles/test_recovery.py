@@ -39,7 +39,7 @@ def test_a_failing_batch_is_halved_and_stays_so():
     result, outcome = run_array(network(module), ARRAY, plan)
     np.testing.assert_array_equal(result, plain(plan))
     assert module.failures == 2  # as it was, once more, before it is halved for good
-    assert outcome.events == ["out of memory: 2 tiles at a time from here"]
+    assert outcome.events == ["out of memory: batch size 2 from here on"]
 
 
 @pytest.mark.parametrize("side", [64, 120])
@@ -76,7 +76,7 @@ def test_finished_tiles_are_not_run_again():
     result, outcome = run_array(network(module), ARRAY, plan)
     np.testing.assert_array_equal(result, plain(plan))
     assert module.calls == undisturbed + 1
-    assert outcome.events == ["out of memory once: what had failed was repeated, with success"]
+    assert outcome.events == ["out of memory once: the failed step was repeated and succeeded"]
 
     module = Failing(2)
     result, _ = run_array(network(module), ARRAY, plan)
@@ -147,4 +147,4 @@ def test_batches_are_divided_into_tiles_where_halving_is_not_allowed():
     plan = plan.model_copy(update={"recovery": ("smaller tile",)})
     result, outcome = run_array(network(Limited(40 * 40)), ARRAY, plan)
     assert np.abs(result.astype(int) - plain(plan)).max() <= 1
-    assert not any("at a time" in event for event in outcome.events)
+    assert not any("batch size" in event for event in outcome.events)

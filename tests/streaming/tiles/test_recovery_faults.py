@@ -17,7 +17,7 @@ from lowtide.streaming.tiles.merge import StripMerger
 from support.toy_models import costs, make_plan, network, run_array
 
 REACH = 7  # of lowtide-x2
-REPEATED = "out of memory once: what had failed was repeated, with success"
+REPEATED = "out of memory once: the failed step was repeated and succeeded"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,7 +129,7 @@ def test_a_second_fault_divides_the_tile_and_keeps_what_was_done(runs):
     number = runs.steps[len(runs.steps) // 2]
     result, outcome = runs.disturbed(fail_at={number, number + 1})
     assert np.abs(result.astype(int) - runs.result).max() <= 1
-    assert outcome.events == ["out of memory: tiles of 64×64 are divided from here"]
+    assert outcome.events == ["out of memory: tiles of 64×64 are divided from here on"]
     finished = runs.steps.index(number) * runs.plan.tiles // len(runs.steps)
     assert runs.forwards[:finished] == runs.calm[:finished]
     assert not set(runs.forwards[finished + 2 :]) & set(runs.calm[:finished])
@@ -140,7 +140,7 @@ def test_a_device_with_less_than_lives_at_once(model, photo):
     result, outcome = runs.disturbed(capacity=runs.device.peak_reserved)
     assert (outcome.events, result.tobytes()) == ([], runs.result.tobytes())
     result, outcome = runs.disturbed(capacity=runs.device.peak_live - 1)
-    assert outcome.events == ["out of memory: tiles of 400×320 are divided from here"]
+    assert outcome.events == ["out of memory: tiles of 400×320 are divided from here on"]
     assert np.abs(result.astype(int) - runs.result).max() <= 1
 
 

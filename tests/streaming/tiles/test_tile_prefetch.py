@@ -120,7 +120,7 @@ def test_memory_that_runs_out_once_is_waited_for(flights, array, call):
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(Failing(LACK, call)), array, plan)
     assert np.array_equal(result, alone)
-    assert outcome.events == ["out of memory once: what had failed was repeated, with success"]
+    assert outcome.events == ["out of memory once: the failed step was repeated and succeeded"]
     # What was begun before was finished first, and nothing was begun beside it.
     log = flights[1].log
     failed = [place for place, what in enumerate(log) if what == "there"][call - 1]
@@ -141,7 +141,7 @@ def test_a_batch_that_is_too_large_shrinks(flights, array):
     alone, _ = run_array(network(conv_net()), array, plan)
     assert np.abs(result.astype(int) - alone).max() <= 1
     assert outcome.tiles == plan.tiles
-    assert "out of memory: 1 tiles at a time from here" in outcome.events
+    assert "out of memory: batch size 1 from here on" in outcome.events
 
 
 def test_what_is_not_finite_is_computed_again(flights, array):

@@ -136,7 +136,7 @@ def test_over_budget_shrinks_the_batch_and_says_so():
     plan = make_plan(array, 4, tile=32, batch=8)
     plain, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, over_budget=lambda: True)
-    assert "over the budget: 4 tiles at a time" in outcome.events[0]
+    assert "over the budget: batch size 4 from" in outcome.events[0]
     np.testing.assert_array_equal(result, plain)
 
 

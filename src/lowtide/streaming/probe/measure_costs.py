@@ -46,8 +46,8 @@ def probe_costs(
     """Measure receptive field, peak memory and seconds of ``network``.
 
     Runs two or three tiny tiles through the real step, and chooses the memory format, see
-    `_layout`. Sizes are the smallest that the model accepts, up to 512 pixels (1024 on CUDA); fewer
-    if the model is slow, or if a run would take more than ``limit_bytes``.
+    `_choose_memory_format`. Sizes are the smallest that the model accepts, up to 512 pixels (1024
+    on CUDA); fewer if the model is slow, or if a run would take more than ``limit_bytes``.
 
     Returns:
         The costs, and whether all of them were measured rather than cut short by the limit.

@@ -47,9 +47,9 @@ def measure_receptive_field(
         device: Device of the inputs.
         sides: Sides of the inputs to try, smallest first: a receptive field shows on an input more
             than twice as large.
-        passes_nan: False for operators that are not PyTorch's, some of which (maximum, for example)
-            may drop NaN. Each line is then tried with large values too, and any output that changes
-            at all depends on them.
+        propagates_nan: False for operators that are not PyTorch's, some of which (maximum, for
+            example) may drop NaN. Each line is then tried with large values too, and any output
+            that changes at all depends on them.
     """
     generator = torch.Generator().manual_seed(0)
     least = round_up(max(sides[0], minimum, 4 * align), align)

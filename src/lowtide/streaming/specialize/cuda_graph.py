@@ -76,20 +76,20 @@ def cuda_graph_for(
     on_device = record or graph_recorder_for(network.device)
 
     def make(plain: nn.Module, images: Tensor) -> tuple[GraphRecording, Tensor]:
-        says = "this network cannot be recorded as a CUDA graph"
+        says = "this network cannot be captured as a CUDA graph"
         with as_model_error(RuntimeError, says, "leave out --cuda-graphs"):
             recording = GraphRecording(plain, images, on_device)
             return recording, recording(images)
 
-    return specialize(network, shape, make, "recorded")
+    return specialize(network, shape, make, "captured")
 
 
 def require_cuda_graphs(
-    device: str, hint: str = "leave out --cuda-graphs, or choose a card by --device"
+    device: str, hint: str = "leave out --cuda-graphs, or choose a GPU with --device"
 ) -> None:
     """Raise `UsageError` for a device without CUDA graphs."""
     if torch.device(device).type != "cuda":
-        raise UsageError(f"{device} has no CUDA graphs: they are of NVIDIA cards", hint=hint)
+        raise UsageError(f"{device} has no CUDA graphs: they need an NVIDIA GPU", hint=hint)
 
 
 def graph_recorder_for(device: str) -> GraphRecorder:

@@ -80,7 +80,9 @@ def verify_close(
 ) -> None:
     """Raise `ModelError` if the difference to the original exceeds what is allowed."""
     if not apart <= allowed:  # written so that NaN does not pass as equal
-        raise ModelError(f"the {what} differs by {apart:.1e}: it is not used", hint=hint)
+        raise ModelError(
+            f"the result of the {what} differs by {apart:.1e}: it is not used", hint=hint
+        )
 
 
 def specialize(
@@ -97,7 +99,7 @@ def specialize(
         network: The network to specialize.
         shape: Input shape, (B, C, H, W).
         make: Takes the module and an input; returns the fast function and its first result.
-        called: What the result is called in error messages.
+        name: What the result is called in error messages.
 
     Raises:
         ModelError: The result differs.

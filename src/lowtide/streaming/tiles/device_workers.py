@@ -28,9 +28,9 @@ class DeviceWorker:
 
 
 class DeviceWorkers:
-    """Runs groups of tiles on ``lanes`` in parallel, one group per lane at a time.
+    """Runs groups of tiles on ``workers`` in parallel, one group per worker at a time.
 
-    A single lane may have ``in_flight`` groups in flight to its device and back. Results come in
+    A single worker may have ``in_flight`` groups in flight to its device and back. Results come in
     the order of their groups, so one thread merges them. A device that fails for any reason but out
     of memory is dropped, and another one takes over its group; the last device's error is raised.
     `close` ends the threads.
@@ -47,7 +47,7 @@ class DeviceWorkers:
 
     @property
     def events(self) -> list[str]:
-        """Recovery events in words, with the lane's name where there are several."""
+        """Recovery events in words, with the worker's name where there are several."""
         if len(self._all) == 1:
             return self._all[0].step.events
         told = [f"{lane.name}: {event}" for lane in self._all for event in lane.step.events]

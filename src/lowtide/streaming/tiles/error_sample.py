@@ -118,7 +118,7 @@ def precision_error(
             for index in sorted(random.Random(0).sample(range(count), min(count, _PARTS)))
         )
     ]
-    assert network.exact_forward is not None, "low precision needs its fp32 twin"
+    assert network.exact_forward is not None, "low precision needs the same model in fp32"
     exact = dataclasses.replace(network, forward=network.exact_forward(), precision="fp32")
     low, high = TileStep(network, source.info), TileStep(exact, source.info)
     squares: list[tuple[float, float]] = []

@@ -106,7 +106,7 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
     Raises `UsageError` if the overlap leaves no room to advance.
     """
     if not 0 <= blend <= overlap:
-        raise UsageError(f"blend width {blend} must lie between 0 and the overlap {overlap}")
+        raise UsageError(f"blend width {blend} must be between 0 and the overlap {overlap}")
     if tile >= length:
         return TileAxis(length, length, (0,), ())
     if tile % align:
@@ -141,7 +141,7 @@ def min_tile(overlap: int, align: int) -> int:
 def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, least: int = 0) -> int:
     """Return the smallest tile that needs no more tiles than ``tile`` does.
 
-    At least ``least``. The excess of a larger tile would only be computed twice. A multiple of 8
+    At least ``minimum``. The excess of a larger tile would only be computed twice. A multiple of 8
     where the grid allows it, since kernels work on blocks of pixels.
     """
     count = len(split_axis(length, tile, overlap, align=align).starts)

@@ -22,8 +22,8 @@ _NOISE = 0.02
 class ChannelPlan:
     """Mapping of one kind of image to the inputs of one network.
 
-    One tile becomes ``images`` network inputs, the last of them for alpha if there is one. Raises
-    `ModelError` for a network whose channels cannot carry an image.
+    One tile becomes ``inputs_per_tile`` network inputs, the last of them for alpha if there is one.
+    Raises `ModelError` for a network whose channels cannot carry an image.
     """
 
     def __init__(self, bands: int, in_channels: int, out_channels: int) -> None:

@@ -30,7 +30,7 @@ class StripMerger:
     Without blending, the strip holds samples of the image's own type and each tile is written to
     its own place; with blending, it holds float32 sums, and the rows shared with the next strip are
     carried over. ``size`` is the true (height, width) in input pixels: padding is cut. Conversions,
-    which allocate memory but have no side effects, are called through ``repeat``.
+    which allocate memory but have no side effects, are called through ``retry``.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class RetryingTileRunner:
         if self.batch == 1:
             return False
         self.batch //= 2
-        self.events.append(f"{why}: {self.batch} tiles at a time from here")
+        self.events.append(f"{why}: batch size {self.batch} from here on")
         return True
 
     def __call__(self, tiles: Tiles) -> list[Tensor]:
@@ -80,7 +80,7 @@ class RetryingTileRunner:
         return results
 
     def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
-        """Yield the results of each group in order, with up to ``most`` groups in flight.
+        """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
         After a group ran out of memory, no other is started until all before it are finished; then
         it runs alone.
@@ -145,7 +145,7 @@ class RetryingTileRunner:
         """Record a single event for all repeats."""
         self._repeats += 1
         times = "once" if self._repeats == 1 else f"{self._repeats} times"
-        event = f"out of memory {times}: what had failed was repeated, with success"
+        event = f"out of memory {times}: the failed step was repeated and succeeded"
         if self._repeats == 1:
             self._place_of_repeats = len(self.events)
             self.events.append(event)
@@ -183,11 +183,11 @@ class RetryingTileRunner:
             raise OutOfMemoryError(
                 f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
                 " cannot be divided further",
-                hint="close other programs, or pass a smaller --budget so that less is planned",
+                hint="close other programs, or pass a smaller --budget for a plan that takes less",
             )
         if not self._too_large:
             self.events.append(
-                f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here"
+                f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here on"
             )
         self._too_large.add(tile.shape)
         layout = split_axis(side, half, plan.overlap, align=plan.align)

@@ -71,10 +71,10 @@ def execute_plan(
         on_rows: Called with the number of output rows written since the last call.
         cancel: Cancels the run.
         over_budget: Called after each batch; while it returns True, batches shrink.
-        make_room: Called before each operator of a band with the bytes that it needs, roughly.
+        before_step: Called before each operator of a band with the bytes that it needs, roughly.
         programs: Captured programs of the network, for a streamed plan.
         scratch: Folder of pages on disk.
-        others: The same network on other devices, for the plan's lanes beyond the first.
+        replicas: The same network on other devices, for the plan's lanes beyond the first.
 
     Raises:
         Cancelled: The run was cancelled.
@@ -150,8 +150,8 @@ def _groups(
 ) -> Iterator[Sequence[np.ndarray]]:
     """Yield neighboring tiles of a row to run at once, row by row.
 
-    Fewer per group after batches had to shrink. Unless ``kept``, tiles are views that change when
-    the next row is read.
+    Fewer per group after batches had to shrink. Unless ``copy_tiles``, tiles are views that change
+    when the next row is read.
     """
     for top in rows.starts:
         strip, first = window.rows(top, top + rows.tile), 0

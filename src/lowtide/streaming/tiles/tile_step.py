@@ -44,10 +44,10 @@ class NetworkSpec:
         device: Where it runs.
         precision: What most of its layers compute in.
         channels_last: Whether inputs are channels-last.
-        exact_forward: Returns the same model in fp32 where ``precision`` is another, to redo a tile
-            whose low-precision result is not finite.
-        let_go: Frees what the network keeps between calls. For networks that do not allocate with
-            PyTorch, whose memory only shows in the process's resident memory.
+        make_fp32_forward: Returns the same model in fp32 where ``precision`` is another, to redo a
+            tile whose low-precision result is not finite.
+        free_memory: Frees what the network keeps between calls. For networks that do not allocate
+            with PyTorch, whose memory only shows in the process's resident memory.
     """
 
     forward: Forward
@@ -78,7 +78,7 @@ class PendingBatch:
 class TileStep:
     """Runs equal tiles through a network, for images of one kind.
 
-    A call is `begin` followed by `finish`. With an asynchronous ``crossing``, Python continues
+    A call is `begin` followed by `finish`. With an asynchronous ``transfer``, Python continues
     while the device works, so that more tiles are started before the first ones are finished.
     """
 

@@ -30,7 +30,7 @@ def test_images_of_a_batch():
 
 def test_it_is_run_by_bands():
     vae = lowtide.fit(small_vae(), budget="1MiB")
-    with pytest.raises(lowtide.BudgetError, match=r"no bands of this model fit in 1\.00 MiB"):
+    with pytest.raises(lowtide.BudgetError, match=r"this model cannot be streamed in 1\.00 MiB"):
         decoded(vae)
     lowtide.unfit(vae)
     assert torch.equal(decoded(vae), decoded(small_vae()))

@@ -80,7 +80,7 @@ def test_in_fp32_there_is_nothing_to_go_to(tmp_path, striped, steep):
             striped, tmp_path / "out.png", model=broken, strategy="whole", budget="1GiB"
         )
     # Its certificate is of random numbers, of which the model makes none that are finite either.
-    with pytest.raises(UsageError, match="NaN or infinity of random numbers"):
+    with pytest.raises(UsageError, match="NaN or infinity for random input"):
         lowtide.upscale(
             striped, tmp_path / "out.png", model=broken, strategy="streamed", budget="1GiB"
         )

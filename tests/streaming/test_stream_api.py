@@ -318,9 +318,9 @@ REFUSED = {
     "random": (lambda x: x + torch.randn_like(x), "draws random numbers"),
     "dropout": (lambda x: F.dropout(x, 0.5, training=True), "no rule for|draws random"),
     "depends on data": (lambda x: x * 2 if x.sum() > 0 else x, "depends on the values"),
-    "two results": (lambda x: (x, x * 2), "2 results"),
+    "two results": (lambda x: (x, x * 2), "2 tensors"),
     "no image": (lambda x: x.mean((2, 3)), "no rows"),
-    "no rows": (lambda x: x.permute(0, 3, 1, 2), "its rows are not its height"),
+    "no rows": (lambda x: x.permute(0, 3, 1, 2), "rows do not run along the height"),
     "mixed rows": (lambda x: x.flatten(1), r"no rule for (flatten|view|resh)"),
 }
 
@@ -336,9 +336,9 @@ def test_refuses_what_is_no_image(model):
     small = lowtide.stream(model, budget="64MiB")
     with pytest.raises(UsageError, match="batch, channels"):
         small(torch.rand(3, 8, 8))
-    with pytest.raises(UsageError, match="floating point"):
+    with pytest.raises(UsageError, match="floating-point"):
         small(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
-    with pytest.raises(UsageError, match="one image, not of 2"):
+    with pytest.raises(UsageError, match="one image, not a batch of 2"):
         next(small.rows(torch.rand(2, 3, 8, 8)))
     with pytest.raises(UsageError, match="pages"):
         lowtide.stream(model, pages="tape")

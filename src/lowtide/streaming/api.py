@@ -85,7 +85,9 @@ class Streamed(nn.Module):
                 f"pages {pages!r} is not known", hint=f"auto, {', '.join(get_args(Placement))}"
             )
         if recorded and pages not in ("auto", "memory"):
-            raise UsageError(f"a recorded run has no pages on {pages}", hint=HINT)
+            raise UsageError(
+                f"a run recorded as a CUDA graph cannot keep its pages on {pages}", hint=HINT
+            )
         self.module = module
         self._scratch = ScratchSpace(scratch)
         self._wishes = StreamSettings(
@@ -123,13 +125,13 @@ class Streamed(nn.Module):
         _check(image)
         self._refuse_gradients(image)
         if len(image) > 1:
-            raise UsageError(f"rows are those of one image, not of {len(image)}")
+            raise UsageError(f"rows() takes one image, not a batch of {len(image)}")
         yield from _rows(self.prepare(image), image.detach())
 
     def explain(self, image: Tensor) -> str:
         """Describe how an image of this size runs and what memory it takes."""
         _check(image)
-        more = "" if self._replays is None else "; recorded with the second image"
+        more = "" if self._replays is None else "; recorded as a CUDA graph at the second image"
         return self.prepare(image).title + more
 
     def prepare(self, image: Tensor) -> PreparedStream:
@@ -179,8 +181,8 @@ class Streamed(nn.Module):
         what = "the input" if image.requires_grad else next(names, None)
         if what is not None:
             raise UsageError(
-                f"a streamed module has no gradients, and {what} requires some",
-                hint="with torch.no_grad(): where results are enough; for gradients the module"
+                f"a streamed module has no backward pass, and {what} requires gradients",
+                hint="call it in torch.no_grad(); where gradients are needed, call the module"
                 " itself, after lowtide.unfit(module) if it is fitted",
             )
 
@@ -249,6 +251,6 @@ def stream(
 def _check(image: Tensor) -> None:
     if image.dim() != 4 or 0 in image.shape:
         shape = "×".join(map(str, image.shape)) or "()"
-        raise UsageError(f"streaming wants (batch, channels, height, width), not {shape}")
+        raise UsageError(f"streaming takes (batch, channels, height, width), not {shape}")
     if not image.is_floating_point():
-        raise UsageError(f"streaming wants floating point numbers, not {image.dtype}")
+        raise UsageError(f"streaming takes floating-point images, not {image.dtype}")

@@ -34,7 +34,7 @@ _TRIED = (
     ("least", ("most", "any")),
     ("most", ("least", "any")),
 )
-_HINT = "give it one image at a time, or run the module itself"
+_HINT = "pass one image at a time, or call the module itself"
 # Operators on floating-point values that propagate NaN to all that depends on it.
 _CARRYING = frozenset(
     {
@@ -157,8 +157,8 @@ def require_independent_images(module: nn.Module, images: Tensor, folder: Path |
                 write_cached(path, json.dumps({"images": batch}))
             return whole.pack
     raise ModelError(
-        f"with {batch} images at once this model does other things than with smaller ones, so that"
-        " they cannot be shown to be independent of each other",
+        f"for a batch of {batch} images this model runs other operators than for smaller images,"
+        " so the images cannot be shown to be independent of each other",
         hint=_HINT,
     )
 
@@ -177,8 +177,8 @@ def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
     apart = share_apart(single, whole)
     if apart > tolerance(node.like.dtype for node in graph.nodes):
         raise ModelError(
-            f"this model's results for {len(images)} images at once differ from those for each by"
-            f" {apart:.1e} of their range",
+            f"this model's results for a batch of {len(images)} images differ from those for single"
+            f" images by {apart:.1e} of their range",
             hint=_HINT,
         )
 
@@ -222,16 +222,16 @@ class _DependenceTracer:
         output = self._graph.nodes[self._graph.output]
         if output.like.shape[0] != batch:
             raise ModelError(
-                f"this model gives {output.like.shape[0]} results for {batch} images", hint=_HINT
+                f"this model returns {output.like.shape[0]} results for {batch} images", hint=_HINT
             )
         if not self._values[output.index].isfinite().all():
-            raise ModelError(f"this model makes NaN or infinity of {batch} random images")
+            raise ModelError(f"this model returns NaN or infinity for {batch} random images")
         for one, touched in zip(self._sets, self._touched, strict=True):
             mask = touched.get(output.index)
             if mask is not None and mask[~torch.tensor(one)].any():
                 where = f": {self._mixing.title} does" if self._mixing else ""
                 raise ModelError(
-                    f"this model mixes the images of a batch{where}, so that they cannot be"
+                    f"this model mixes the images of a batch{where}, so they cannot be"
                     " streamed one after another",
                     hint=_HINT,
                 )

@@ -88,14 +88,15 @@ def certify(
         found = _remembered(module, image, height, width, wanted, folder, allowed)
         if not found.holds(allowed):
             raise ModelError(
-                f"bands of this model differ from the whole by {found.error:.1e} of its range",
+                f"bands of this model differ from the whole result by {found.error:.1e} of its"
+                " range",
                 hint="run it whole or in tiles",
             )
         if found.operators == wanted:
             return found
     raise ModelError(
-        f"at {image.shape[3]}×{image.shape[2]} this model does other things than at"
-        " the smaller sizes where it was compared with itself"
+        f"at {image.shape[3]}×{image.shape[2]} this model runs other operators than at the smaller"
+        " sizes at which its bands were compared"
     )
 
 
@@ -167,8 +168,8 @@ def _measured(
         whole, _ = unpack_output(module(small.clone()))
     if not whole.isfinite().all():
         raise ModelError(
-            f"this model makes NaN or infinity of random numbers in {image.dtype}, so that nothing"
-            " can be compared",
+            f"this model returns NaN or infinity for random input in {image.dtype}, so its bands"
+            " cannot be compared",
             hint=None if image.dtype == torch.float32 else _IN_FP32,
         )
     results = []

@@ -90,11 +90,11 @@ class PreparedStream:
     def _blocks(self) -> str:
         """Describe the modules run as they are, and the halo each reads around a band."""
         found = [
-            f"{node.target.name} ({node.target.halo} rows around a band)"
+            f"{node.target.name} (halo {node.target.halo} rows)"
             for node in self.program.graph.nodes
             if isinstance(node.target, OpaqueModule)
         ]
-        return f"; without a graph, by trial: {', '.join(found)}" if found else ""
+        return f"; not captured, halo measured: {', '.join(found)}" if found else ""
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ def prepare_stream(module: nn.Module, image: Tensor, wishes: StreamSettings) -> 
     if wishes.recorded:
         require_cuda_graphs(device, HINT)
     if on_cpu and wishes.pages == "host":
-        raise UsageError(
-            "the memory of the host is where a CPU's pages are anyway", hint="pages='memory'"
-        )
+        raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
     program = lower_to_rows(capture(module, image))
     if program.rows[program.output].dim != 2:
-        raise ModelError("the result of this model is no image: its rows are not its height")
+        raise ModelError(
+            "the output of this model is not an image: its rows do not run along the height"
+        )
     with no_autocast(image.device.type):
         layout, piece = _laid_out(program, image, wishes)
     certificate = certify(module, image, program, cache_folder()) if wishes.certified else None
@@ -179,8 +179,8 @@ def _laid_out(
     except BudgetError as error:
         least = room.least(error.smallest or 0)
         raise BudgetError(
-            f"no bands of this model fit in {format_bytes(allowed)}: with its result they take"
-            f" {format_bytes(least)}",
+            f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
+            f" need at least {format_bytes(least)}",
             smallest=least,
             hint=f"a budget of {-(-least // MIB)}MiB",
         ) from error

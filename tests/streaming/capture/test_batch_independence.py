@@ -87,7 +87,7 @@ def test_independent_images_are_shown_to_be_so(name):
 def test_images_that_depend_on_each_other_are_found_out(name):
     with pytest.raises(ModelError) as caught:
         require_independent_images(made(MIXED[name]), torch.rand(2, 3, 32, 24), None)
-    assert caught.value.hint.startswith("give it one image at a time")
+    assert caught.value.hint.startswith("pass one image at a time")
 
 
 def test_a_batch_equals_the_module():

@@ -221,13 +221,13 @@ def test_gradients_are_refused_before_anything_is_computed():
     module, image = Net().eval(), torch.rand(1, 3, 16, 12)
     small = lowtide.stream(module, budget="64MiB")
     with torch.enable_grad():
-        with pytest.raises(UsageError, match=r"no gradients, and first\.weight") as caught:
+        with pytest.raises(UsageError, match=r"no backward pass, and first\.weight") as caught:
             small(image)
         assert "torch.no_grad()" in caught.value.hint and "lowtide.unfit" in caught.value.hint
-        with pytest.raises(UsageError, match="no gradients"):
+        with pytest.raises(UsageError, match="no backward pass"):
             next(small.rows(image))
         module.requires_grad_(False)
-        with pytest.raises(UsageError, match="no gradients, and the input"):
+        with pytest.raises(UsageError, match="no backward pass, and the input"):
             small(image.clone().requires_grad_())
         assert not small._known
         assert not small(image).requires_grad

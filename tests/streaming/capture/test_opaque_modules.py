@@ -58,7 +58,7 @@ def test_a_block_gives_the_same_rows(change, size, pages):
     model, image = net(change), torch.rand(1, 3, *size)
     small = lowtide.stream(model, budget="19MiB", pages=pages)
     assert (small(image) - model(image)).abs().max() <= 2e-6
-    assert "without a graph, by trial: 1 (" in small.explain(image)
+    assert "not captured, halo measured: 1 (" in small.explain(image)
 
 
 def test_bands_are_bands():
@@ -100,9 +100,9 @@ def test_modules_are_left_as_they_were():
     [
         (lambda x: x - x.mean(), "depend on rows far away"),
         (lambda x: x * np.random.rand(), "draws random numbers"),
-        (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values"),
+        (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values of the input"),
         (lambda x: x[:, 3:], "no fixed scale"),
-        (lambda x: x[0], "does not give an image"),
+        (lambda x: x[0], "does not return an image"),
     ],
 )
 def test_what_is_no_block_is_refused_by_name(change, reason):

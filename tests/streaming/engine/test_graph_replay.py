@@ -60,7 +60,7 @@ def test_a_run_is_recorded_with_the_second_image_and_replayed_from_the_third(aga
         counts.append((again.recorded, again.replayed))
     # The second is compared with a replay.
     assert counts == [(0, 0), (1, 1), (1, 2), (1, 3)]
-    assert "recorded with the second image" in small.explain(torch.rand(1, 3, 75, 53))
+    assert "recorded as a CUDA graph at the second image" in small.explain(torch.rand(1, 3, 75, 53))
 
 
 def test_results_have_memory_of_their_own_and_a_batch_is_replayed_image_by_image(again):
@@ -128,7 +128,7 @@ def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
     with pytest.raises(UsageError, match="cpu has no CUDA graphs") as caught:
         small(torch.rand(1, 3, 16, 16))
     assert caught.value.hint == "leave out recorded=True"
-    with pytest.raises(UsageError, match="no pages on disk"):
+    with pytest.raises(UsageError, match="cannot keep its pages on disk"):
         lowtide.stream(model, pages="disk", recorded=True)
 
 

@@ -352,7 +352,7 @@ def test_what_a_card_takes_is_told_without_one():
 
 
 def test_the_host_of_a_cpu_is_itself():
-    with torch.no_grad(), pytest.raises(UsageError, match="where a CPU's pages are anyway"):
+    with torch.no_grad(), pytest.raises(UsageError, match="pages are in host memory anyway"):
         lowtide.stream(net(), budget="1GiB", pages="host")(torch.rand(1, 3, 32, 32))
 
 

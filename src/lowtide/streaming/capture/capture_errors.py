@@ -24,11 +24,14 @@ _WHOLE = "run it whole"
 def capture_error_reason(error: Exception) -> tuple[str, str]:
     """Return (reason, hint) for an error of `torch.export`."""
     if type(error).__name__ in _BY_VALUES or "data-dependent" in str(error):
-        return "what it does, or a shape in it, depends on the values of the image", _WHOLE
+        return (
+            "its control flow, or the shape of a tensor in it, depends on the values of the image",
+            _WHOLE,
+        )
     if isinstance(error, TypeError) and "argument" in str(error):
         return (
-            f"it is given an image alone: {first_line(error)}",
-            "wrap it in a module that takes the image and gives it the others",
+            f"it is called with the image as its only argument: {first_line(error)}",
+            "wrap it in a module that takes the image and passes the other arguments",
         )
     return first_line(error), _WHOLE
 
@@ -39,10 +42,10 @@ def first_line(error: Exception) -> str:
     The rest is often a graph of hundreds of lines.
     """
     lines = [line.strip() for line in str(error).splitlines()]
-    said = next((line for line in lines if line), "")
-    if type(error) is KeyError or not said:
-        said = f"{type(error).__name__} {said}".strip()
-    return said if len(said) <= 300 else f"{said[:300]}…"
+    first = next((line for line in lines if line), "")
+    if type(error) is KeyError or not first:
+        first = f"{type(error).__name__} {first}".strip()
+    return first if len(first) <= 300 else f"{first[:300]}…"
 
 
 def module_path_of(node: fx.Node) -> str:
@@ -58,7 +61,7 @@ def silence_graph_printing() -> Iterator[None]:
 
     What is printed goes to stderr only if the capture succeeds.
     """
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
         yield
-    sys.stderr.write(said.getvalue())
+    sys.stderr.write(printed.getvalue())

@@ -70,9 +70,9 @@ def _captured(module: _OneTensor, image: Tensor, blocks: OpaqueModules) -> Graph
         except ModelError:
             raise
         except Exception as error:
-            said, hint = capture_error_reason(error)
+            reason, hint = capture_error_reason(error)
             part = blocks.entered(type(module.module).__name__)
-            problem = f"{part} cannot be captured: {said}"
+            problem = f"{part} cannot be captured: {reason}"
             try:
                 found = blocks.add()
             except ModelError as refusal:
@@ -208,8 +208,8 @@ def _refuse_changes(exported: Any) -> None:
             buffer = signature.inputs_to_buffers[node.args[3].name]
         if buffer is not None and node in moved:
             raise ModelError(
-                f"in training mode this model changes its {buffer.removeprefix('module.')} with"
-                " each image, which a streamed run does not",
+                f"in training mode this model updates its {buffer.removeprefix('module.')} with"
+                " each image, which a streamed run would not do",
                 hint="model.eval()",
             )
 
@@ -223,8 +223,7 @@ def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
             hint="run it whole",
         )
     like = TensorMeta(tuple(value.shape), value.dtype)
-    more["part"] = module_path_of(node)
-    nodes.append(Node(len(nodes), node.name, kind, like, **more))
+    nodes.append(Node(len(nodes), node.name, kind, like, part=module_path_of(node), **more))
     return len(nodes) - 1
 
 
@@ -298,7 +297,8 @@ def _refuse_random(node: fx.Node) -> None:
     if torch.Tag.nondeterministic_seeded in tags and not _at_rest(node):
         part = f" of {module_path_of(node)}" if module_path_of(node) else ""
         raise ModelError(
-            f"{op_name(node.target)}{part} draws random numbers: a streamed run would draw others"
+            f"{op_name(node.target)}{part} draws random numbers, and a streamed run would draw"
+            " different ones"
         )
 
 
@@ -361,5 +361,7 @@ def _only_output(names: Any, places: dict[fx.Node, int]) -> int:
     """
     found = [place for node, place in places.items() if node.name in names]
     if len(names) != 1 or len(found) != 1:
-        raise ModelError(f"a model with {len(names)} results cannot be streamed; one is needed")
+        raise ModelError(
+            f"a model with {len(names)} outputs cannot be streamed; it needs exactly one"
+        )
     return found[0]

@@ -57,7 +57,7 @@ def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
         )
         if trial.holds(block):
             return block
-    raise ModelError(f"{name} gives other rows in bands than as a whole")
+    raise ModelError(f"{name} computes other rows in bands than on the whole image")
 
 
 class _Trial:
@@ -84,10 +84,10 @@ class _Trial:
             result = self._module(image.clone())
         except Exception as error:
             sides = "×".join(map(str, reversed(image.shape[2:])))
-            said = first_line(error)
-            raise ModelError(f"{self._name} cannot be tried at {sides}: {said}") from error
+            reason = first_line(error)
+            raise ModelError(f"{self._name} could not be run at {sides}: {reason}") from error
         if not isinstance(result, Tensor) or result.dim() != 4 or len(result) != 1:
-            raise ModelError(f"{self._name} does not give an image for an image")
+            raise ModelError(f"{self._name} does not return an image for an image")
         return result
 
     def scale(self) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class _Trial:
             if not torch.equal(result, self._run(image)):
                 raise ModelError(f"{self._name} draws random numbers")
             if any(self._run(other).shape != result.shape for other in (-image, 0 * image)):
-                raise ModelError(f"the shape of {self._name}'s result depends on values")
+                raise ModelError(f"the output shape of {self._name} depends on values of the input")
             given, made = image.shape[2:], result.shape[2:]
             if all(side % own == 0 for side, own in zip(made, given, strict=True)):
                 times.update(side // own for side, own in zip(made, given, strict=True))
@@ -108,10 +108,13 @@ class _Trial:
                 times.add(1)
                 apart.update(-(-own // side) for side, own in zip(made, given, strict=True))
         if len(times) > 1 or len(apart) > 1:
-            raise ModelError(f"{self._name} makes images of no fixed scale")
+            raise ModelError(f"{self._name} has no fixed scale between its input and its output")
         (found,), (divided,) = times, apart
         if divided > 1 and self._like.shape[2] % divided:
-            raise ModelError(f"{self._name} makes one row of {divided}, which do not divide")
+            raise ModelError(
+                f"{self._name} makes one row from {divided}, which does not divide the"
+                f" {self._like.shape[2]} rows of its input"
+            )
         return found, divided
 
     def halo(self, times: int, apart: int) -> int:

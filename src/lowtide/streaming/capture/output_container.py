@@ -24,10 +24,11 @@ def unpack_output(result: Any) -> tuple[Tensor, Repack]:
     """
     found = list(_tensors(result, ()))
     if len(found) != 1:
-        what = f"{len(found)} results" if found else f"a {type(result).__name__} for a result"
+        kind = type(result).__name__
+        what = f"{len(found)} tensors" if found else f"an output of type {kind} without a tensor"
         raise ModelError(
-            f"a model with {what} cannot be streamed; one tensor is needed",
-            hint="wrap it in a module that returns the one that is wanted",
+            f"a model that returns {what} cannot be streamed; one tensor is needed",
+            hint="wrap it in a module that returns only the tensor you need",
         )
     ((place, tensor),) = found
     if not place:

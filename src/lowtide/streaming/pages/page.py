@@ -87,7 +87,7 @@ class MemoryPage:
                 if low < high:
                     found.append(rows.narrow(self._dim, low - first, high - low))
         if sum(piece.shape[self._dim] for piece in found) != count(spans):
-            raise AssertionError(f"rows {spans} are not all there")
+            raise AssertionError(f"rows {spans} were not all written")
         return concat_rows(found, self._dim)
 
     def gather(self, spans: Spans) -> Tensor:

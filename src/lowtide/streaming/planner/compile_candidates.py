@@ -20,11 +20,11 @@ def with_compile(plan: Plan, facts: SpecializationGain | None, images: int) -> P
     """
     known = facts or _UNKNOWN
     value = known.host_bytes or _USUAL_BYTES
-    told = "measured" if known.host_bytes else "prior"
+    origin = "measured" if known.host_bytes else "prior"
     return plan.model_copy(
         update={
             "compiled": True,
             "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
-            "ledger": (*plan.ledger, ledger_row("compiler", "host", value, value * _UPPER, told)),
+            "ledger": (*plan.ledger, ledger_row("compiler", "host", value, value * _UPPER, origin)),
         }
     )

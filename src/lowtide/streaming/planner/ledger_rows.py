@@ -127,12 +127,12 @@ def ledger_row(name: str, place: Place, value: float, upper: float, origin: Orig
 def activation_row(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     """Yield the rows of live activations and allocator for ``pixels`` network pixels."""
     live = costs.activation_bytes(pixels)
-    told = "traced" if costs.traced else "probed"
-    yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, told)
+    origin = "traced" if costs.traced else "probed"
+    yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, origin)
     known = costs.reused(pixels) if heap_mode() == "keeps" else None
     slack = costs.slack_bytes(pixels) if known is None else known.kept
     most = _SLACK_UPPER * slack + _SLACK_SHARE * live
-    yield ledger_row("allocator", "device", slack, most, "probed" if known is None else told)
+    yield ledger_row("allocator", "device", slack, most, "probed" if known is None else origin)
 
 
 def run_ledger(

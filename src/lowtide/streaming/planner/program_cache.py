@@ -127,19 +127,16 @@ class ProgramCache:
         finally:
             trim_heap(collect=True)  # half of the memory of a capture is garbage by now
         rows, like = program.rows[program.output], program.graph.nodes[program.output].like
-        wanted = (
-            1,
-            self.network.out_channels,
-            *(side * self.network.scale for side in (height, width)),
-        )
-        if rows.dim != 2 or like.shape != wanted:
-            shape = "×".join(map(str, like.shape))
-            return _Known(refusal=f"its result for one image is {shape}, not {wanted}")
+        sides = (side * self.network.scale for side in (height, width))
+        expected = (1, self.network.out_channels, *sides)
+        if rows.dim != 2 or like.shape != expected:
+            shape, wanted = ("×".join(map(str, sizes)) for sizes in (like.shape, expected))
+            return _Known(refusal=f"its output for one image is {shape}, not {wanted}")
         return _Known(program)
 
     def _module(self) -> nn.Module:
         if not isinstance(self.network.forward, nn.Module):
-            raise ModelError("a network that is not a torch module has no graph")
+            raise ModelError("a network that is not a torch.nn.Module has no graph to capture")
         return self.network.forward
 
     def _example(self, height: int, width: int) -> Tensor:

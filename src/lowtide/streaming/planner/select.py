@@ -73,8 +73,8 @@ def select_layout(
         failed.append((smallest, layout.bytes))
     size = min(size for _, size in failed)
     raise BudgetError(
-        f"bands of this model take {format_bytes(size)} at least,"
-        f" {format_bytes(limit_bytes or 0)} allowed",
+        f"bands of this model need at least {format_bytes(size)}, and the limit is"
+        f" {format_bytes(limit_bytes or 0)}",
         smallest=size,
     )
 

@@ -48,13 +48,15 @@ def tile_candidates(
     overlap, blend = _overlap(costs, wishes)
     if wishes.batch is not None and wishes.batch > 1 and not costs.batchable:
         raise UsageError(
-            f"a tile batch of {wishes.batch} is not possible: this model mixes the images of a"
-            " batch",
+            f"a tile batch size of {wishes.batch} is not possible: this model mixes the images of"
+            " a batch",
             hint="--tile-batch-size 1",
         )
     if not shape.tileable:
         if wishes.strategy == "tiled" or wishes.about_tiles:
-            raise UsageError("this model must see the whole image", hint="--strategy whole")
+            raise UsageError(
+                "this model needs the whole image at once, not tiles", hint="--strategy whole"
+            )
         wishes = replace(wishes, strategy="whole")
     plans = []
     if wishes.strategy == "whole" or (wishes.strategy == "auto" and not wishes.about_tiles):

@@ -23,9 +23,9 @@ def with_prefetch(plan: Plan, streams: int) -> Plan:
         if one.name == "copy buffers":
             # In addition to what is in flight, images are held in float32 and in the file's dtype.
             given = one.value // (1 + plan.scale**2) * 5 // 4
-            beside = (most - 1) * one.value
+            extra = (most - 1) * one.value
             value, upper = most * (one.value + given), most * (one.upper + given)
             one = one.model_copy(update={"value": value, "upper": upper})
-            ledger.append(ledger_row("tiles in flight", "device", beside, beside, "known"))
+            ledger.append(ledger_row("tiles in flight", "device", extra, extra, "known"))
         ledger.append(one)
     return plan.model_copy(update={"in_flight": most, "ledger": tuple(ledger)})

@@ -208,13 +208,13 @@ def test_rows_of_a_small_image_need_all_of_it():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: HierarchicalAttention(8, position="table"), "no meaning for a whole image"),
-        (lambda: HierarchicalAttention(8, full_tokens=9, chunked_tokens=8), "not in order"),
-        (lambda: ChannelAttention(8, reduction=0), "reduced 0 times"),
+        (lambda: HierarchicalAttention(8, position="table"), "not supported by global attention"),
+        (lambda: HierarchicalAttention(8, full_tokens=9, chunked_tokens=8), "do not fit together"),
+        (lambda: ChannelAttention(8, reduction=0), "reduction must be at least 1, not 0"),
         (lambda: LinearAttention(8, heads=3), "3 heads"),
         (lambda: TransposedAttention(8, heads=5), "5 heads"),
-        (lambda: LinearAttention(8)(torch.zeros(1, 4, 4, 4)), "wants 8 channels"),
-        (lambda: ChannelAttention(8)(torch.zeros(4, 4)), "wants 8 channels"),
+        (lambda: LinearAttention(8)(torch.zeros(1, 4, 4, 4)), "needs 8 channels"),
+        (lambda: ChannelAttention(8)(torch.zeros(4, 4)), "needs 8 channels"),
         (lambda: TransposedAttention(8)(torch.zeros(1, 8, 4, 0)), "no pixels"),
     ],
 )

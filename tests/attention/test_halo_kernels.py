@@ -158,7 +158,7 @@ def test_the_module_gives_the_same_by_either_way(boundary, position):
         usual = module(image)
         module.kernel = "triton"
         if boundary == "reflect" and position == "rope":
-            with pytest.raises(UsageError, match="rotated by where it is seen"):
+            with pytest.raises(UsageError, match="rotated by the position where it is seen"):
                 module(image)
             return
         assert (module(image) - usual).abs().max() < 2e-6
@@ -169,13 +169,13 @@ def test_what_the_kernels_cannot_do_is_told():
     assert refusal(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
     for windows, dtype, options, said in (
         (Windows(form="blended"), torch.float32, {}, "blended"),
-        (usual, torch.float64, {}, "the type is float64"),
-        (Windows(boundary="reflect"), torch.float32, dict(needs_grad=True), "reflection"),
+        (usual, torch.float64, {}, "the dtype is float64"),
+        (Windows(boundary="reflect"), torch.float32, dict(needs_grad=True), "reflected keys"),
         (
             Windows(boundary="shift"),
             torch.float32,
             dict(needs_grad=True, learned_bias=True),
-            "not moved",
+            "not supported with boundary='shift'",
         ),
     ):
         assert said in refusal(shape, dtype, windows, **options)

@@ -224,14 +224,14 @@ def test_pixels_that_are_not_finite_reach_only_those_that_see_them():
     ("options", "said"),
     [
         (dict(shared=7), "odd"),
-        (dict(shared=32), "cannot share 32"),
-        (dict(form="blended", shared=17), "cannot share 17"),
+        (dict(shared=32), "cannot overlap by 32"),
+        (dict(form="blended", shared=17), "cannot overlap by 17"),
         (dict(form="stripes"), "not one of halo, blended"),
         (dict(boundary="wrap"), "not one of mask, shift, zero, reflect"),
-        (dict(phase=(0, 24)), "not within a step of 24"),
-        (dict(heads=3), "cannot be shared out to 3 heads"),
+        (dict(phase=(0, 24)), "not within a stride of 24"),
+        (dict(heads=3), "cannot be divided into 3 heads"),
         (dict(position="sine"), "'sine' is not known"),
-        (dict(heads=32), "multiple of 4 channels, not 2"),
+        (dict(heads=32), "multiple of 4, not 2"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, said):
@@ -242,9 +242,9 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (torch.zeros(1, 9, 9, 8), "wants 8 channels, not 1×9×9×8"),
-        (torch.zeros(8, 9, 9), "wants 8 channels"),
-        (torch.zeros(1, 8, 9, 9, dtype=torch.uint8), "floating point"),
+        (torch.zeros(1, 9, 9, 8), "needs 8 channels, not 1×9×9×8"),
+        (torch.zeros(8, 9, 9), "needs 8 channels"),
+        (torch.zeros(1, 8, 9, 9, dtype=torch.uint8), "floating-point"),
         (torch.zeros(1, 8, 0, 9), "no pixels"),
     ],
 )

@@ -163,7 +163,7 @@ def test_other_processors_keep_pytorchs_own(monkeypatch):
     monkeypatch.setattr(onednn, "is_amd", lambda: False)
     call = describe_call(tensors(1, 2, 576, 1024, 32), None, AttentionSpec())
     said = {one.backend: one.reason for one in resolve(call).verdicts}
-    assert said["onednn"] == "PyTorch's own kernel is as fast on this processor"
+    assert said["onednn"] == "PyTorch's own kernel is as fast on this CPU"
     assert resolve(call, backend="onednn").backend == "onednn"  # where it is asked for
 
 
@@ -172,9 +172,9 @@ def test_what_it_cannot_do_is_refused_by_name():
     seen = torch.ones(40, 40, dtype=torch.bool)
     learned = torch.zeros(40, 40, requires_grad=True)
     for spec, mask, reason in (
-        (AttentionSpec(causal=True), None, "it is causal"),
+        (AttentionSpec(causal=True), None, "attention is causal"),
         (AttentionSpec(dropout=0.1), None, "there is dropout"),
-        (AttentionSpec(), seen, "the mask is of truths"),
+        (AttentionSpec(), seen, "the mask is boolean"),
         (AttentionSpec(), learned, "gradients are recorded"),
     ):
         with pytest.raises(UsageError, match=reason):

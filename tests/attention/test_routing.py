@@ -111,7 +111,7 @@ def test_says_that_nothing_was_seen():
     module = nn.Linear(3, 3)
     with use(module) as used:
         module(torch.zeros(1, 3))
-    assert "no attention was seen" in used.report()
+    assert "no attention was intercepted" in used.report()
 
 
 def test_unknown_backends_are_refused():

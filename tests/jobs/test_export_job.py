@@ -210,6 +210,6 @@ def test_a_result_of_another_shape_is_refused(target, monkeypatch):
         job, "write_onnx", lambda model, path, **options: write(load("lowtide-x2"), path, **options)
     )
     monkeypatch.setattr(job, "load", other)
-    with pytest.raises(ModelError, match=r"makes \(1, 3, 66, 100\) of 50×33 pixels"):
+    with pytest.raises(ModelError, match=r"returns \(1, 3, 66, 100\) for 50×33 pixels"):
         export_onnx("lowtide-x2", target)
     assert not list(target.parent.iterdir())

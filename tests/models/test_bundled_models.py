@@ -58,7 +58,9 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ModelError, match="bundled are lowtide-x2, lowtide-x4, ") as caught:
+    with pytest.raises(
+        ModelError, match="the bundled models are lowtide-x2, lowtide-x4, "
+    ) as caught:
         load("lowtide-x3")
     assert "lowtide-x" in (caught.value.hint or "")
     with pytest.raises(ModelError, match="no model 'zebra'"):
@@ -94,12 +96,12 @@ def test_recognized_anywhere_by_its_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "config", "words"),
     [
-        ("ParagonVast", "{}", "does not have"),
+        ("ParagonVast", "{}", "does not know"),
         ("ParagonConv", "{", "damaged"),
         ("ParagonConv", "[]", "no configuration"),
         ("ParagonConv", '{"scale": 2}', "blocks, features"),
         ("ParagonConv", '{"scale": 5, "features": 4, "blocks": 1}', "not by 5"),
-        ("ParagonConv", '{"scale": 2, "features": 4, "blocks": "1"}', "whole numbers"),
+        ("ParagonConv", '{"scale": 2, "features": 4, "blocks": "1"}', "integers of at least 1"),
         ("ParagonConv", '{"scale": 2, "features": 4, "blocks": 1}', "do not fit"),
     ],
 )

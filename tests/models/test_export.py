@@ -295,5 +295,5 @@ def test_options_that_make_no_sense(options, words, tmp_path):
 def test_a_precision_that_the_model_does_not_have(tmp_path):
     model = lowtide.load("lowtide-x2")
     model.descriptor = replace(model.descriptor, supports_half=False)
-    with pytest.raises(UsageError, match="does not run in fp16; it runs in float64, float32"):
+    with pytest.raises(UsageError, match="does not support fp16; it supports float64, float32"):
         write_onnx(model, tmp_path / "model.onnx", precision="fp16")

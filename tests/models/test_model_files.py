@@ -84,7 +84,7 @@ def test_torchscript_under_another_name(network: Networks, tmp_path: Path) -> No
 def test_other_kinds_are_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"anything")
-    with pytest.raises(ModelError, match="not of a kind") as caught:
+    with pytest.raises(ModelError, match="not a kind of file") as caught:
         load(path)
     assert caught.value.hint
 
@@ -176,10 +176,10 @@ def test_no_table_of_tensors(tmp_path: Path, content: Any) -> None:
 @pytest.mark.parametrize(
     ("purpose", "channels", "words"),
     [
-        ("FaceSR", (3, 3), "made for FaceSR"),
-        ("Inpainting", (3, 3), "made for Inpainting"),
+        ("FaceSR", (3, 3), "a model for FaceSR"),
+        ("Inpainting", (3, 3), "a model for Inpainting"),
         ("SR", (4, 4), "4 channels"),
-        ("SR", (3, 2), "gives 2"),
+        ("SR", (3, 2), "returns 2"),
     ],
 )
 def test_no_image_to_image_model(purpose: str, channels: tuple[int, int], words: str) -> None:

@@ -155,7 +155,7 @@ def test_what_cannot_be_asked_of_a_file(bundled):
         lowtide.load(bundled, device="cuda:0")
     model = lowtide.load(bundled)
     for call in (model.lower, lambda dtype: model.to(dtype=dtype)):
-        with pytest.raises(UsageError, match="not run in bfloat16"):
+        with pytest.raises(UsageError, match="not support bfloat16"):
             call(torch.bfloat16)
     with pytest.raises(UsageError, match="float64"):
         model(torch.rand(1, 3, 8, 8, dtype=torch.float64))
@@ -202,14 +202,14 @@ def test_reach_is_that_of_the_network(tmp_path):
         ({"given": (2, 3, "h", "w")}, "takes 2 images at a time"),
         ({"given": (1, "c", "h", "w")}, "any number of channels"),
         ({"given": (1, "h", "w", 4)}, r"takes 1×\?×\?×4"),
-        ({"given": (1, 3, "t")}, r"takes 1×3×\?; Lowtide runs models of images"),
+        ({"given": (1, 3, "t")}, r"takes 1×3×\?; Lowtide runs image models"),
         ({"kind": TensorProto.UINT8, "made": TensorProto.UINT8}, "takes uint8"),
-        ({"inputs": ("x", "z")}, r"takes 2 tensors \(x, z\) and gives 1"),
-        ({"outputs": ("y", "x")}, r"gives 2 tensors"),
+        ({"inputs": ("x", "z")}, r"takes 2 tensors \(x, z\) and returns 1"),
+        ({"outputs": ("y", "x")}, r"returns 2 tensors"),
         ({"opset": 99}, "cannot be run by ONNX Runtime: ONNX Runtime only .* Opset 99"),
-        ({"metadata": {"lowtide.scale": "4"}}, "enlarges by 1, and its metadata say by 4"),
-        ({"metadata": {"lowtide.size": '{"large": 3}'}}, "metadata of .* are damaged"),
-        ({"metadata": {"lowtide.scale": "big"}}, "metadata of .* are damaged"),
+        ({"metadata": {"lowtide.scale": "4"}}, "upscales by 1, but its metadata says 4"),
+        ({"metadata": {"lowtide.size": '{"large": 3}'}}, "metadata of .* is damaged"),
+        ({"metadata": {"lowtide.scale": "big"}}, "metadata of .* is damaged"),
     ],
     ids=str,
 )
@@ -232,9 +232,9 @@ def test_a_fixed_size_names_a_way_out(tmp_path):
         (node("Frobnicate", "x"), "No Op registered for Frobnicate"),
         (node("Foo", "x", domain="my.ops"), "my.ops"),
         (node("Relu", "z"), "'z' is not a graph input"),
-        (node("ReduceMean", "x"), r"makes 1×1×1×1 of 1×3×64×64, which is no image"),
-        (node("ReduceMean", "x", "one"), r"takes 3 channels and gives 1"),
-        (node("AveragePool", "x", kernel_shape=[2, 2]), r"which is no image enlarged"),
+        (node("ReduceMean", "x"), r"maps 1×3×64×64 to 1×1×1×1, which is not an image"),
+        (node("ReduceMean", "x", "one"), r"takes 3 channels and returns 1"),
+        (node("AveragePool", "x", kernel_shape=[2, 2]), r"which is not an image upscaled"),
     ],
 )
 def test_what_the_runtime_or_the_graph_cannot_do(made, words, tmp_path):
@@ -248,7 +248,7 @@ def test_damage(bundled, tmp_path):
     content, path = bundled.read_bytes(), tmp_path / "model.onnx"
     for length in (1, 100, len(content) // 2, len(content) - 30):
         path.write_bytes(content[:length])
-        with pytest.raises(ModelError, match="is no ONNX file, or is damaged"):
+        with pytest.raises(ModelError, match="is not an ONNX file, or is damaged"):
             lowtide.load(path)
     for other, words in ((b"", "is empty"), (b"<!DOCTYPE html>", "web page")):
         path.write_bytes(other)

@@ -47,7 +47,7 @@ def loop(count):
 def test_a_loop_without_end_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_probe, "_SECONDS", 5)
     path = graph_file(tmp_path / "a.onnx", *loop(1 << 62))
-    with pytest.raises(ModelError, match="given up: an image of 64×64 takes more than 5 s"):
+    with pytest.raises(ModelError, match="rejected: running an image of 64×64 takes more than 5 s"):
         lowtide.load(path)
 
 
@@ -70,7 +70,9 @@ def test_a_graph_that_wants_all_memory(tmp_path):
 
 def test_a_crash_is_an_error_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_probe, "_CHILD", "import os; os.abort()")
-    with pytest.raises(ModelError, match="ONNX Runtime was ended by SIGABRT, while reading it"):
+    with pytest.raises(
+        ModelError, match="ONNX Runtime was terminated by SIGABRT, while reading it"
+    ):
         lowtide.load(conv_file(tmp_path / "a.onnx"))
 
 
@@ -106,7 +108,7 @@ def test_names_that_are_no_utf_8(tmp_path, place):
 )
 def test_rules_for_sizes_that_make_no_sense(tmp_path, size):
     path = conv_file(tmp_path / "a.onnx", metadata={"lowtide.size": size})
-    with pytest.raises(ModelError, match=r"metadata of .* are damaged"):
+    with pytest.raises(ModelError, match=r"metadata of .* is damaged"):
         lowtide.load(path)
 
 
@@ -190,7 +192,7 @@ def test_values_of_0_to_255_that_are_cut_off(tmp_path):
 def test_values_of_no_known_kind_are_refused(tmp_path):
     nodes = [helper.make_node("Mul", ["x", "large"], ["y"])]
     path = graph_file(tmp_path / "a.onnx", nodes, {"large": np.array(1023, np.float32)})
-    with pytest.raises(ModelError, match=r"makes values of 256 and 767 of grays"):
+    with pytest.raises(ModelError, match=r"maps grays of .* to values of 256 and 767"):
         lowtide.load(path)
 
 

@@ -205,10 +205,10 @@ def test_a_file_in_half_precision(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"base.blur.kernel": torch.ones(5) / 5}, "its fixed path is another one"),
-        ({"up.0.weight": torch.zeros(50, 16, 3, 3)}, "enlarges by no whole factor"),
+        ({"base.blur.kernel": torch.ones(5) / 5}, "its fixed path has other filters"),
+        ({"up.0.weight": torch.zeros(50, 16, 3, 3)}, "its scale is not an integer"),
         ({"body.0.blocks.0.conv1.weight": torch.zeros(7, 16, 1, 1)}, "do not fit: size mismatch"),
-        ({"conv_in.weight": torch.zeros(16, 5, 3, 3)}, "no whole factor"),
+        ({"conv_in.weight": torch.zeros(16, 5, 3, 3)}, "its scale is not an integer"),
     ],
     ids=["kernel", "scale", "shape", "channels"],
 )

@@ -156,11 +156,11 @@ def test_weights_of_another_variant_are_refused(tmp_path):
     [
         ({"scale": 5}, "not by 5"),
         ({"band": 8}, "odd"),
-        ({"features": 4}, "from 8 on"),
+        ({"features": 4}, "at least 8"),
         ({"attention": "windows"}, "window, hierarchical, none"),
         ({"form": "hann"}, "halo"),
         ({"alpha": 1.5}, "alpha"),
-        ({"blocks": 0}, "from 1 on"),
+        ({"blocks": 0}, "at least 1"),
     ],
 )
 def test_shapes_that_make_no_network(changes, words):

@@ -43,7 +43,7 @@ def availability() -> list[Availability]:
         elif device.kind in backend.verified:
             found.append(Availability(name, True, backend.about))
         else:
-            about = f"{backend.about}; unverified here, taken only when asked for by name"
+            about = f"{backend.about}; unverified here, used only by name"
             found.append(Availability(name, True, about))
     missing = halo_missing(device)
     if missing is not None:
@@ -51,6 +51,6 @@ def availability() -> list[Availability]:
     else:
         about = "one Triton kernel for windows over images"
         if not is_preferred(device, torch.bfloat16):
-            about += "; unverified here, kernel='triton' asks for it"
+            about += "; unverified here, used only with kernel='triton'"
         found.append(Availability(_HALO, True, about))
     return found

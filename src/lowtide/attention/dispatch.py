@@ -91,13 +91,13 @@ def resolve(
     if asked is not None:
         problem = _problem(asked, device, call, trial)
         if problem is None:
-            verdicts = [Verdict(asked.name, True, "asked for"), *_others(asked, device, call)]
+            verdicts = [Verdict(asked.name, True, "requested"), *_others(asked, device, call)]
             return Resolution(asked.name, tuple(verdicts), _most_heads(asked, device, call))
         verdicts.append(problem)
         if policy == "strict":
             raise UsageError(
-                f"attention backend {asked.name} cannot do this: {problem.reason}",
-                hint=problem.fix or "policy='prefer' takes another and says so",
+                f"attention backend {asked.name} does not support this call: {problem.reason}",
+                hint=problem.fix or "policy='prefer' falls back to another and reports why",
             )
     return _first(device, call, verdicts, trial)
 
@@ -117,10 +117,10 @@ def _first(
             verdicts.append(problem)
         else:
             taken = candidate
-            verdicts.append(Verdict(candidate.name, True, "the first that can do this call"))
+            verdicts.append(Verdict(candidate.name, True, "the first that supports this call"))
     if taken is None:
         raise UsageError(
-            "no attention backend can do this: "
+            "no attention backend supports this call: "
             + "; ".join(f"{verdict.backend}: {verdict.reason}" for verdict in verdicts)
         )
     said = None if fallback is None else f"{fallback.backend}: {fallback.reason}"
@@ -153,7 +153,7 @@ def _problem(
         return Verdict(backend.name, False, reason)
     if unasked and device.kind not in backend.verified:
         where = "a GPU" if device.kind == "cuda" else "the CPU"
-        return Verdict(backend.name, False, f"unverified on {where}; taken when asked for by name")
+        return Verdict(backend.name, False, f"unverified on {where}; used only by name")
     if unasked and (reason := backend.slower(device, part)) is not None:
         return Verdict(backend.name, False, reason)
     if trial and (reason := verification_failure(backend, device, call)) is not None:
@@ -163,7 +163,7 @@ def _problem(
 
 def _passed_over(backend: Backend, device: AttentionDevice, call: AttentionCall) -> Verdict:
     problem = _problem(backend, device, call, False, unasked=True)
-    return problem or Verdict(backend.name, False, "could do it; comes later in the order")
+    return problem or Verdict(backend.name, False, "supports it, but comes later in the order")
 
 
 def _others(asked: Backend, device: AttentionDevice, call: AttentionCall) -> list[Verdict]:

@@ -129,10 +129,10 @@ def _check(
         raise UsageError(f"{heads[0]} query heads cannot share {heads[1]} key heads")
     if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
         names = ", ".join(str(t.dtype).removeprefix("torch.") for t in (query, key, value))
-        raise UsageError(f"query, key and value must share a floating point type, not {names}")
+        raise UsageError(f"query, key and value must share a floating-point dtype, not {names}")
     places = {t.device for t in (query, key, value, *([] if mask is None else [mask]))}
     if len(places) > 1:
-        raise UsageError(f"tensors lie on several devices: {', '.join(map(str, places))}")
+        raise UsageError(f"tensors are on several devices: {', '.join(map(str, places))}")
     if not 0 <= spec.dropout < 1:
         raise UsageError(f"dropout {spec.dropout} is not between 0 and 1")
     if mask is not None:
@@ -153,7 +153,7 @@ def _misfit(
     if not asked[:-3] == seen[:-3] == given[:-3]:
         return "query, key and value differ in batch", ""
     if seen[-3] != given[-3] or (asked[-3] != seen[-3] and not spec.grouped):
-        hint = "; heads that are shared need AttentionSpec(grouped=True)"
+        hint = "; shared key heads need AttentionSpec(grouped=True)"
         return "query, key and value differ in heads", hint
     return None
 
@@ -169,8 +169,8 @@ def _check_mask(query: Tensor, key: Tensor, mask: Tensor) -> None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         kind = str(mask.dtype).removeprefix("torch.")
         raise UsageError(
-            f"a mask of {kind} is neither true or false nor a number to add",
-            hint="mask.bool(), where True lets a query see a key",
+            f"a mask of {kind} is neither boolean nor floating point",
+            hint="mask.bool(), where True lets a query attend to a key",
         )
 
 

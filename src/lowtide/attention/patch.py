@@ -83,7 +83,7 @@ class Use:
     def report(self) -> str:
         """Format one line per backend that ran, with the reason if it is a fallback."""
         if not self._router.taken:
-            return "no attention was seen: the module did not run, or spells its attention out"
+            return "no attention was intercepted: the module did not run, or computes it explicitly"
         return "\n".join(
             f"{count} × {backend}" + (f", not {why}" if why else "")
             for (backend, why), count in self._router.taken.most_common()

@@ -87,7 +87,7 @@ def refusal(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -
     if path == "math":
         return None
     if path != "cpu_flash" and path not in call.enabled:
-        return "it is switched off"
+        return "it is disabled"
     rules = (*_SHARED, *_RULES[path])
     return next((reason for reason, refuses in rules if refuses(device, call)), None)
 
@@ -146,12 +146,15 @@ _RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
         ("there is a mask", lambda _, c: c.has_mask),
         ("query and value differ in head dimension", lambda _, c: c.head_dim != c.value_dim),
         ("the head dimension is over 256", lambda _, c: c.head_dim > 256),
-        ("the backward pass lacks this head dimension here", _backward_is_missing),
+        (
+            "the backward pass does not support this head dimension on this GPU",
+            _backward_is_missing,
+        ),
         (
             "causal with unequal numbers of tokens",
             lambda _, c: c.is_causal and c.query_tokens != c.key_tokens,
         ),
-        ("the type is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
+        ("the dtype is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
     ),
     "efficient": (
         ("the compute capability is not 5.0 to 12.1", _is_outside((5, 0))),
@@ -161,7 +164,7 @@ _RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
             lambda p, c: p.capability >= (8, 0) and not c.is_aligned,
         ),
         ("several query heads share a key head", lambda _, c: c.is_grouped),
-        ("the type is fp64", lambda _, c: c.dtype not in (*_HALF, torch.float32)),
+        ("the dtype is fp64", lambda _, c: c.dtype not in (*_HALF, torch.float32)),
         (
             "bf16 needs compute capability 8.0",
             lambda p, c: c.dtype == torch.bfloat16 and p.capability < (8, 0),
@@ -169,22 +172,22 @@ _RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
     ),
     "cudnn": (
         ("the compute capability is not 8.0 to 12.1", _is_outside((8, 0))),
-        ("the type is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
+        ("the dtype is not fp16 or bf16", lambda _, c: c.dtype not in _HALF),
         ("the mask needs a gradient", lambda _, c: c.has_mask and c.mask_needs_grad),
         ("the mask has neither 2 nor 4 dimensions", lambda _, c: not c.mask_fits),
-        ("the dropout is no multiple of 1/16", lambda _, c: c.dropout * 16 % 1 != 0),
+        ("the dropout is not a multiple of 1/16", lambda _, c: c.dropout * 16 % 1 != 0),
         (
-            "cuDNN 9.11 to 9.13 cannot do dropout",
+            "cuDNN 9.11 to 9.13 do not support dropout",
             lambda _, c: c.dropout > 0 and 91100 < installed_versions()[1] < 91400,
         ),
         ("there are over 65535 batches or heads", lambda _, c: max(c.batch, c.heads) > 65535),
         ("a head dimension is too large", _is_too_wide_for_cudnn),
         (
-            "a head dimension is no multiple of 8",
+            "a head dimension is not a multiple of 8",
             lambda _, c: bool(c.head_dim % 8 or c.value_dim % 8),
         ),
         (
-            "there is one token only",
+            "there is only one token",
             lambda _, c: c.key_tokens == 1 or (c.dropout > 0 and c.query_tokens == 1),
         ),
     ),
@@ -194,7 +197,7 @@ _RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
         ("the mask has neither 2 nor 4 dimensions", lambda _, c: not c.mask_fits),
         ("query and value differ in head dimension", lambda _, c: c.head_dim != c.value_dim),
         (
-            "the type is not fp16, bf16, fp32 or fp64",
+            "the dtype is not fp16, bf16, fp32 or fp64",
             lambda _, c: c.dtype not in (*_HALF, torch.float32, torch.float64),
         ),
     ),

@@ -107,7 +107,7 @@ def _tried(
             error, usual = _worst(one, wanted), _worst(other, wanted)
             floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())
             if not error <= allowed * max(usual, floor):
-                return f"{what} is off by {error:.1e} in a trial, plain operators by {usual:.1e}"
+                return f"in a trial {what} is off by {error:.1e}, plain operators by {usual:.1e}"
     return None
 
 

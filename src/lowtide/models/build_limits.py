@@ -52,7 +52,7 @@ class BuildLimits(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         self._calls -= 1
         if self._calls < 0 or _elements(name, [*args, *kwargs.values()]) > self._bytes:
-            raise TooLargeError("they ask for a network that is far larger than they are")
+            raise TooLargeError("they describe a network that is far larger than they are")
         made = func(*args, **kwargs)
         for one in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(one, Tensor):

@@ -56,8 +56,8 @@ def find(name: str) -> Bundled:
             return model
     meant = closest_name(name, names())
     raise ModelError(
-        f"there is no model {name!r}; bundled are {', '.join(names())}",
-        hint=f"did you mean {meant!r}?" if meant else "give one of these, or a model file",
+        f"there is no model {name!r}; the bundled models are {', '.join(names())}",
+        hint=f"did you mean {meant!r}?" if meant else "use one of these, or a model file",
     )
 
 

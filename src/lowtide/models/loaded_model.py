@@ -116,8 +116,8 @@ class Model:
         name = str(dtype).removeprefix("torch.")
         if name not in self.descriptor.dtypes:
             raise UsageError(
-                f"{self.descriptor.name} ({self.descriptor.architecture}) does not run in {name}; "
-                f"it runs in {', '.join(self.descriptor.dtypes)}"
+                f"{self.descriptor.name} ({self.descriptor.architecture}) does not support {name}; "
+                f"it supports {', '.join(self.descriptor.dtypes)}"
             )
 
     def _check(self, image: Tensor) -> None:
@@ -156,7 +156,7 @@ def require_device(device: str | torch.device) -> torch.device:
         wanted = torch.device(device)
         backend = torch.get_device_module(wanted)
     except RuntimeError as error:
-        raise UsageError(f"{device!r} is no device PyTorch knows") from error
+        raise UsageError(f"PyTorch does not know the device {device!r}") from error
     if not backend.is_available() or (wanted.index or 0) >= backend.device_count():
         raise UsageError(f"this machine has no device {str(wanted)!r}", hint="use the device 'cpu'")
     return wanted

@@ -58,8 +58,8 @@ def metadata(path: Path) -> dict[str, str]:
             return file.metadata() or {}
     except SafetensorError as error:
         raise ModelError(
-            f"{path} is no safetensors file, or is damaged: {error}",
-            hint="download it again, and compare its size with the one stated there",
+            f"{path} is not a safetensors file, or is damaged: {error}",
+            hint="download it again, and compare its size with the one given at its source",
         ) from error
 
 
@@ -74,7 +74,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} holds tensors that PyTorch cannot hold: {error}") from error
+        raise ModelError(f"{path} has tensors that PyTorch does not support: {error}") from error
 
 
 def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:
@@ -145,7 +145,7 @@ def _config(path: Path, entries: dict[str, str]) -> Config:
     if entries[ARCHITECTURE] not in _KNOWN:
         raise ModelError(
             f"{path} needs the architecture {entries[ARCHITECTURE]!r}, "
-            f"which this version of Lowtide does not have",
+            f"which this version of Lowtide does not know",
             hint="pip install --upgrade lowtide",
         )
     values: Any = parse_json(path, CONFIG, entries.get(CONFIG, "null"))

@@ -17,7 +17,7 @@ MOST_CHARACTERS, LARGEST_SIDE = 1 << 16, 1024
 
 def metadata_error(path: Path) -> str:
     """Return the start of an error message about damaged metadata."""
-    return f"the metadata of {path} are damaged"
+    return f"the metadata of {path} is damaged"
 
 
 def parse_json(path: Path, entry: str, text: str) -> Any:
@@ -41,11 +41,13 @@ def size_rule(where: str, values: Any) -> SizeRule:
     """
     known = {"minimum": int, "multiple_of": int, "square": bool}
     if not isinstance(values, Mapping) or not set(values) <= set(known):
-        raise ModelError(f"{where}: a rule for sizes has the fields {', '.join(known)} alone")
+        raise ModelError(f"{where}: a size rule has only the fields {', '.join(known)}")
     wrong = [name for name, value in values.items() if type(value) is not known[name]]
     if wrong or max([0, *values.values()]) > LARGEST_SIDE:
         shown = ", ".join(f"{name} {str(value)[:20]}" for name, value in values.items())
-        raise ModelError(f"{where}: a rule for sizes up to {LARGEST_SIDE} pixels, not {shown}")
+        raise ModelError(
+            f"{where}: a size rule needs values up to {LARGEST_SIDE} pixels, not {shown}"
+        )
     try:
         return SizeRule(**values)
     except ValueError as error:

@@ -14,10 +14,10 @@ from lowtide.core.errors import ModelError
 from lowtide.core.hashing import file_sha256
 
 SUFFIXES = (".safetensors", ".pth", ".ckpt", ".onnx")
-DOWNLOAD_AGAIN = "download it again, and compare its size with the one stated there"
+DOWNLOAD_AGAIN = "download it again, and compare its size with the one given at its source"
 _HINTS = {
-    ".pt": "save its state_dict as .safetensors; .pt is mostly TorchScript, which is a program",
-    ".bin": "get the .safetensors file that most repositories offer beside it",
+    ".pt": "save its state_dict as .safetensors; most .pt files are TorchScript, a program",
+    ".bin": "get the .safetensors file that most repositories offer next to it",
     ".gguf": "get the PyTorch weights (.safetensors or .pth) that it was converted from",
     ".zip": "unpack it and give the model file inside",
 }
@@ -38,7 +38,7 @@ def require_model_file(path: Path) -> None:
         raise ModelError(f"{path} is not a regular file")
     if suffix not in SUFFIXES:
         raise ModelError(
-            f"{path} is not of a kind Lowtide loads ({', '.join(SUFFIXES)})",
+            f"{path} is not a kind of file that Lowtide loads ({', '.join(SUFFIXES)})",
             hint=_HINTS.get(suffix, "give a model's weights in one of these formats"),
         )
     try:
@@ -66,9 +66,7 @@ def _require_content(path: Path, head: bytes) -> None:
     if not head:
         raise ModelError(f"{path} is empty", hint=DOWNLOAD_AGAIN)
     if head.startswith(b"version https://git-lfs"):
-        raise ModelError(
-            f"{path} is a Git LFS pointer, not the model it stands for", hint="git lfs pull"
-        )
+        raise ModelError(f"{path} is a Git LFS pointer, not the model itself", hint="git lfs pull")
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         raise ModelError(
             f"{path} is a web page that was saved under a model's name", hint=DOWNLOAD_AGAIN

@@ -61,7 +61,7 @@ class ProbeRun:
 
     def __call__(self, height: int, width: int, value: float = 0.5) -> np.ndarray:
         ends = self._ends
-        self._tell(f"an image of {width}×{height}")
+        self._tell(f"running an image of {width}×{height}")
         image = np.full((1, ends.channels, height, width), value, ends.given)
         try:
             (found,) = self._session.run([ends.result], {ends.image: image})
@@ -89,7 +89,7 @@ def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedMode
     size, made = _first_run(run, rule)
     scale = _scale(path, (1, facts.ends.channels, *size), made)
     if said not in (None, scale):
-        raise ModelError(f"{path} enlarges by {scale}, and its metadata say by {str(said)[:20]}")
+        raise ModelError(f"{path} upscales by {scale}, but its metadata says {str(said)[:20]}")
     if rule is None:
         rule = _found_rule(path, run, scale)
     if "checked" not in facts.entries:  # `lowtide export onnx` writes it, with values in 0..1
@@ -104,7 +104,7 @@ def cannot_run(path: Path, error: CannotRunError) -> ModelError:
     """Build the ModelError of a file that ONNX Runtime refuses."""
     return ModelError(
         f"{path} cannot be run by ONNX Runtime: {error.message}",
-        hint="a newer onnxruntime may do: pip install --upgrade onnxruntime",
+        hint="a newer onnxruntime may run it: pip install --upgrade onnxruntime",
     )
 
 
@@ -124,13 +124,13 @@ def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
     scale = made[2] // given[2] if len(made) == 4 else 0
     if not scale or made != (1, made[1], given[2] * scale, given[3] * scale):
         raise ModelError(
-            f"{path} makes {'×'.join(map(str, made))} of {'×'.join(map(str, given))}, which is no"
-            " image enlarged by a whole number"
+            f"{path} maps {'×'.join(map(str, given))} to {'×'.join(map(str, made))}, which is not"
+            " an image upscaled by an integer factor"
         )
     if made[1] != given[1]:
         raise ModelError(
-            f"{path} takes {given[1]} channels and gives {made[1]};"
-            " Lowtide runs gray (1) and RGB (3)"
+            f"{path} takes {given[1]} channels and returns {made[1]};"
+            " Lowtide runs grayscale (1) and RGB (3)"
         )
     return scale
 
@@ -154,8 +154,8 @@ def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
     grid = next((grid for grid in _GRIDS if runs(*sides(grid))), None)
     if grid is None:
         raise ModelError(
-            f"{path} runs at {_SIDES[0]}×{_SIDES[0]} or {_SIDES[1]}×{_SIDES[1]} pixels and at none"
-            f" of the sizes tried beside, on grids of up to {_GRIDS[-1]}",
+            f"{path} runs at {_SIDES[0]}×{_SIDES[0]} or {_SIDES[1]}×{_SIDES[1]} pixels, but at none"
+            f" of the other sizes tried, which are multiples of up to {_GRIDS[-1]}",
             hint="export it for any height and width, with the metadata lowtide.size",
         )
     least = next((side for side in _GRIDS if side >= grid and runs(side, side)), _SIDES[-1])
@@ -185,9 +185,9 @@ def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) 
     if usual > _FURTHEST:
         values = " and ".join(f"{value:.3g}" for value in made[1])
         raise ModelError(
-            f"{path} makes values of {values} of grays of {_GRAYS[0]} and {_GRAYS[1]}; Lowtide runs"
+            f"{path} maps grays of {_GRAYS[0]} and {_GRAYS[1]} to values of {values}; Lowtide runs"
             " models whose values are 0..1 or 0..255",
-            hint="export it with what its values are divided by",
+            hint="export it with the scaling of its values included",
         )
     return 1, 1
 

@@ -14,7 +14,7 @@ from lowtide.models.model_files import DOWNLOAD_AGAIN
 
 _FREE = (
     "export it for any height and width, as `lowtide export onnx` does,"
-    " or by dynamic_shapes of torch.onnx.export"
+    " or with dynamic_shapes of torch.onnx.export"
 )
 _CHANNELS = (1, 3)
 _OWN = "lowtide."
@@ -71,14 +71,14 @@ def read_onnx_metadata(path: Path) -> OnnxMetadata:
         return _facts(path, onnx.load(path, load_external_data=False))
     except (DecodeError, ValueError) as error:  # UnicodeDecodeError is a ValueError
         raise ModelError(
-            f"{path} is no ONNX file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
+            f"{path} is not an ONNX file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
         ) from error
 
 
 def _facts(path: Path, model: Any) -> OnnxMetadata:
     if not model.graph.node:
         raise ModelError(
-            f"{path} is no ONNX file, or is damaged: it has no graph", hint=DOWNLOAD_AGAIN
+            f"{path} is not an ONNX file, or is damaged: it has no graph", hint=DOWNLOAD_AGAIN
         )
     nodes = [*_nodes(model.graph.node), *_nodes(n for f in model.functions for n in f.node)]
     weights = [*_stored(model.graph), *_tensors(nodes)]
@@ -170,8 +170,8 @@ def _require_one_file(path: Path, weights: list[Any]) -> None:
         if uses_external_data(one):
             where = {entry.key: entry.value for entry in one.external_data}
             raise ModelError(
-                f"{path} keeps its weights in another file, {where.get('location')}",
-                hint='put all in one: onnx.save(onnx.load("model.onnx"), "one.onnx")',
+                f"{path} stores its weights in another file, {where.get('location')}",
+                hint='merge them into one file: onnx.save(onnx.load("model.onnx"), "one.onnx")',
             )
 
 
@@ -180,14 +180,14 @@ def _ends(path: Path, graph: Any) -> GraphSignature:
     images, results = [one for one in graph.input if one.name not in stored], list(graph.output)
     if (len(images), len(results)) != (1, 1):
         raise ModelError(
-            f"{path} takes {_named(images)} and gives {_named(results)};"
-            " Lowtide runs models from one image to one"
+            f"{path} takes {_named(images)} and returns {_named(results)};"
+            " Lowtide runs models that map one image to one image"
         )
     image, result = images[0].type.tensor_type, results[0].type.tensor_type
     sides = [one.dim_value or None for one in image.shape.dim]
     if len(sides) != 4:
         raise ModelError(
-            f"{path} takes {_shape(sides)}; Lowtide runs models of images, (batch, channels,"
+            f"{path} takes {_shape(sides)}; Lowtide runs image models, (batch, channels,"
             " height, width)"
         )
     _require_sizes(path, sides)
@@ -196,7 +196,7 @@ def _ends(path: Path, graph: Any) -> GraphSignature:
         result=results[0].name,
         channels=sides[1] or 0,
         given=_type(path, "takes", image.elem_type),
-        made=_type(path, "gives", result.elem_type),
+        made=_type(path, "returns", result.elem_type),
     )
 
 
@@ -205,7 +205,7 @@ def _named(ends: list[Any]) -> str:
 
 
 def _shape(sides: list[int | None]) -> str:
-    return "×".join("?" if side is None else str(side) for side in sides) or "a number"
+    return "×".join("?" if side is None else str(side) for side in sides) or "a scalar"
 
 
 def _require_sizes(path: Path, sides: list[int | None]) -> None:
@@ -213,15 +213,15 @@ def _require_sizes(path: Path, sides: list[int | None]) -> None:
     if channels not in _CHANNELS:
         what = "any number of" if channels is None else str(channels)
         raise ModelError(
-            f"{path} takes {_shape(sides)}, {what} channels in second place; Lowtide runs gray (1)"
-            " and RGB (3)"
+            f"{path} takes {_shape(sides)}, {what} channels in dimension 1; Lowtide runs"
+            " grayscale (1) and RGB (3)"
         )
     if batch not in (None, 1):
         raise ModelError(f"{path} takes {batch} images at a time", hint="export it for one image")
     if height is not None or width is not None:
         raise ModelError(
             f"{path} takes images of {width or 'any'}×{height or 'any'} pixels and no others,"
-            " so that no image could be run in parts",
+            " so that no image can be run in tiles",
             hint=_FREE,
         )
 
@@ -233,5 +233,5 @@ def _type(path: Path, does: str, kind: Any) -> str:
     if kind not in types:
         names = {number: name.lower() for name, number in TensorProto.DataType.items()}
         name = names.get(kind, f"type {kind}") if kind else "no tensors"
-        raise ModelError(f"{path} {does} {name}; Lowtide runs models of float and float16")
+        raise ModelError(f"{path} {does} {name}; Lowtide runs models in float32 and float16")
     return types[kind]

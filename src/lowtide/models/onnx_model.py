@@ -81,8 +81,8 @@ class OnnxModel(Model):
     def _check_dtype(self, dtype: torch.dtype) -> None:
         name = str(dtype).removeprefix("torch.")
         raise UsageError(
-            f"{self.descriptor.name} is an ONNX file, which has the types that it was written in:"
-            f" it is not run in {name}",
+            f"{self.descriptor.name} is an ONNX file, which keeps the dtypes it was exported in:"
+            f" it does not support {name}",
             hint="export the model again: lowtide export onnx MODEL --precision fp16",
         )
 

@@ -77,7 +77,7 @@ def _last(path: Path, said: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
             line = json.loads(said.get(timeout=_SECONDS) or "{}")
         except queue.Empty:
             raise ModelError(
-                f"{path} was given up: {step} takes more than {_SECONDS} s",
+                f"{path} was rejected: {step} takes more than {_SECONDS} s",
                 hint="the file may be damaged or hostile; or close other programs and try again",
             ) from None
         if "step" not in line:
@@ -95,10 +95,12 @@ def _listen(pipe: IO[bytes], put: Callable[[bytes], None]) -> None:
 def _died(path: Path, step: str, status: int, errors: bytes) -> ModelError:
     names = {one.value: one.name for one in signal.Signals}
     lines = errors.decode(errors="replace").strip().splitlines() or [f"status {status}"]
-    how = f"was ended by {names.get(-status, -status)}" if status < 0 else f"ended: {lines[-1]}"
+    how = (
+        f"was terminated by {names.get(-status, -status)}" if status < 0 else f"ended: {lines[-1]}"
+    )
     return ModelError(
-        f"{path} was given up: ONNX Runtime {how}, while {step}",
-        hint="the file may be damaged or hostile, or want more memory than there is",
+        f"{path} was rejected: ONNX Runtime {how}, while {step}",
+        hint="the file may be damaged or hostile, or need more memory than is available",
     )
 
 
@@ -134,7 +136,7 @@ def probe_main() -> None:
     except ModelError as error:
         _say(error=error.message, hint=error.hint)
     except MemoryError as error:
-        _say(error=f"{path} was given up: it takes too much memory ({error})", hint=None)
+        _say(error=f"{path} was rejected: it needs too much memory ({error})", hint=None)
 
 
 def _say(**line: Any) -> None:

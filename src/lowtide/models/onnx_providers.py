@@ -59,10 +59,10 @@ class Provider:
         known = runtime.get_available_providers()
         if self.first not in known:
             raise UsageError(
-                f"ONNX Runtime {runtime.__version__} of this machine has no {self.first}; it has"
+                f"ONNX Runtime {runtime.__version__} on this machine has no {self.first}; it has"
                 f" {', '.join(known)}",
-                hint="pip install onnxruntime-gpu tensorrt on a machine with an NVIDIA card, or"
-                " leave out --provider",
+                hint="pip install onnxruntime-gpu tensorrt on a machine with an NVIDIA GPU, or"
+                " omit --provider",
             )
 
 

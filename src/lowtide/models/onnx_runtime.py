@@ -92,7 +92,7 @@ def open_session(
     if provider.first not in session.get_providers():
         # The runtime falls back to other providers, and only logs it.
         raise CannotRunError(
-            f"{provider.first} could not be set up: a library of its own is missing"
+            f"{provider.first} could not be set up: one of its libraries is missing"
         )
     return session
 

@@ -141,7 +141,7 @@ class OnnxNetwork(nn.Module):
         """Run each image of the batch; see the class."""
         if type(images) is not Tensor or images.device.type != "cpu":
             raise ModelError(
-                f"{self.session.path} is run by ONNX Runtime: it has no graph that PyTorch knows"
+                f"{self.session.path} is run by ONNX Runtime, so PyTorch has no graph of it"
             )
         results = [self._single(image) for image in images.split(1)]
         return results[0] if len(results) == 1 else torch.cat(results)
@@ -151,4 +151,4 @@ class OnnxNetwork(nn.Module):
         try:
             return self.session.run(image, (1, self.out_channels, height, width))
         except CannotRunError as error:
-            raise ModelError(f"{self.session.path}: ONNX Runtime fails {error.message}") from error
+            raise ModelError(f"{self.session.path}: ONNX Runtime failed {error.message}") from error

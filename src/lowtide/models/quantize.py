@@ -60,7 +60,8 @@ def quantize_linear(network: nn.Module, device: str, kind: EightBits = "int8") -
     chosen = {layer for layer in layers if _fits(layer, device, way)}
     if not chosen:
         raise UsageError(
-            "this model has no linear layers that 8 bits would do for", hint="--precision fp32"
+            "this model has no linear layers that can be quantized to 8 bits",
+            hint="--precision fp32",
         )
     apply, scheme = torchao_scheme(kind)
     _as_written(network)

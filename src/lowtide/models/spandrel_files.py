@@ -114,7 +114,7 @@ def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor
     except UnsupportedModelError as error:
         shown = ", ".join(keys[:_KEYS_SHOWN])
         raise ModelError(
-            f"{path} holds a model of no known family; its {len(keys)} tensors start with {shown}",
+            f"{path} has a model of no known family; its {len(keys)} tensors start with {shown}",
             hint=f"known families are {', '.join(families())}",
         ) from error
     except _MISFITS as error:
@@ -132,14 +132,14 @@ def _require_image_model(path: Path, found: spandrel.ModelDescriptor) -> None:
     family = found.architecture.name
     if found.purpose not in _PURPOSES:
         raise ModelError(
-            f"{path} ({family}) is made for {found.purpose}, not for whole images",
-            hint="give a super-resolution or restoration model",
+            f"{path} ({family}) is a model for {found.purpose}, not for whole images",
+            hint="use a super-resolution or restoration model",
         )
     channels = (found.input_channels, found.output_channels)
     if not set(channels) <= {1, 3}:
         raise ModelError(
-            f"{path} ({family}) takes {channels[0]} channels and gives {channels[1]}; "
-            f"Lowtide runs gray (1) and RGB (3)"
+            f"{path} ({family}) takes {channels[0]} channels and returns {channels[1]}; "
+            f"Lowtide runs grayscale (1) and RGB (3)"
         )
 
 

@@ -139,12 +139,12 @@ def test_cudnn_comes_first_on_data_center_cards_by_version():
 def test_a_refusal_says_why():
     assert refusal("flash", AMPERE, call()) is None
     assert refusal("flash", AMPERE, call(has_mask=True)) == "there is a mask"
-    assert refusal("flash", AMPERE, call(enabled=frozenset())) == "it is switched off"
-    assert refusal("cudnn", HOPPER, call(head_dim=20)) == "a head dimension is no multiple of 8"
-    assert refusal("cudnn", HOPPER, call(dropout=0.1)) == "the dropout is no multiple of 1/16"
+    assert refusal("flash", AMPERE, call(enabled=frozenset())) == "it is disabled"
+    assert refusal("cudnn", HOPPER, call(head_dim=20)) == "a head dimension is not a multiple of 8"
+    assert refusal("cudnn", HOPPER, call(dropout=0.1)) == "the dropout is not a multiple of 1/16"
     assert refusal("cudnn", HOPPER, call(batch=65536)) == "there are over 65535 batches or heads"
     assert refusal("cudnn", AMPERE, call(head_dim=136)) == "a head dimension is too large"
-    assert refusal("cudnn", HOPPER, call(key_tokens=1)) == "there is one token only"
+    assert refusal("cudnn", HOPPER, call(key_tokens=1)) == "there is only one token"
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16, torch.float64])

@@ -145,7 +145,7 @@ def test_a_backend_that_takes_nothing_is_refused() -> None:
         UsageError, match="flash attention supports none of this model's 3"
     ) as error:
         usage(backend="flash", dtype=torch.float32)
-    assert "the type is not fp16 or bf16" in error.value.message
+    assert "the dtype is not fp16 or bf16" in error.value.message
     for backend in ("flash", "efficient"):
         with pytest.raises(UsageError, match="the last dimension is not contiguous"):
             usage(backend=backend, model=lambda: Net(turned=True))

@@ -27,7 +27,7 @@ class Chunked(Backend):
     """Online softmax over blocks of ``scores`` scores in fp32 (fp64 for fp64 input)."""
 
     name = "chunked"
-    about = "blocks of scores with an online softmax; also for biases that are trained"
+    about = "blocks of scores with an online softmax; also for trained biases"
     verified = frozenset({"cpu"})
 
     def __init__(self, scores: int = SCORES) -> None:

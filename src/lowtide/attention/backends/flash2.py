@@ -10,7 +10,7 @@ from torch import Tensor
 from lowtide.attention.backends.backend import Backend, Missing
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
-_NEEDS = "flash-attn 2, an NVIDIA GPU from Ampere on, and nvcc with a C++ compiler to build it"
+_NEEDS = "flash-attn 2, an NVIDIA GPU (Ampere or newer), and nvcc with a C++ compiler to build it"
 
 
 class Flash2(Backend):
@@ -35,10 +35,10 @@ class Flash2(Backend):
         """
         rules = (
             ("there is a mask", call.has_mask),
-            ("the type is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
+            ("the dtype is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
             ("query and value differ in head dimension", call.head_dim != call.value_dim),
             ("the head dimension is over 256", call.head_dim > 256),
-            ("the head dimension is no multiple of 8", call.head_dim % 8 != 0),
+            ("the head dimension is not a multiple of 8", call.head_dim % 8 != 0),
             (
                 "causal with unequal numbers of tokens",
                 call.is_causal and call.query_tokens != call.key_tokens,

@@ -39,7 +39,7 @@ class Flex(Backend):
             ("there is dropout", call.dropout > 0),
             (f"a head dimension is below {_MIN_DIM}", call.head_dim < _MIN_DIM),
             (f"the value's dimension is below {_MIN_DIM}", call.value_dim < _MIN_DIM),
-            ("the type is fp64", call.dtype == torch.float64),
+            ("the dtype is fp64", call.dtype == torch.float64),
         )
         return next((reason for reason, refused in rules if refused), None)
 

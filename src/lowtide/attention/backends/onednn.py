@@ -29,7 +29,7 @@ class OneDnn(Backend):
     """
 
     name = "onednn"
-    about = "whole rows of scores by oneDNN's products; for AMD processors with AVX-512"
+    about = "whole rows of scores by oneDNN's products; for AMD CPUs with AVX-512"
     verified = frozenset({"cpu"})
 
     def missing(self, device: AttentionDevice) -> Missing | None:
@@ -41,21 +41,21 @@ class OneDnn(Backend):
     def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse all but fp32 inference, optionally with an additive mask."""
         rules = (
-            ("the type is not fp32", call.dtype != torch.float32),
+            ("the dtype is not fp32", call.dtype != torch.float32),
             ("gradients are recorded", call.needs_grad or call.mask_needs_grad),
-            ("the mask is of truths, not of numbers", call.mask_is_truth),
-            ("it is causal", call.is_causal),
+            ("the mask is boolean, not additive", call.mask_is_truth),
+            ("attention is causal", call.is_causal),
             ("there is dropout", call.dropout > 0),
             ("several query heads share a key head", call.is_grouped),
             ("there are no tokens", not (call.query_tokens and call.key_tokens)),
-            ("a graph is made", torch.compiler.is_compiling()),
+            ("a graph is being compiled", torch.compiler.is_compiling()),
         )
         return next((reason for reason, refused in rules if refused), None)
 
     def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Prefer PyTorch's kernel except on AMD CPUs with AVX-512 and many scores."""
         if not (is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"):
-            return "PyTorch's own kernel is as fast on this processor"
+            return "PyTorch's own kernel is as fast on this CPU"
         least = _LEAST_SCORES * torch.get_num_threads()
         few = call.query_tokens * call.key_tokens < least
         return "for so few tokens PyTorch's own kernel is as fast" if few else None

@@ -31,7 +31,7 @@ class Sage(Backend):
         """Require the package and a supported NVIDIA compute capability."""
         if importlib.util.find_spec("sageattention") is None:
             return Missing(
-                "not installed; needs Triton and an NVIDIA GPU from Ampere on (the registry has"
+                "not installed; needs Triton and an NVIDIA GPU, Ampere or newer (PyPI has"
                 " version 1; version 2 is built from its sources with nvcc)",
                 "pip install lowtide[sage]",
             )
@@ -47,7 +47,7 @@ class Sage(Backend):
             ("it has no backward pass", call.needs_grad),
             ("it ignores masks", call.has_mask),
             ("there is dropout", call.dropout > 0),
-            ("the type is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
+            ("the dtype is not fp16 or bf16", call.dtype not in (torch.float16, torch.bfloat16)),
             ("query and value differ in head dimension", call.head_dim != call.value_dim),
             (f"the head dimension is {call.head_dim}", call.head_dim not in widths),
             ("the last dimension is not contiguous", not call.has_unit_stride),

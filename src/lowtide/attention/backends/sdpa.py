@@ -29,9 +29,9 @@ _KERNELS: dict[AttentionPath, SDPBackend] = {
 }
 _ABOUT = {
     "flash": "PyTorch's FlashAttention 2, on the CPU its own fused kernel",
-    "efficient": "PyTorch's memory-efficient kernel, from Turing's predecessors on",
+    "efficient": "PyTorch's memory-efficient kernel, also for GPUs older than Turing",
     "cudnn": "cuDNN's fused kernel",
-    "math": "PyTorch's plain operators; holds all scores",
+    "math": "PyTorch's plain operators; materializes all scores",
 }
 # Flash's backward pass reads out of bounds where batch index × row size exceeds 31 bits.
 _INDEXED = 1 << 31
@@ -138,5 +138,5 @@ def known_bad(path: AttentionPath, device: AttentionDevice, call: AttentionCall)
     on_cpu = path == "flash" and device.kind == "cpu"
     if on_cpu and not call.has_mask and call.key_tokens < _VECTOR:
         # Seen with PyTorch 2.15, whose row maximum is computed per SIMD vector.
-        return f"queries that are not finite come out as zeros with fewer than {_VECTOR} keys"
+        return f"queries that are not finite give zeros with fewer than {_VECTOR} keys"
     return None

@@ -68,18 +68,18 @@ def refusal(
     """
     batch, _, _, heads, dim = shape
     rules = (
-        ("the windows are blended", windows.form != "halo"),
-        (f"the type is {str(dtype).removeprefix('torch.')}", dtype == torch.float64),
+        ("the windows are blended, not of the halo form", windows.form != "halo"),
+        (f"the dtype is {str(dtype).removeprefix('torch.')}", dtype == torch.float64),
         # The interpreter's products read the bits of bf16 as integers.
         ("Triton's interpreter has no bf16", dtype == torch.bfloat16 and _interpreted()),
         (f"heads have {dim} channels, more than {_WIDEST_HEAD}", dim > _WIDEST_HEAD),
         (f"{batch * heads} batches × heads exceed {_MOST}", batch * heads > _MOST),
         (
-            "keys seen by reflection have no gradient here",
+            "reflected keys have no gradient in these kernels",
             needs_grad and windows.boundary == "reflect",
         ),
         (
-            "a bias that is learned needs windows that are not moved",
+            "a learned bias is not supported with boundary='shift'",
             needs_grad and learned_bias and windows.boundary == "shift",
         ),
     )
@@ -120,7 +120,7 @@ def halo_attention(
         shape, query.dtype, windows, learned_bias=learned, needs_grad=learns or learned
     )
     if reason is not None:
-        raise UsageError(f"the halo kernels cannot do this: {reason}")
+        raise UsageError(f"the halo kernels do not support this call: {reason}")
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if tiles is None:
         limit = shared_memory(LocalDevice.of(query.device).capability)

@@ -40,7 +40,7 @@ class ChannelAttention(nn.Module):
     def __init__(self, channels: int, *, reduction: int = 16) -> None:
         super().__init__()
         if reduction < 1:
-            raise UsageError(f"channels cannot be reduced {reduction} times")
+            raise UsageError(f"reduction must be at least 1, not {reduction}")
         self.channels = channels
         self.reduce = nn.Linear(channels, max(1, channels // reduction))
         self.expand = nn.Linear(max(1, channels // reduction), channels)

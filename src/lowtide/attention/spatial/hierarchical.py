@@ -68,10 +68,12 @@ class HierarchicalAttention(LocalWindowAttention):
         policy: Policy | None = None,
     ) -> None:
         if position not in ("rope", "none"):
-            raise UsageError(f"position {position!r} has no meaning for a whole image")
+            raise UsageError(f"position {position!r} is not supported by global attention")
         if chunk < 1 or not 0 <= full_tokens <= chunked_tokens:
             raise UsageError(
-                f"{full_tokens} full tokens, {chunked_tokens} in chunks of {chunk}: not in order"
+                f"full_tokens {full_tokens}, chunked_tokens {chunked_tokens} and chunk {chunk}"
+                " do not fit together",
+                hint="0 <= full_tokens <= chunked_tokens and chunk >= 1",
             )
         super().__init__(
             channels,

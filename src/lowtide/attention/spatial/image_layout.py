@@ -21,9 +21,9 @@ def check_image(image: Tensor, channels: int) -> None:
     shape = "×".join(map(str, image.shape)) or "()"
     if image.dim() != 4 or image.shape[1] != channels:
         hint = "(batch, channels, height, width); `.permute(0, 3, 1, 2)` moves channels forward"
-        raise UsageError(f"this module wants {channels} channels, not {shape}", hint=hint)
+        raise UsageError(f"this module needs {channels} channels, not {shape}", hint=hint)
     if not image.is_floating_point():
-        raise UsageError(f"this module wants floating point numbers, not {image.dtype}")
+        raise UsageError(f"this module needs a floating-point dtype, not {image.dtype}")
     if 0 in image.shape:
         raise UsageError(f"an image of {shape} has no pixels")
 
@@ -35,7 +35,7 @@ def check_heads(channels: int, heads: int) -> int:
         UsageError: heads do not divide the channels.
     """
     if heads < 1 or channels % heads:
-        raise UsageError(f"{channels} channels cannot be shared out to {heads} heads")
+        raise UsageError(f"{channels} channels cannot be divided into {heads} heads")
     return channels // heads
 
 

@@ -148,12 +148,12 @@ class LocalWindowAttention(RowRegionModule):
         """Explain which kernel computes ``image``, and why not the other one."""
         reason = self._triton_refusal(image)
         if self.kernel == "triton":
-            return f"triton: {'asked for' if reason is None else 'cannot: ' + reason}"
+            return f"triton: {'requested' if reason is None else 'not supported: ' + reason}"
         if self._prefers_triton(image):
-            return "triton: measured to be the fastest on such a card"
-        why = reason or "not measured on such a device, or with such numbers; taken by name"
+            return "triton: measured to be the fastest on this kind of GPU"
+        why = reason or "not measured on this kind of device or with this dtype; used only by name"
         if self.kernel == "portable":
-            why = "another was asked for"
+            why = "another kernel was requested"
         return f"portable: rows of windows\n  triton  {why}"
 
     def extra_repr(self) -> str:
@@ -217,7 +217,7 @@ class LocalWindowAttention(RowRegionModule):
         if (absent := missing(LocalDevice.of(image.device))) is not None:
             return f"{absent.reason}{f' ({absent.fix})' if absent.fix else ''}"
         if self.windows.boundary == "reflect" and self.position.rotates:
-            return "a mirrored key is rotated by where it is seen, not by where it is"
+            return "a reflected key is rotated by the position where it is seen, not by its own"
         table = self.position.whole_table()
         learning = [image, *self.parameters()] if torch.is_grad_enabled() else []
         shape = len(image), *image.shape[2:], self.heads, self.channels // self.heads
@@ -234,7 +234,7 @@ class LocalWindowAttention(RowRegionModule):
         from lowtide.attention.halo.autograd import halo_attention
 
         if (reason := self._triton_refusal(image)) is not None:
-            raise UsageError(f"the triton kernel cannot do this: {reason}")
+            raise UsageError(f"the triton kernel does not support this call: {reason}")
         query, key, value = self._project(image)
         rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
         turns = self.position.turns(rows, columns, query.dtype)

@@ -29,8 +29,8 @@ class Rope2d(Position):
         super().__init__()
         if head_dim % 4:
             raise UsageError(
-                f"rotary position needs heads of a multiple of 4 channels, not {head_dim}",
-                hint="other heads, or position='decomposed'",
+                f"rotary position needs a head dimension that is a multiple of 4, not {head_dim}",
+                hint="another number of heads, or position='decomposed'",
             )
         self.alike = head_dim, period
         pairs = head_dim // 4

@@ -42,16 +42,16 @@ class Windows:
         most = self.size // 2 if self.form == "blended" else self.size - 1
         if self.size < 1 or not 0 <= self.shared <= most:
             raise UsageError(
-                f"{self.form} windows of {self.size} px cannot share {self.shared} px",
+                f"{self.form} windows of {self.size} px cannot overlap by {self.shared} px",
                 hint=f"0 to {max(most, 0)}",
             )
         if self.form == "halo" and self.shared % 2:
             raise UsageError(
-                f"halo windows share as much on each side: {self.shared} px is odd",
+                f"halo windows overlap equally on both sides: {self.shared} px is odd",
                 hint=f"shared={self.shared - 1} or {self.shared + 1}",
             )
         if not all(0 <= phase < self.step for phase in self.phase):
-            raise UsageError(f"phase {self.phase} is not within a step of {self.step} px")
+            raise UsageError(f"phase {self.phase} is not within a stride of {self.step} px")
 
     @property
     def step(self) -> int:

@@ -54,7 +54,7 @@ class ZipCheckpoint:
         """Return all bytes of a storage's record, uint8 in this machine's byte order."""
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
         if record.file_size != storage.count * storage.dtype.itemsize:
-            raise DamagedError(f"record {storage.key} is not of the size that its tensors need")
+            raise DamagedError(f"record {storage.key} does not have the size that its tensors need")
         with self._archive.open(record) as file:
             found = _filled(file, record.file_size)
         return found.view(-1, storage.dtype.itemsize).flip(1).view(-1) if self._swapped else found
@@ -63,7 +63,7 @@ class ZipCheckpoint:
         name = f"{self._top}/byteorder"
         order = self._archive.read(name) if name in self._archive.NameToInfo else b"little"
         if order not in (b"little", b"big"):
-            raise DamagedError("it has an unknown order of bytes")
+            raise DamagedError("it has an unknown byte order")
         return order.decode() != sys.byteorder
 
 
@@ -77,7 +77,7 @@ class LegacyCheckpoint:
         self._file, self._maker = _Clipped(file, size), ObjectFactory()
         _require_no_tar(file)
         if self._next() != _MAGIC or self._next() != _VERSION:
-            raise DamagedError("it does not begin as a file of torch.save")
+            raise DamagedError("it does not start like a file of torch.save")
         self._next()  # sys_info of the machine that wrote it
         self.content, keys = self._next(), self._next()
         self._starts = {str(key): self._skipped(str(key)) for key in keys}
@@ -95,11 +95,11 @@ class LegacyCheckpoint:
         """Return the offset of a storage's values and seek to their end."""
         storage, count = self._maker.storages[key], self._file.read(8)
         if len(count) < 8 or struct.unpack("<q", count)[0] != storage.count:
-            raise DamagedError(f"storage {key} is not of the size that its tensors need")
+            raise DamagedError(f"storage {key} does not have the size that its tensors need")
         start = self._file.tell()
         self._file.seek(start + storage.count * storage.dtype.itemsize)
         if self._file.tell() > self._file.size:
-            raise DamagedError(f"storage {key} is cut off")
+            raise DamagedError(f"storage {key} is truncated")
         return start
 
 
@@ -122,7 +122,7 @@ def _filled(file: Any, size: int) -> Tensor:
     while rest:
         count = file.readinto(rest[:_PIECE])
         if not count:
-            raise DamagedError("it is cut off")
+            raise DamagedError("it is truncated")
         rest = rest[count:]
     return found
 
@@ -136,8 +136,8 @@ def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED:
             raise UnacceptedError(
-                f"has compressed records ({record.filename[:80]!r}), as torch.save writes none",
-                "torch.load and torch.save it, where you trust it",
+                f"has compressed records ({record.filename[:80]!r}), which torch.save never writes",
+                "if you trust it, load it with torch.load and save it with torch.save",
             )
         if record.flag_bits & 1:
             raise DamagedError("its records are encrypted")
@@ -154,5 +154,5 @@ def _require_no_tar(file: BinaryIO) -> None:
     if block[257:262] == b"ustar":
         raise UnacceptedError(
             "is a tar archive, PyTorch's format before version 0.1.10",
-            "torch.load and torch.save it, where you trust it",
+            "if you trust it, load it with torch.load and save it with torch.save",
         )

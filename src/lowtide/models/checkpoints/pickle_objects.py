@@ -75,7 +75,7 @@ class ForbiddenNameError(ValueError):
     """The pickle imports ``name``, which is not on the allowlists of this module."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"it asks for {name}")
+        super().__init__(f"it imports {name}")
         self.name = name
 
 
@@ -106,14 +106,16 @@ class TensorRef:
 
     def __post_init__(self) -> None:
         if len(self.size) != len(self.stride) or len(self.size) > _MOST_SIDES:
-            raise DamagedError(f"a tensor has {len(self.size)} sides, {len(self.stride)} strides")
+            raise DamagedError(
+                f"a tensor has {len(self.size)} dimensions, {len(self.stride)} strides"
+            )
         sides = (self.offset, *self.size, *self.stride)
         if not all(type(side) is int and 0 <= side < _LARGEST_SIDE for side in sides):
-            raise DamagedError("a tensor has sides or strides that are no counts")
+            raise DamagedError("a tensor has a size, stride or offset that is no valid count")
         last = sum((side - 1) * step for side, step in zip(self.size, self.stride, strict=True))
         end = 0 if 0 in self.size else self.offset + last + 1
         if end > self.storage.first + self.storage.count:
-            raise DamagedError("a tensor reaches beyond its storage")
+            raise DamagedError("a tensor extends beyond its storage")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class ObjectFactory:
     def made(self, asked: Any, given: Any) -> Any:
         """Build the object of a call of a name; raises `DamagedError`."""
         if type(asked) is not OpaqueObject or type(given) is not tuple:
-            raise DamagedError("it calls what is no name")
+            raise DamagedError("it calls an object that is not a name")
         module, _, name = asked.name.rpartition(".")
         if name in _DICTIONARIES.get(module, "").split():
             return self._dictionary(given)
@@ -153,24 +155,24 @@ class ObjectFactory:
             raise DamagedError(f"{asked.name} has {len(given)} arguments")
         if name == "_rebuild_from_type_v2":  # (function, type, arguments, state)
             if given[0] == asked:
-                raise DamagedError("a tensor is made by what makes none")
+                raise DamagedError("a tensor is rebuilt by a function that makes none")
             return self.made(given[0], given[2])
         return _tensor(*given) if name.startswith("_rebuild_tensor") else given[0]
 
     def storage(self, asked: Any) -> StorageRef:
         """Resolve a persistent ID of torch.save to a storage; raises `DamagedError`."""
         if type(asked) is not tuple or not 5 <= len(asked) <= 6:
-            raise DamagedError("it names a storage in an unknown way")
+            raise DamagedError("it refers to a storage in an unknown way")
         what, kind, key, _, count, *views = asked
         dtype = _STORAGES.get(kind.name.rpartition(".")[2])
         if what not in ("storage", b"storage") or dtype is None or type(key) not in (str, int):
-            raise DamagedError("it names a storage of an unknown kind")
+            raise DamagedError("it refers to a storage of an unknown kind")
         if type(count) is not int or count < 0:
-            raise DamagedError("it names a storage of no size")
+            raise DamagedError("it refers to a storage without a valid size")
         found = self.storages.setdefault(str(key), StorageRef(str(key), dtype, count))
         if (found.dtype, found.count) != (dtype, count):
             if found.count or count:
-                raise DamagedError("it names one storage as two")
+                raise DamagedError("it refers to one storage with two dtypes or sizes")
             found = StorageRef(str(key), dtype, 0)
         return _view(found, views[0]) if views and views[0] is not None else found
 
@@ -180,7 +182,7 @@ class ObjectFactory:
         # Limited, since a few bytes of pickle can copy one list again.
         self._copied += len(pairs)
         if self._copied > _MOST_COPIED:
-            raise DamagedError("it copies its lists again and again")
+            raise DamagedError("it copies its lists too often")
         return {plain_key(key): value for key, value in pairs}
 
 
@@ -193,16 +195,16 @@ def plain_key(key: Any) -> Any:
     for part in parts:
         small = type(part) is int and abs(part) < _LARGEST_KEY
         if not small and type(part) not in (str, bytes, bool, type(None), OpaqueObject):
-            raise DamagedError("a dictionary has a key that is no name or small number")
+            raise DamagedError("a dictionary has a key that is neither a name nor a small integer")
     return key
 
 
 def _view(whole: StorageRef, view: Any) -> StorageRef:
     _, first, count = view
     if type(first) is not int or type(count) is not int or first < 0 or count < 0:
-        raise DamagedError("a view of a storage has no size")
+        raise DamagedError("a view of a storage has no valid size")
     if first + count > whole.count:
-        raise DamagedError("a view reaches beyond its storage")
+        raise DamagedError("a view extends beyond its storage")
     return StorageRef(whole.key, whole.dtype, count, first)
 
 
@@ -214,7 +216,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Te
     if type(storage) is not StorageRef:
         raise DamagedError("a tensor has no storage")
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int:
-        raise DamagedError("a tensor has no sides")
+        raise DamagedError("a tensor has no valid size")
     if rest[2:] and rest[2]:
         raise DamagedError("a tensor is a conjugate or a negative of what is stored")
     return TensorRef(storage, storage.first + offset, size, stride)

@@ -71,7 +71,7 @@ class _Machine:
             if instruction.name not in _INSTRUCTIONS:
                 raise DamagedError(f"torch.save does not write the instruction {instruction.name}")
             _INSTRUCTIONS[instruction.name](self, value)
-        raise DamagedError("its pickle has no end")
+        raise DamagedError("its pickle has no STOP instruction")
 
     def marked(self) -> list[Any]:
         start = self.marks.pop()
@@ -96,7 +96,7 @@ class _Machine:
         if type(target) is list:
             target.extend(items)
         elif type(target) is not OpaqueObject:
-            raise DamagedError("it appends to what is no list")
+            raise DamagedError("it appends to an object that is not a list")
 
     def put(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -104,7 +104,7 @@ class _Machine:
             for key, value in zip(items[::2], items[1::2], strict=True):
                 target[plain_key(key)] = value
         elif type(target) is not OpaqueObject:
-            raise DamagedError("it sets items of what is no dictionary")
+            raise DamagedError("it sets items of an object that is not a dictionary")
 
     def make(self, names_too: bool = False) -> None:
         if names_too:

@@ -65,16 +65,16 @@ def read_state_dict(path: Path) -> dict[str, Any]:
             head = file.read(len(ZIP))
             file.seek(0)
             if not head.startswith((ZIP, PICKLE)):
-                raise DamagedError("it does not begin as a file of torch.save")
+                raise DamagedError("it does not start like a file of torch.save")
             found = (ZipCheckpoint if head == ZIP else LegacyCheckpoint)(file, size)
             table = _table(path, found.content)
             _require_bounded(table.values(), size)
             return _tensors(table, found)
     except ForbiddenNameError as error:
         raise ModelError(
-            f"{path} holds an object of {error.name[:100]}, which no model's weights need and"
+            f"{path} has an object of {error.name[:100]}, which no model's weights need and"
             " which could run code when it is loaded: it was refused",
-            hint="get this model as .safetensors, which cannot hold code",
+            hint="get this model as .safetensors, which cannot contain code",
         ) from error
     except UnacceptedError as error:
         raise ModelError(f"{path} {error}, and was refused", hint=error.hint) from error
@@ -101,7 +101,7 @@ def _table(path: Path, content: Any) -> dict[str, Any]:
         content = inner
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
     if not named or not any(isinstance(value, TensorRef) for value in content.values()):
-        raise ModelError(f"{path} holds no model: no table of named tensors was found in it")
+        raise ModelError(f"{path} has no model: no dictionary of named tensors was found in it")
     return content
 
 
@@ -109,7 +109,7 @@ def _require_bounded(values: Iterable[Any], size: int) -> None:
     places = [value for value in values if isinstance(value, TensorRef)]
     total = sum(math.prod(one.size) * one.storage.dtype.itemsize for one in places)
     if total > _TIMES * size + _ANYHOW:
-        raise DamagedError(f"its tensors are {total} bytes, and the file has {size}")
+        raise DamagedError(f"its tensors have {total} bytes, but the file has only {size}")
 
 
 def _tensors(table: dict[str, Any], file: ZipCheckpoint | LegacyCheckpoint) -> dict[str, Any]:

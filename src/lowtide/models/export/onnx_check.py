@@ -157,7 +157,7 @@ def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
     if found.shape != expected.shape:
         height, width = image.shape[2:]
         raise ModelError(
-            f"the exported file makes {tuple(found.shape)} of {width}×{height} pixels,"
+            f"the exported file returns {tuple(found.shape)} for {width}×{height} pixels,"
             f" PyTorch {tuple(expected.shape)}"
         )
     return found

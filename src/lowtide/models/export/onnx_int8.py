@@ -38,7 +38,9 @@ def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
 
     layers = _layers(path)[1:-1]
     if not layers:
-        raise ModelError(f"{path} has no layers that could be in 8 bits", hint="--precision fp16")
+        raise ModelError(
+            f"{path} has no layers that can be quantized to 8 bits", hint="--precision fp16"
+        )
     with silence_warnings("root"):  # advises to simplify the graph, which the export did
         quantize_static(
             str(path),

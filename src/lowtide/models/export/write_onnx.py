@@ -48,8 +48,8 @@ def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
     dtype, facts = _TYPES[precision], model.descriptor
     if str(dtype).removeprefix("torch.") not in facts.dtypes:
         raise UsageError(
-            f"{facts.name} ({facts.architecture}) does not run in {precision};"
-            f" it runs in {', '.join(facts.dtypes)}",
+            f"{facts.name} ({facts.architecture}) does not support {precision};"
+            f" it supports {', '.join(facts.dtypes)}",
             hint="--precision fp32",
         )
     return LowPrecision(copy.deepcopy(model.module).to(dtype), dtype).eval()
@@ -155,13 +155,13 @@ def _require_exportable(model: Model) -> None:
         if isinstance(part, HierarchicalAttention):
             raise ModelError(
                 f"{name} cannot be exported: HierarchicalAttention is another function above"
-                f" {part.chunked_tokens:,} pixels, and a graph holds one of the two",
-                hint="export a variant with window attention, or none",
+                f" {part.chunked_tokens:,} pixels, and a graph has only one of the two",
+                hint="export a variant with window attention, or without attention",
             )
     if model.descriptor.weight_bytes > _MOST_BYTES:
         raise ModelError(
             f"{name} has {format_bytes(model.descriptor.weight_bytes)} of weights;"
-            f" an ONNX file holds {format_bytes(_MOST_BYTES)}"
+            f" an ONNX file can hold {format_bytes(_MOST_BYTES)}"
         )
 
 

@@ -27,19 +27,23 @@ class MUNetConfig:
 
     def __post_init__(self) -> None:
         if type(self.features) is not int or self.features < 8:
-            raise ModelError(f"MUNet's features are a whole number from 8 on, not {self.features}")
+            raise ModelError(
+                f"MUNet's features must be an integer of at least 8, not {self.features}"
+            )
         whole = all(type(width) is int and width >= 1 for width in self.widths)
         if not self.widths or not whole:
-            raise ModelError(f"MUNet's widths are whole numbers from 1 on, not {self.widths}")
+            raise ModelError(f"MUNet's widths must be integers of at least 1, not {self.widths}")
         if not 0 <= self.slope < 1:
-            raise ModelError(f"MUNet's slope is from 0 to below 1, not {self.slope}")
+            raise ModelError(f"MUNet's slope must be at least 0 and below 1, not {self.slope}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MUNetConfig:
         """Inverse of `to_dict`; raises ModelError with the names of unknown entries."""
         unknown = set(values) - set(cls.__dataclass_fields__)
         if unknown:
-            raise ModelError(f"MUNet's configuration does not know: {', '.join(sorted(unknown))}")
+            raise ModelError(
+                f"MUNet's configuration has unknown entries: {', '.join(sorted(unknown))}"
+            )
         given = dict(values)
         if "widths" in given:
             given["widths"] = tuple(given["widths"])

@@ -26,10 +26,10 @@ class ParagonConvConfig:
     def __post_init__(self) -> None:
         values = (self.scale, self.features, self.blocks)
         if not all(type(value) is int and value >= 1 for value in values):
-            raise ModelError(f"ParagonConv needs whole numbers from 1 on, not {asdict(self)}")
+            raise ModelError(f"ParagonConv needs integers of at least 1, not {asdict(self)}")
         if self.scale not in SCALES:
             raise ModelError(
-                f"ParagonConv enlarges by {', '.join(map(str, SCALES))}, not by {self.scale}"
+                f"ParagonConv upscales by {', '.join(map(str, SCALES))}, not by {self.scale}"
             )
 
     @classmethod
@@ -38,7 +38,8 @@ class ParagonConvConfig:
         wrong = set(values) ^ set(cls.__dataclass_fields__)
         if wrong:
             raise ModelError(
-                f"ParagonConv's configuration lacks or does not know: {', '.join(sorted(wrong))}"
+                f"ParagonConv's configuration has missing or unknown entries:"
+                f" {', '.join(sorted(wrong))}"
             )
         return cls(**values)
 

@@ -93,7 +93,7 @@ def infer_tier_config(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
     features, channels = state["conv_in.weight"].shape[:2]
     scale = math.isqrt(len(state["up.0.weight"]) // features)
     if scale * scale * features != len(state["up.0.weight"]) or channels not in (1, 3):
-        raise ModelError(f"{path} looks like {FAMILY} ({tier}), but enlarges by no whole factor")
+        raise ModelError(f"{path} looks like {FAMILY} ({tier}), but its scale is not an integer")
     places = {tuple(map(int, key.split(".")[1:4:2])) for key in state if key.startswith("body.")}
     groups, blocks = (1 + max(place[axis] for place in places) for axis in (0, 1))
     attention = any(".qkv." in key for key in state)
@@ -114,4 +114,4 @@ def _check_base(path: Path, state: Mapping[str, Tensor]) -> None:
             continue
         wanted = torch.tensor(taps)
         if kernel.shape != wanted.shape or (kernel.float() - wanted).abs().max() > _NEAR:
-            raise ModelError(f"{path} looks like {FAMILY}, but its fixed path is another one")
+            raise ModelError(f"{path} looks like {FAMILY}, but its fixed path has other filters")

@@ -45,11 +45,11 @@ class VariantConfig:
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             known = ", ".join(map(str, SCALES))
-            raise ModelError(f"ParagonSR2 enlarges by {known}, not by {self.scale}")
+            raise ModelError(f"ParagonSR2 upscales by {known}, not by {self.scale}")
         for name, least in (("features", 8), ("groups", 1), ("blocks", 1), ("band", 3)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ModelError(f"{name} must be a whole number from {least} on, not {value!r}")
+                raise ModelError(f"{name} must be an integer of at least {least}, not {value!r}")
         if self.band % 2 == 0:
             raise ModelError(f"band must be odd, not {self.band}")
         for name, kinds in (("attention", AttentionKind), ("form", WindowForm)):
@@ -57,7 +57,9 @@ class VariantConfig:
                 known = ", ".join(get_args(kinds))
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {known}")
         if not 0 <= self.alpha <= 1 or not 0 < self.gain <= 1 or self.expansion < 1:
-            raise ModelError("alpha is from 0 to 1, gain above 0 up to 1, expansion from 1 on")
+            raise ModelError(
+                "alpha must be 0 to 1, gain above 0 and at most 1, expansion at least 1"
+            )
 
     @classmethod
     def of(cls, variant: Variant, scale: int, **changes: Any) -> VariantConfig:
@@ -77,7 +79,7 @@ class VariantConfig:
         wrong = set(values) ^ set(cls.__dataclass_fields__)
         if wrong:
             names = ", ".join(sorted(wrong))
-            raise ModelError(f"ParagonSR2's configuration lacks or does not know: {names}")
+            raise ModelError(f"ParagonSR2's configuration has missing or unknown entries: {names}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

@@ -124,15 +124,15 @@ def backward_query(
     to_q += wide_batch * o_batch + head * o_head
     given += wide_batch * g_batch + head * g_head
     sums += 2 * (wide_batch * heads + head) * height * width
-    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
-    query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-    change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
-    result = load_pixels(out, y, x, there, o_row, o_column, HEAD, WIDE)
-    share = tl.sum(change.to(tl.float32) * result.to(tl.float32), 1)
+    y, x, valid = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
+    query = load_pixels(q, y, x, valid, q_row, q_column, HEAD, WIDE)
+    grad_output = load_pixels(given, y, x, valid, g_row, g_column, HEAD, WIDE)
+    result = load_pixels(out, y, x, valid, o_row, o_column, HEAD, WIDE)
+    row_dot = tl.sum(grad_output.to(tl.float32) * result.to(tl.float32), 1)
     at = 2 * (y.to(tl.int64) * width + x)
-    tl.store(sums + at + 1, share, mask=there)
-    logs = tl.load(sums + at, mask=there, other=0.0)
-    gathered = tl.zeros([QUERIES, WIDE], tl.float32)
+    tl.store(sums + at + 1, row_dot, mask=valid)
+    logs = tl.load(sums + at, mask=valid, other=0.0)
+    accumulated = tl.zeros([QUERIES, WIDE], tl.float32)
     first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
     for step in range(first, last):
         key, value, key_y, key_x, seen = load_keys(
@@ -159,16 +159,16 @@ def backward_query(
         )
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
         if HAS_BIAS:
-            apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
-            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+            delta_y, delta_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+            scores += bias_tile(table, head, delta_y, delta_x, FARTHEST)
         weights = tl.exp2(scores - logs[:, None])
         if not INSIDE:
             weights = tl.where(seen[None, :], weights, 0.0)
-        of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
-        of_scores = (weights * (of_weights - share[:, None])).to(key.dtype)
-        gathered = tl.dot(of_scores, key, gathered, input_precision=PRECISION)
-    gathered = (gathered * scale).to(to_q.dtype.element_ty)
-    store_pixels(to_q, gathered, y, x, there, o_row, o_column, HEAD, WIDE)
+        of_weights = tl.dot(grad_output, tl.trans(value), input_precision=PRECISION)
+        of_scores = (weights * (of_weights - row_dot[:, None])).to(key.dtype)
+        accumulated = tl.dot(of_scores, key, accumulated, input_precision=PRECISION)
+    accumulated = (accumulated * scale).to(to_q.dtype.element_ty)
+    store_pixels(to_q, accumulated, y, x, valid, o_row, o_column, HEAD, WIDE)
 
 
 @triton.jit
@@ -307,37 +307,39 @@ def backward_key(
         start_x = (first_right + window % windows_right) * STEP - phase_x
         corner_y, corner_x = start_y + tile // wide * ROWS, start_x + tile % wide * COLUMNS
         y, x = corner_y + offset_y, corner_x + offset_x
-        there = (y < start_y + STEP) & (x < start_x + STEP) & within_image(y, x, height, width)
+        valid = (y < start_y + STEP) & (x < start_x + STEP) & within_image(y, x, height, width)
         far_y, far_x = corner_y.to(tl.int64), corner_x.to(tl.int64)
         if TILED:
             query = load_block(q, batch, corner_y, corner_x, head, ROWS, COLUMNS, WIDE)
-            change = load_block(given, batch, corner_y, corner_x, head, ROWS, COLUMNS, WIDE)
+            grad_output = load_block(given, batch, corner_y, corner_x, head, ROWS, COLUMNS, WIDE)
         elif INSIDE:
             query = load_all(queries + (far_y * q_row + far_x * q_column), HEAD, WIDE)
-            change = load_all(givens + (far_y * g_row + far_x * g_column), HEAD, WIDE)
+            grad_output = load_all(givens + (far_y * g_row + far_x * g_column), HEAD, WIDE)
         else:
-            query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
-            change = load_pixels(given, y, x, there, g_row, g_column, HEAD, WIDE)
+            query = load_pixels(q, y, x, valid, q_row, q_column, HEAD, WIDE)
+            grad_output = load_pixels(given, y, x, valid, g_row, g_column, HEAD, WIDE)
         both_of = pairs + 2 * (far_y * width + far_x)
         if INSIDE:
             both = tl.load(both_of)
         else:
-            both = tl.load(both_of, mask=there[:, None], other=0.0)
-        logs, share = tl.split(both)
+            both = tl.load(both_of, mask=valid[:, None], other=0.0)
+        logs, row_dot = tl.split(both)
         scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * LOG2E)
         if HAS_BIAS:
-            apart_y, apart_x = key_y[:, None] - y[None, :], key_x[:, None] - x[None, :]
-            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+            delta_y, delta_x = key_y[:, None] - y[None, :], key_x[:, None] - x[None, :]
+            scores += bias_tile(table, head, delta_y, delta_x, FARTHEST)
         weights = tl.exp2(scores - logs[None, :])
         if not INSIDE:
             from_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
             from_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
             seen = (key_y >= from_y) & (key_y < from_y + SIZE) & read
             seen = seen & (key_x >= from_x) & (key_x < from_x + SIZE)
-            weights = tl.where(seen[:, None] & there[None, :], weights, 0.0)
-        of_value = tl.dot(weights.to(change.dtype), change, of_value, input_precision=PRECISION)
-        of_weights = tl.dot(value, tl.trans(change), input_precision=PRECISION)
-        of_scores = (weights * (of_weights - share[None, :])).to(query.dtype)
+            weights = tl.where(seen[:, None] & valid[None, :], weights, 0.0)
+        of_value = tl.dot(
+            weights.to(grad_output.dtype), grad_output, of_value, input_precision=PRECISION
+        )
+        of_weights = tl.dot(value, tl.trans(grad_output), input_precision=PRECISION)
+        of_scores = (weights * (of_weights - row_dot[None, :])).to(query.dtype)
         of_key = tl.dot(of_scores, query, of_key, input_precision=PRECISION)
     of_key = (of_key * scale).to(to_k.dtype.element_ty)
     of_value = of_value.to(to_v.dtype.element_ty)
@@ -398,7 +400,7 @@ def backward_bias(
     Grid: tiles of keys, tiles of queries, heads.
     """
     tile, head = tl.program_id(1), tl.program_id(2)
-    gathered = tl.zeros([QUERIES, KEYS], tl.float32)
+    accumulated = tl.zeros([QUERIES, KEYS], tl.float32)
     for place in range(batches):
         batch = tl.full([], place, tl.int64)
         plane = 2 * (batch * heads + head) * height * width
@@ -409,7 +411,7 @@ def backward_bias(
         for window in range(windows_y * windows_x):
             start_y = (window // windows_x) * STEP - phase_y
             start_x = (window % windows_x) * STEP - phase_x
-            y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
+            y, x, valid = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
             key_y, key_x, row, column, seen, read = key_tile(
                 tl.program_id(0),
                 start_y - MARGIN,
@@ -420,22 +422,22 @@ def backward_bias(
                 KEYS,
                 BOUNDARY,
             )
-            query = load_pixels(at_q, y, x, there, q_row, q_column, HEAD, WIDE)
-            change = load_pixels(at_g, y, x, there, g_row, g_column, HEAD, WIDE)
+            query = load_pixels(at_q, y, x, valid, q_row, q_column, HEAD, WIDE)
+            grad_output = load_pixels(at_g, y, x, valid, g_row, g_column, HEAD, WIDE)
             key = load_pixels(at_k, row, column, read, k_row, k_column, HEAD, WIDE)
             value = load_pixels(at_v, row, column, read, v_row, v_column, HEAD, WIDE)
             at = sums + plane + 2 * (y.to(tl.int64) * width + x)
-            logs = tl.load(at, mask=there, other=0.0)
-            share = tl.load(at + 1, mask=there, other=0.0)
+            logs = tl.load(at, mask=valid, other=0.0)
+            row_dot = tl.load(at + 1, mask=valid, other=0.0)
             scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
-            apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
-            scores += bias_tile(table, head, apart_y, apart_x, FARTHEST)
+            delta_y, delta_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+            scores += bias_tile(table, head, delta_y, delta_x, FARTHEST)
             weights = tl.exp2(scores - logs[:, None])
-            weights = tl.where(seen[None, :] & there[:, None], weights, 0.0)
-            of_weights = tl.dot(change, tl.trans(value), input_precision=PRECISION)
-            gathered += weights * (of_weights - share[:, None])
+            weights = tl.where(seen[None, :] & valid[:, None], weights, 0.0)
+            of_weights = tl.dot(grad_output, tl.trans(value), input_precision=PRECISION)
+            accumulated += weights * (of_weights - row_dot[:, None])
     rows = tile * QUERIES + tl.arange(0, QUERIES)
     columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     wide = tl.num_programs(0) * KEYS
     to_bias += head.to(tl.int64) * tl.num_programs(1) * QUERIES * wide
-    tl.store(to_bias + rows[:, None].to(tl.int64) * wide + columns[None, :], gathered)
+    tl.store(to_bias + rows[:, None].to(tl.int64) * wide + columns[None, :], accumulated)

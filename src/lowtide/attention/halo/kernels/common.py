@@ -145,14 +145,14 @@ def pixels(base, y, x, row, column, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _wanted(there, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    return there[:, None] & (tl.arange(0, WIDE) < HEAD)[None, :]
+def _wanted(valid, HEAD: tl.constexpr, WIDE: tl.constexpr):
+    return valid[:, None] & (tl.arange(0, WIDE) < HEAD)[None, :]
 
 
 @triton.jit
-def load_pixels(base, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
+def load_pixels(base, y, x, valid, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
     """Load (pixels, WIDE) elements of a tensor, zero where masked."""
-    wanted = _wanted(there, HEAD, WIDE)
+    wanted = _wanted(valid, HEAD, WIDE)
     return tl.load(pixels(base, y, x, row, column, WIDE), mask=wanted, other=0.0)
 
 
@@ -226,9 +226,9 @@ def within_image(y, x, height, width):
 
 
 @triton.jit
-def store_pixels(base, values, y, x, there, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
+def store_pixels(base, values, y, x, valid, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
     """Store (pixels, WIDE) values to a tensor, except where masked."""
-    wanted = _wanted(there, HEAD, WIDE)
+    wanted = _wanted(valid, HEAD, WIDE)
     tl.store(pixels(base, y, x, row, column, WIDE), values, mask=wanted)
 
 

@@ -108,12 +108,12 @@ def forward(
         v += wide_batch * v_batch + head * v_head
     out += wide_batch * o_batch + head * o_head
     sums += 2 * (wide_batch * heads + head) * height * width
-    y, x, there = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
-    query = load_pixels(q, y, x, there, q_row, q_column, HEAD, WIDE)
+    y, x, valid = query_tile(tile, start_y, start_x, height, width, STEP, QUERIES)
+    query = load_pixels(q, y, x, valid, q_row, q_column, HEAD, WIDE)
     # Online softmax before the first key: maximum, sum of weights, weighted sum of values.
-    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    row_max = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
-    gathered = tl.zeros([QUERIES, WIDE], tl.float32)
+    accumulated = tl.zeros([QUERIES, WIDE], tl.float32)
     first, last = tiles_inside(first_y, height, SIZE, KEYS, BOUNDARY, INSIDE)
     for step in range(first, last):
         key, value, key_y, key_x, seen = load_keys(
@@ -138,7 +138,7 @@ def forward(
             TILED,
             INSIDE,
         )
-        most, total, gathered = _with_keys(
+        row_max, total, accumulated = _with_keys(
             query,
             key,
             value,
@@ -150,19 +150,19 @@ def forward(
             key_x,
             seen,
             scale,
-            most,
+            row_max,
             total,
-            gathered,
+            accumulated,
             HAS_BIAS,
             FARTHEST,
             PRECISION,
             INSIDE,
         )
     divisor = tl.where(total == 0, 1.0, total)
-    result = (gathered / divisor[:, None]).to(out.dtype.element_ty)
-    store_pixels(out, result, y, x, there, o_row, o_column, HEAD, WIDE)
+    result = (accumulated / divisor[:, None]).to(out.dtype.element_ty)
+    store_pixels(out, result, y, x, valid, o_row, o_column, HEAD, WIDE)
     at = 2 * (y.to(tl.int64) * width + x)
-    tl.store(sums + at, most + tl.log2(divisor), mask=there)
+    tl.store(sums + at, row_max + tl.log2(divisor), mask=valid)
 
 
 @triton.jit
@@ -178,9 +178,9 @@ def _with_keys(
     key_x,
     seen,
     scale,
-    most,
+    row_max,
     total,
-    gathered,
+    accumulated,
     HAS_BIAS: tl.constexpr,
     FARTHEST: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -190,18 +190,18 @@ def _with_keys(
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     unit = scale * LOG2E
     if HAS_BIAS:
-        apart_y, apart_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
-        scores = scores * unit + bias_tile(table, head, apart_y, apart_x, FARTHEST)
+        delta_y, delta_x = key_y[None, :] - y[:, None], key_x[None, :] - x[:, None]
+        scores = scores * unit + bias_tile(table, head, delta_y, delta_x, FARTHEST)
         unit = 1.0
     if not INSIDE:
         scores = tl.where(seen[None, :], scores, float("-inf"))
-    new = tl.maximum(most, tl.max(scores, 1) * unit)
-    anchor = new
+    new = tl.maximum(row_max, tl.max(scores, 1) * unit)
+    finite_max = new
     if not INSIDE:
-        anchor = tl.where(new == float("-inf"), 0.0, new)  # queries that have seen no key yet
-    weights = tl.exp2(scores * unit - anchor[:, None])
-    shrink = tl.exp2(most - anchor)
-    total = total * shrink + tl.sum(weights, 1)
-    gathered = gathered * shrink[:, None]
-    gathered = tl.dot(weights.to(value.dtype), value, gathered, input_precision=PRECISION)
-    return new, total, gathered
+        finite_max = tl.where(new == float("-inf"), 0.0, new)  # queries that have seen no key yet
+    weights = tl.exp2(scores * unit - finite_max[:, None])
+    rescale = tl.exp2(row_max - finite_max)
+    total = total * rescale + tl.sum(weights, 1)
+    accumulated = accumulated * rescale[:, None]
+    accumulated = tl.dot(weights.to(value.dtype), value, accumulated, input_precision=PRECISION)
+    return new, total, accumulated

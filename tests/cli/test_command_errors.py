@@ -133,7 +133,7 @@ def test_limits_of_a_format_are_known_before_a_model_is_measured(
 
 def test_an_existing_target(lowtide, source, out):
     out.write_text("precious")
-    complaint(lowtide("upscale", source, "-o", out), 2, "exists already", "--force")
+    complaint(lowtide("upscale", source, "-o", out), 2, "already exists", "--force")
     assert out.read_text() == "precious"
 
 
@@ -169,7 +169,7 @@ def test_words_that_are_no_options(lowtide, source, words):
 
 
 def test_no_output(lowtide, source):
-    complaint(lowtide("upscale", source), 2, "where should the result go?", "-o OUTPUT")
+    complaint(lowtide("upscale", source), 2, "no output is given", "-o OUTPUT")
 
 
 def test_no_plan_fits_and_the_hint_works(lowtide, source, out):
@@ -194,7 +194,7 @@ def test_errors_as_json(lowtide, source, out):
     ("words", "kind", "message"),
     [
         (["upscale"], "UsageError", "Missing argument"),
-        (["upscale", "SOURCE"], "UsageError", "where should the result go?"),
+        (["upscale", "SOURCE"], "UsageError", "no output is given"),
         (["upscale", "SOURCE", "-o", "OUT", "--sclae", 2], "UsageError", "No such option"),
         (["upscale", "SOURCE", "-o", "OUT", "--tile", "many"], "UsageError", "'many' is not"),
         (["upscale", "no.png", "-o", "OUT"], "ImageError", "no such file"),
@@ -267,7 +267,9 @@ def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(progress_bar.ProgressLine, "__call__", interrupt)
-    complaint(lowtide("upscale", source, "-o", out), 130, "interrupted", "goes on where")
+    complaint(
+        lowtide("upscale", source, "-o", out), 130, "interrupted", "run the same command again"
+    )
     stopped = lowtide("upscale", source, "-o", out, "--json")
     assert stopped.code == stopped.json["error"]["exit_code"] == 130
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]

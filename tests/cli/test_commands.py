@@ -140,7 +140,7 @@ def test_a_folder_twice(lowtide, source, tmp_path):
     assert "[1/2] a.png" in first.err
     second = lowtide("upscale", folder, "-o", tmp_path / "out")
     assert second.code == 0
-    assert second.out.count("finished before, skipped") == 2
+    assert second.out.count("already finished, skipped") == 2
     assert "2 skipped in" in second.out
 
 
@@ -153,10 +153,10 @@ def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
         (folder / f"{number}.txt").write_text("words\n")
     shown = lowtide("upscale", folder, "-o", tmp_path / "out")
     named = ", ".join(str(folder / f"{number}.txt") for number in range(3))
-    assert f"left out: a text file: {named} and 2 more\n" in shown.err
-    assert "2 done, 5 left out in" in shown.out
+    assert f"not used: a text file: {named} and 2 more\n" in shown.err
+    assert "2 done, 5 not images in" in shown.out
     report = lowtide("upscale", folder, "-o", tmp_path / "out", "--json", "-q")
-    assert report.err.startswith("left out: ")
+    assert report.err.startswith("not used: ")
     assert report.json["left_out"][4] == {
         "path": str(folder / "4.txt"),
         "reason": "a text file",
@@ -178,7 +178,7 @@ def test_one_pixel(lowtide, tmp_path, save, read, out):
 
 def test_bounded_results_say_so(lowtide, source, out):
     result = lowtide("upscale", source, "-o", out, "--tile", 32, "--tile-overlap", 2)
-    assert "bounded: the model reaches 7 px" in result.out
+    assert "bounded: the receptive field reaches 7 px" in result.out
     assert "against the whole image" in result.out
 
 
@@ -242,7 +242,7 @@ def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
     words = ["bench", "upscale", source, "--only", "memory", "--budget", "256MiB"]
     shown = lowtide(*words)
     assert "conservative" in shown.out
-    assert "the same" in shown.out
+    assert "identical" in shown.out
     assert "running memory" in shown.err
     report = json.loads(lowtide(*words, "--json").out)
     assert [row["way"]["name"] for row in report["rows"]] == ["lowtide", "memory", "conservative"]
@@ -252,7 +252,7 @@ def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
 def test_seams_are_compared(lowtide, tmp_path, save, photo):
     source = save(tmp_path / "photo.png", photo[:96, :96])
     shown = lowtide("bench", "upscale", source, "--seams", "--tile", "64", "--device", "cpu")
-    assert all(word in shown.out for word in ("streamed", "linear", "hann", "steps off"))
+    assert all(word in shown.out for word in ("streamed", "linear", "hann", "step error"))
     refused = lowtide("bench", "upscale", source, "--seams", "--only", "whole")
     assert refused.code == 2
     assert "contradicts" in refused.err

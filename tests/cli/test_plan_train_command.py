@@ -159,7 +159,7 @@ def test_a_bundled_model_and_a_budget_in_percent(lowtide) -> None:
         "-q",
     )
     assert result.code == 0
-    assert "lowtide-x2: 50,604 weights" in result.out
+    assert "lowtide-x2: 50,604 parameters" in result.out
     assert "budget 11.8 GiB" in result.out
 
 
@@ -193,7 +193,7 @@ def test_a_picture(plan, tmp_path: Path) -> None:
         (["nowhere:net"], 2, "no Python module 'nowhere'", "path/to/file.py:function"),
         (["{net}work"], 2, "has no 'network'", "functions there: Net, net"),
         (["math:pi"], 2, "neither a function nor a module, but of type float", ""),
-        (["{net}", "--input", "3,q"], 2, "is no shape", "h and w for the size"),
+        (["{net}", "--input", "3,q"], 2, "is not a shape", "h and w for the size"),
         (["{net}", "--size", "big"], 2, "not a number of pixels", "--size 256"),
         (["{net}", "--batch", "0"], 2, "--batch 0", ""),
         (["{net}", "--budget", "100GiB"], 2, "more than NVIDIA GeForce RTX 3070", "auto"),

@@ -34,7 +34,7 @@ def test_it_is_the_same_file(tmp_path, source, graphs, options):
     assert image.plan.recorded
     assert "as a CUDA graph" in image.plan.title
     assert image.accuracy.execution == "exact"
-    assert "recording took" in image.notes[0]
+    assert "capturing a CUDA graph took" in image.notes[0]
     assert len(graphs) == 1
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
@@ -84,7 +84,7 @@ def test_the_cpu_has_none(tmp_path, source):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"strategy": "streamed"}, "bands of rows"),
+        ({"strategy": "streamed"}, "streamed networks"),
         ({"compile": "on"}, "compiled networks"),
         ({"devices": "cuda:0,cuda:1"}, "several devices"),
         ({"model": "a.onnx"}, "ONNX files"),

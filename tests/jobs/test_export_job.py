@@ -106,7 +106,7 @@ def test_half_precision_tells_its_decibels(target):
 def test_a_file_that_gives_something_else_is_not_kept(precision, target, wrong):
     wrong(0.01)
     # Also with `unchecked`, which is for files that cannot be run.
-    with pytest.raises(ModelError, match=r"at 50×33 .* 0\.01 from PyTorch's, more than 0\.00"):
+    with pytest.raises(ModelError, match=r"at 50×33 .* by 0\.01 from PyTorch's, more than 0\.00"):
         export_onnx("lowtide-x2", target, precision=precision, unchecked=True)
     assert not list(target.parent.iterdir())
 
@@ -128,7 +128,7 @@ def test_rounding_may_be_a_share_of_large_pixels(target, monkeypatch):
 
 def test_a_file_that_was_there_stays_until_the_new_one_is_good(target, wrong):
     target.write_bytes(b"old")
-    with pytest.raises(UsageError, match="exists already") as caught:
+    with pytest.raises(UsageError, match="already exists") as caught:
         export_onnx("lowtide-x2", target)
     assert caught.value.hint == "--force to replace it"
     assert export_onnx("lowtide-x2", target, force=True).checked
@@ -191,7 +191,7 @@ def test_a_full_disk(target, files_of_at_most, most):
 @pytest.mark.skipif(sys.platform == "win32", reason="links as Unix has them")
 def test_a_link_to_nowhere_is_somebodys_too(target):
     target.symlink_to("nowhere")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_onnx("lowtide-x2", target)
     assert target.is_symlink()
 

@@ -131,7 +131,7 @@ def test_foreign_files_are_not_overwritten(folder, out):
     (out / "a.png").write_text("somebody's")
     report = upscale(folder, out)
     assert statuses(report) == ["failed", "done", "done"]
-    assert "exists already" in report.failures[0].error
+    assert "already exists" in report.failures[0].error
     assert (out / "a.png").read_text() == "somebody's"
     assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
 
@@ -263,9 +263,9 @@ def test_a_file_that_came_meanwhile_is_left_alone(folder, out, tmp_path):
 
     report = upscale(folder, out, progress=plant)
     assert statuses(report) == ["done", "failed", "done"]
-    assert "b.png exists already" in report.failures[0].error
+    assert "b.png already exists" in report.failures[0].error
     (tmp_path / "alone.png").unlink()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         upscale(folder / "b.png", tmp_path / "alone.png", progress=plant)
     for path in (out / "b.png", tmp_path / "alone.png"):
         assert path.read_text() == "theirs"
@@ -282,7 +282,7 @@ def test_links_are_not_written_through(folder, out, tmp_path):
     (out / "b.png").symlink_to("nowhere")
     report = upscale(folder, out)
     assert statuses(report) == ["failed", "failed", "done"]
-    assert all("exists already" in image.error for image in report.failures)
+    assert all("already exists" in image.error for image in report.failures)
     assert statuses(upscale(folder, out, force=True)) == ["done"] * 3
     assert not (out / "a.png").is_symlink()
     assert not (out / "nowhere").exists()

@@ -68,7 +68,7 @@ def test_a_journal_that_cannot_grow(tiny, tmp_path, files_of_at_most):
             assert not out.exists()
             continue
         for image in report.images:
-            noted = any("not noted as finished" in event for event in image.events)
+            noted = any("not recorded as finished" in event for event in image.events)
             seen.add((image.status, noted))
             assert image.status != "failed" or "the disk is full" in image.error
         done = [image.status == "done" for image in report.images]
@@ -101,7 +101,7 @@ def test_a_report_that_has_no_room(tiny, tmp_path, files_of_at_most):
             upscale(tiny / "a.webp", tmp_path / "alone.webp", sidecar=True)
     assert statuses(report) == ["failed"] * 3
     for image in report.failures:
-        assert "its result is there" in image.error
+        assert "its result was written" in image.error
         assert "lowtide.json: the disk is full" in image.error
     assert sorted(files_of(out)) == ["a.webp", "b.webp", "c.webp"]
     assert (tmp_path / "alone.webp").is_file()

@@ -122,7 +122,7 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
     report = upscale(folder, tmp_path / "out", tile=None, accuracy="bounded")
     assert failed
     assert statuses(report) == ["done"] * 4
-    assert "planned again" in report.images[1].events[0]
+    assert "replanned" in report.images[1].events[0]
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "b.png", "c.png", "d.png"]
 
 
@@ -141,7 +141,7 @@ def test_so_it_does_for_a_plan_that_was_kept(tmp_path, monkeypatch, save, photo)
 
     monkeypatch.setattr(ImageSink, "finish", once)
     report = lowtide.upscale(source, tmp_path / "b2.png", budget="256MiB", plan_file=kept)
-    assert "planned again" in report.images[0].events[0]
+    assert "replanned" in report.images[0].events[0]
     assert (tmp_path / "b2.png").exists()
 
 

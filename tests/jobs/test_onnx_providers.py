@@ -53,7 +53,7 @@ def test_its_numbers_are_compared_with_the_cpus(tmp_path, source, onnx_x2, monke
             source, tmp_path / "out.png", onnx_x2, provider="tensorrt", force=True, **options
         )
         assert image.accuracy.precision_error.max_error == 0
-        assert "by tensorrt, whose memory on the card is not counted" in (
+        assert "run by tensorrt, whose memory on the GPU is not counted" in (
             image.accuracy.precision_why
         )
         if not options:

@@ -160,7 +160,7 @@ def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
     assert plan.fits
     again = TrainingPlan.model_validate_json(plan.model_dump_json())
     assert str(again) == str(plan)
-    for word in ("Sequential: 443 weights", "NVIDIA GeForce RTX 3070", "ledger", "context"):
+    for word in ("Sequential: 443 parameters", "NVIDIA GeForce RTX 3070", "ledger", "context"):
         assert word in str(plan)
 
 
@@ -210,7 +210,7 @@ def test_shapes_in_words() -> None:
     assert parse_size("256") == (256, 256)
     assert parse_size("320x240") == (240, 320)
     for text in ("3,h,q", "3,,4", "3:floaty", "h/0", "3:4:5", "3,-4"):
-        with pytest.raises(UsageError, match="is no shape"):
+        with pytest.raises(UsageError, match="is not a shape"):
             parse_inputs((text,))
     for text in ("", "0", "12x", "big", "3x0"):
         with pytest.raises(UsageError, match="not a number of pixels"):
@@ -222,7 +222,10 @@ def test_shapes_in_words() -> None:
     [
         ({"batch": 0}, "--batch 0"),
         ({"accumulate": 0}, "--accumulate 0"),
-        ({"optimizer": "lion"}, "--optimizer lion is none of 'adamw', .*'sgd-momentum', 'auto'$"),
+        (
+            {"optimizer": "lion"},
+            "--optimizer lion is not one of 'adamw', .*'sgd-momentum', 'auto'$",
+        ),
         ({"bach": 3}, "no setting 'bach'"),
         ({"inputs": ("3,h,w",), "channels": 3}, "contradict each other"),
         ({"validation_size": (8, 8)}, "--validation-size without --validation-batch"),
@@ -267,7 +270,7 @@ def test_devices_and_budgets_that_make_no_sense(options: dict[str, Any], words: 
 def test_without_a_card_one_must_be_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device, which is taken")
-    with pytest.raises(UsageError, match="which one is to be trained on") as error:
+    with pytest.raises(UsageError, match="no other is named to plan for") as error:
         plan_training(net())
     assert "--device cpu, or one of laptop-6gb" in (error.value.hint or "")
 
@@ -282,7 +285,7 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     model = lowtide.load("lowtide-x2")
     model.descriptor = replace(model.descriptor, size=SizeRule(minimum=32, multiple_of=24))
     monkeypatch.setattr(user_models, "load", lambda name: model)
-    with pytest.raises(UsageError, match="does not take images of 50×40") as error:
+    with pytest.raises(UsageError, match="does not accept images of 50×40") as error:
         plan_training("a", size=(40, 50), device=CARD)
     assert error.value.hint == "--size 72x48"
     plan = plan_training("a", batch=1, size=(192, 192), device=CARD)
@@ -315,7 +318,7 @@ def test_all_cards(tmp_path: Path) -> None:
     assert by_card["rtx3060-12gb"].budget_bytes == 7 << 30
     assert len(str(plans).splitlines()) == len(cards) + 1
     assert DevicePlans.model_validate_json(plans.model_dump_json()).fits
-    with pytest.raises(BudgetError, match="nothing fits any card"):
+    with pytest.raises(BudgetError, match="nothing fits any GPU"):
         plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
 
 

@@ -59,7 +59,9 @@ def test_bands_are_looked_at_where_they_may_save_more_than_planning_them_takes(m
     _, plan = chosen(global_net(), 1000)
     (reason,) = [one.reason for one in plan.refused if one.what == "streamed"]
     assert not looked
-    assert re.search(r"not looked at: planning it takes about .+ s, and .+ save .+ at most", reason)
+    assert re.search(
+        r"not considered: planning it takes about .+ s, and .+ save at most .+", reason
+    )
     chosen(global_net(), 1000, images=1000)
     assert looked
 
@@ -157,7 +159,7 @@ def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
     assert first == ("whole", True)
     assert strategies(900) == ("whole", False)  # about as much
     _, plan = chosen(global_net(), 1000)
-    assert "looked at before" in next(one.reason for one in plan.refused if one.what == "streamed")
+    assert "considered before" in next(one.reason for one in plan.refused if one.what == "streamed")
     # Another budget, size or accuracy, after a failure, and where that does not fit.
     assert strategies(3000)[1]
     assert strategies(1000, size=608)[1]

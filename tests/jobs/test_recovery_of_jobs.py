@@ -76,7 +76,7 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(room, "execute_plan", noted)
-    with pytest.raises(OutOfMemoryError, match="memory ran out beside the network"):
+    with pytest.raises(OutOfMemoryError, match="memory ran out outside the network"):
         lowtide.upscale(source, tmp_path / "out.png", budget="256MiB")
     assert len(tried) > 1
     assert tried == sorted(set(tried), reverse=True)

@@ -44,7 +44,7 @@ def test_what_is_not_of_a_training_is_left_alone(config, tmp_path, name):
     path = tmp_path / "runs" / "mine" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"name": "mine"}')
-    with pytest.raises(UsageError, match="is there already") as raised:
+    with pytest.raises(UsageError, match="already exists") as raised:
         train_sr(config, tmp_path / "runs")
     assert str(tmp_path / "runs" / "mine" / name.partition("/")[0]) in raised.value.message
     assert path.read_text() == '{"name": "mine"}'

@@ -203,7 +203,7 @@ def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
 
 def test_no_bands_are_planned_for_what_is_done_sooner(run):
     told = {refusal.what: refusal.reason for refusal in run().plan.refused}
-    assert "not looked at" in told["streamed"]
+    assert "not considered" in told["streamed"]
 
 
 def test_exact_is_the_default_and_refuses_tiles_that_would_differ(run):

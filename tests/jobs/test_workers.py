@@ -141,7 +141,9 @@ def test_an_image_in_one_piece_runs_on_the_first_device(folder, tmp_path, starte
         folder / "a.png", tmp_path / "a.png", budget="512MiB", devices=TWO, strategy="whole"
     )
     assert report.images[0].plan.lanes == 1
-    assert report.images[0].notes == ["run on cpu alone, as tiles side by side were not chosen"]
+    assert report.images[0].notes == [
+        "run on cpu only: no plan with tiles on several devices was chosen"
+    ]
     assert torch.get_num_threads() == threads
 
 
@@ -156,5 +158,5 @@ def test_lists_that_make_no_sense(folder, tmp_path):
 
 def test_cards_and_the_processor_do_not_mix(monkeypatch, folder, tmp_path):
     monkeypatch.setattr("lowtide.jobs.devices.resolve_device", lambda name: name)
-    with pytest.raises(UsageError, match="either cards or the CPU"):
+    with pytest.raises(UsageError, match="cannot combine GPUs with the CPU"):
         upscale(folder, tmp_path / "out", devices=["cpu", "cuda:0"])

@@ -100,7 +100,7 @@ def test_two_take_the_steps_of_one(tmp_path, words):
         torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-5)
     # After the last state is lost, they go on from the one before it.
     (tmp_path / "two" / "training_states" / "4.state").unlink()
-    assert "went on after step 2" in run(words("two", 2, 2)).stdout
+    assert "resumed after step 2" in run(words("two", 2, 2)).stdout
     assert log_of(tmp_path / "two") == two
     # A single one would take steps of half the batch.
     alone = subprocess.run(words("two", 2, 1), capture_output=True, text=True)

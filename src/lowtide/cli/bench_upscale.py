@@ -21,13 +21,13 @@ _MAIN, _OUT = "Main", "Output"
 
 @handle_errors
 def upscale(
-    image: Annotated[Path, typer.Argument(help="An image file; a small one takes less long.")],
+    image: Annotated[Path, typer.Argument(help="An image file; a small one takes less time.")],
     model: Annotated[
         str, option("-m", "--model", panel=_MAIN, help=("A bundled model or a file."))
     ] = "lowtide-x2",
     device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
     budget: Annotated[
-        str, option("-b", "--budget", panel=_MAIN, help=("Memory that each way may use."))
+        str, option("-b", "--budget", panel=_MAIN, help=("Memory that each configuration may use."))
     ] = "auto",
     only: Annotated[
         list[str] | None,
@@ -36,7 +36,8 @@ def upscale(
             panel=_MAIN,
             metavar="NAME",
             help=(
-                "A way to run besides the reference and the baseline; may be given several times."
+                "A configuration to run in addition to the reference and the baseline; may be"
+                " given several times."
             ),
         ),
     ] = None,
@@ -45,7 +46,7 @@ def upscale(
         option(
             "--seams",
             panel=_MAIN,
-            help=("Compare the seams of tiles instead: not blended, linear and Hann, and bands."),
+            help=("Compare tile seams instead: no blending, linear and Hann ramps, and bands."),
         ),
     ] = False,
     tile: Annotated[
@@ -57,17 +58,17 @@ def upscale(
             "--plot",
             panel=_OUT,
             metavar="FILE",
-            help=("Draw time and memory of all ways, .png or .svg."),
+            help=("Plot time and memory of all configurations, .png or .svg."),
         ),
     ] = None,
     as_json: Annotated[
         bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
     ] = False,
 ) -> None:
-    """Time, memory and accuracy of every way to upscale an image on this machine.
+    """Measure time, memory and accuracy of upscaling configurations on this machine.
 
-    Each runs twice in a process of its own, and the second time counts. Nothing is written but
-    the picture.
+    Each runs twice in a process of its own, and the second run counts. Nothing is written except
+    the plot.
     """
     if seams:
         if plot is not None or only:
@@ -112,11 +113,11 @@ def _seams(image: Path, model: str, device: str, budget: str, tile: int, *, as_j
         "overlap",
         "tiles",
         "work",
-        "against the whole",
-        "at seams",
-        "steps off",
+        "PSNR",
+        "PSNR at seams",
+        "step error",
         title=f"{report.model}, {report.width}×{report.height} in tiles of {report.tile}",
-        caption="steps across cuts, in levels of 255",
+        caption="PSNR against the whole image; steps across cuts, in levels of 255",
     )
     for row in report.rows:
         table.add_row(
@@ -136,18 +137,18 @@ def _tell(what: str) -> None:
 
 
 def _decibels(psnr: float | None) -> str:
-    return "the same" if psnr is None else f"{psnr:.1f} dB"
+    return "identical" if psnr is None else f"{psnr:.1f} dB"
 
 
 def _print(report: BenchReport) -> None:
     from rich.table import Table
 
     table = Table(
-        "way",
+        "configuration",
         "options",
-        "×",
+        "speedup",
         "time",
-        "busy",
+        "CPU use",
         "peak",
         "execution",
         "against lowtide",

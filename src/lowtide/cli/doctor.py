@@ -13,9 +13,9 @@ from lowtide.core.units import format_bytes
 
 @handle_errors
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON on stdout.")] = False,
 ) -> None:
-    """Show versions, devices, what half precision costs, extras and attention backends."""
+    """Show versions, devices, half-precision speed, extras and attention backends."""
     from lowtide.jobs.doctor import examine_machine
 
     facts = examine_machine()
@@ -30,7 +30,7 @@ def doctor(
         "disk",
         [
             f"{format_bytes(facts['disk_free_bytes'])} free here",
-            f"measurements are kept in {facts['cache']}",
+            f"measurements are cached in {facts['cache']}",
         ],
     )
     _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])

@@ -43,8 +43,8 @@ def onnx(
         option(
             panel=_MAIN,
             help=(
-                "Of weights and layers; images and results are fp32. int8 is smaller and faster,"
-                " and not equal."
+                "Precision of weights and layers; images and results are fp32. int8 is smaller and"
+                " faster, but not equal."
             ),
         ),
     ] = FilePrecision.fp32,
@@ -55,8 +55,9 @@ def onnx(
             panel=_MAIN,
             metavar="PATH",
             help=(
-                "For int8: a photograph or a folder of them, like those to be enlarged. Half of"
-                " them tune the file, the others tell its loss. May be given several times."
+                "For int8: a photograph or a folder of them, like those to be upscaled. Half of"
+                " them calibrate the file, the others measure its error. May be given several"
+                " times."
             ),
         ),
     ] = None,
@@ -65,7 +66,7 @@ def onnx(
         option(
             panel=_MAIN,
             metavar="N",
-            help=("23 has an operator for attention, 20 spells it out for older runtimes."),
+            help=("23 has an attention operator, 20 decomposes it for older runtimes."),
         ),
     ] = 23,
     unchecked: Annotated[
@@ -79,7 +80,7 @@ def onnx(
 ) -> None:
     """Write a model as an ONNX file for images of any size, and check it.
 
-    ONNX Runtime runs the file at several sizes; it is kept only if its results are PyTorch's.
+    ONNX Runtime runs the file at several sizes; it is kept only if its results match PyTorch's.
     """
     with step_printer("exporting", "loading", quiet=quiet) as tell:
         from lowtide.jobs.export import export_onnx

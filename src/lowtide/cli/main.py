@@ -75,12 +75,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 plans = typer.Typer(
-    help="Say what a command would do and use, without running it.", no_args_is_help=True
+    help="Predict what a command would do and use, without running it.", no_args_is_help=True
 )
-benches = typer.Typer(
-    help="Measure ways to do a thing, side by side on this machine.", no_args_is_help=True
-)
-trains = typer.Typer(help="Train a model inside a budget.", no_args_is_help=True)
+benches = typer.Typer(help="Compare configurations on this machine.", no_args_is_help=True)
+trains = typer.Typer(help="Train a model within a memory budget.", no_args_is_help=True)
 exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
 plans.command("upscale")(plan_upscale.plan)

@@ -20,9 +20,9 @@ def models(
         list[str] | None,
         typer.Argument(help="Model files or bundled names to describe. Default: all bundled ones."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON on stdout.")] = False,
 ) -> None:
-    """List the bundled models, or say what a model file is."""
+    """List the bundled models, or describe model files."""
     from lowtide.models import describe, load, names
 
     found = [load(file).descriptor for file in files] if files else [describe(n) for n in names()]

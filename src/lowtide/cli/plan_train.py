@@ -58,7 +58,7 @@ def train(
             panel=_STEP,
             metavar="SHAPE",
             help=(
-                "What the model is called with, without the batch: 3,h,w or 4,h/8,w/8 or 77,768 or"
+                "Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or"
                 " :int64. Once for each input, in order. Default: the model's own"
                 " example_inputs(batch, size), or images."
             ),
@@ -79,14 +79,14 @@ def train(
         ),
     ] = Optimizer.auto,
     checkpointing: Annotated[
-        Checkpointing, option(panel=_STEP, help=("What the backward pass computes again."))
+        Checkpointing, option(panel=_STEP, help=("What the backward pass recomputes."))
     ] = Checkpointing.none,
     precision: Annotated[
         TrainPrecision, option(panel=_STEP, help=("bf16 and fp16 are autocast over fp32 weights."))
     ] = TrainPrecision.fp32,
     ema: Annotated[
         bool,
-        option("--ema", panel=_STEP, help=("An average of the weights is kept on the device.")),
+        option("--ema", panel=_STEP, help=("Keep a moving average of the weights on the device.")),
     ] = False,
     accumulate: Annotated[int, option(panel=_STEP, help=("Micro-batches in a step."))] = 1,
     validation_batch: Annotated[
@@ -94,7 +94,7 @@ def train(
         option(
             panel=_STEP,
             metavar="N",
-            help=("Images of a validation pass after the step. Default: no such pass."),
+            help=("Images of a validation pass after the step. Default: no validation pass."),
         ),
     ] = None,
     validation_size: Annotated[
@@ -109,7 +109,7 @@ def train(
             "--device",
             panel=_DEVICE,
             help=(
-                "A card by name, such as rtx3060-12gb, which need not be here; cpu; cuda:0; or"
+                "A GPU by name, such as rtx3060-12gb, which need not be present; cpu; cuda:0; or"
                 " auto, the CUDA device of this machine."
             ),
         ),
@@ -119,7 +119,7 @@ def train(
         option(
             "--all-devices",
             panel=_DEVICE,
-            help=("One line for every card known, up to the first rung that fits."),
+            help=("One line for every known GPU, up to the first option that fits."),
         ),
     ] = False,
     budget: Annotated[
@@ -129,8 +129,8 @@ def train(
             "--budget",
             panel=_DEVICE,
             help=(
-                "Memory for the process: 6GiB, 80% of the card, or auto, all but what a display"
-                " usually takes."
+                "Memory for the process: 6GiB, 80% of the GPU's memory, or auto: all but what a"
+                " display usually takes."
             ),
         ),
     ] = "auto",
@@ -140,7 +140,7 @@ def train(
             "--plot",
             panel=_OUT,
             metavar="FILE",
-            help=("Draw the step's memory over time to a .png or .svg file."),
+            help=("Plot the step's memory over time to a .png or .svg file."),
         ),
     ] = None,
     as_json: Annotated[
@@ -148,9 +148,9 @@ def train(
     ] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
 ) -> None:
-    """Say whether a model trains in a card's memory, and what would make it fit.
+    """Predict whether training a model fits a GPU's memory, and what would make it fit.
 
-    Nothing is trained and no card is needed: the step is traced without data.
+    Nothing is trained and no GPU is needed: the step is traced without data.
     """
     if all_devices and (plot is not None or device != "auto"):
         raise UsageError(

@@ -24,7 +24,7 @@ _ALL_DEVICES = Annotated[
     option(
         "--all-devices",
         panel="Main",
-        help=("The plan for this machine's CPU and for every card that is known, in a table."),
+        help=("Plan for this machine's CPU and for every known GPU, in a table."),
     ),
 ]
 _DEVICE = Annotated[
@@ -32,7 +32,7 @@ _DEVICE = Annotated[
     option(
         "--device",
         panel="Main",
-        help=("auto, cpu, cuda:0, ... or a card that need not be here, such as rtx3060-12gb."),
+        help=("auto, cpu, cuda:0, ... or a GPU that need not be present, such as rtx3060-12gb."),
     ),
 ]
 
@@ -52,7 +52,7 @@ def _command() -> Any:
     added = inspect.Parameter(
         "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
     )
-    plan.__doc__ = "What upscaling would do and use: reads headers only, writes nothing."
+    plan.__doc__ = "Predict what upscaling would do and use: reads headers only, writes nothing."
     result = handle_errors(plan)
     result.__signature__ = shape.replace(parameters=[*kept, added])  # pyright: ignore[reportFunctionMemberAccess]
     return result

@@ -33,7 +33,7 @@ def print_report(report: UpscaleReport) -> None:
             if (count := sum(image.status == status for image in report.images))
         ]
         if report.left_out:
-            counts.append(f"{len(report.left_out)} left out")
+            counts.append(f"{len(report.left_out)} not images")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
 
 
@@ -44,12 +44,12 @@ def print_left_out(report: UpscaleReport) -> None:
     for line in skipped_summary(
         [SkippedFile(Path(one.path), one.reason) for one in report.left_out]
     ):
-        typer.echo(f"left out: {line}", err=True)
+        typer.echo(f"not used: {line}", err=True)
 
 
 def _print_image(image: ImageReport) -> None:
     if image.status == "skipped":
-        typer.echo(f"{image.output}: finished before, skipped")
+        typer.echo(f"{image.output}: already finished, skipped")
         return
     if image.status == "failed":
         what = (image.error or "").removeprefix(f"{image.input}: ")
@@ -77,18 +77,18 @@ def _print_image(image: ImageReport) -> None:
             (
                 "time",
                 f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
-                f" {format_seconds(image.cpu_seconds)} of processor time",
+                f" {format_seconds(image.cpu_seconds)} of CPU time",
             )
         )
     lines += [("note", note) for note in image.notes]
-    lines += [("happened", event) for event in image.events]
+    lines += [("event", event) for event in image.events]
     for name, text in lines:
         typer.echo(f"  {name:<10} {text}")
 
 
 def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     rows = [("plan", plan.choice)]
-    rows += [("not", f"{refusal.what}: {refusal.reason}") for refusal in plan.refused]
+    rows += [("rejected", f"{refusal.what}: {refusal.reason}") for refusal in plan.refused]
     parts = (f"{row.name} {format_bytes(row.value)}" for row in plan.ledger if row.value)
     rows.append(("ledger", ", ".join(parts)))
     return rows
@@ -100,7 +100,7 @@ def _front_lines(plan: Plan) -> list[tuple[str, str]]:
     kept = [point for index, point in enumerate(plan.front) if index % step == 0 or point.chosen]
     return [
         (
-            "could be",
+            "option",
             f"{format_bytes(point.upper_bytes):>9} {format_seconds(point.seconds):>8}"
             f"  {point.what}, {point.accuracy}{'  ← this plan' if point.chosen else ''}",
         )

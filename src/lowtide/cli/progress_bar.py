@@ -15,7 +15,11 @@ from lowtide.core.units import format_bytes, format_seconds
 
 _PLAIN_SECONDS = 5.0
 # Phases before the first result, each shown once.
-_MAKING = {"compile": "compiling", "record": "recording", "capture": "planning bands for"}
+_MAKING = {
+    "compile": "compiling",
+    "record": "capturing a CUDA graph of",
+    "capture": "planning bands for",
+}
 
 
 def _silent(quiet: bool) -> bool:

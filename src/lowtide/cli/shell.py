@@ -51,7 +51,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             stopped = Cancelled(
                 "interrupted; finished files are kept, partial ones are removed",
-                hint="the same command goes on where this one stopped",
+                hint="run the same command again to resume",
             )
             print_failure(stopped)
             if CliState.debug:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _RUN, _OUT = "Run", "Output"
 EXAMPLE = """\
-# An upscaler, trained on photographs. Folders are searched with all that is in them.
+# An upscaler, trained on photographs. Folders are searched recursively.
 name: nano-x2
 scale: 2
 manual_seed: 0
@@ -30,7 +30,7 @@ precision: bf16            # fp32, bf16, fp16 (GPU)
 datasets:
   train:
     dataroot_gt: [photographs]
-    # dataroot_lq: [small]  # pairs by name; without it, small ones are made:
+    # dataroot_lq: [small]  # pairs by name; without it, they are downscaled:
     degradation: bicubic   # or real: blur, noise and JPEG, twice
     lq_size: 32
     batch_size_per_gpu: 16
@@ -70,7 +70,7 @@ def sr(
             panel=_OUT,
             metavar="FOLDER",
             help=(
-                "Where the run's folder is made: weights, states, log. A run that is there goes on."
+                "Parent of the run's folder with weights, states and log. An existing run resumes."
             ),
         ),
     ] = Path("experiments"),
@@ -80,8 +80,8 @@ def sr(
             panel=_RUN,
             metavar="BYTES",
             help=(
-                "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is cut"
-                " into as many parts as it asks for."
+                "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is"
+                " split into as many micro-batches as needed."
             ),
         ),
     ] = "auto",
@@ -91,25 +91,27 @@ def sr(
         option(
             "--accept-changed-data",
             panel=_RUN,
-            help=("Go on with the pictures that are there where the run began with others."),
+            help=("Resume although the training images have changed since the run began."),
         ),
     ] = False,
     example: Annotated[
         bool,
-        option("--example", panel=_OUT, help=("Print a configuration to begin with, and stop.")),
+        option("--example", panel=_OUT, help=("Print an example configuration and exit.")),
     ] = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-    as_json: Annotated[bool, option("--json", panel=_OUT, help="The report as JSON.")] = False,
+    as_json: Annotated[
+        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
+    ] = False,
 ) -> None:
-    """Train an upscaler inside a budget, or go on with one.
+    """Train an upscaler within a memory budget, or resume a run.
 
-    What a step will take is said before the first one. Ctrl-C keeps the state of the step; the
-    same command goes on from there, and so it does after a crash, with the losses of a run that
-    was never stopped. Validation pictures are upscaled as `lowtide upscale` does it: exactly.
+    The memory of a step is predicted before the first one. Ctrl-C saves the state of the step; the
+    same command resumes from there, also after a crash, with the losses of a run that was never
+    stopped. Validation images are upscaled as `lowtide upscale` does it: exactly.
     """
     if example:
         if as_json:
-            raise UsageError("--example prints YAML, and --json asks for JSON", hint="drop one")
+            raise UsageError("--example prints YAML, which contradicts --json", hint="drop one")
         typer.echo(EXAMPLE, nl=False)
         return
     if config is None:
@@ -179,10 +181,10 @@ class ProgressLines:
 def _text(report: TrainReport) -> str:
     lines = [f"{report.name}: {report.steps:,} steps, {report.parameters:,} parameters"]
     if report.resumed_at:
-        lines.append(f"went on after step {report.resumed_at:,}")
+        lines.append(f"resumed after step {report.resumed_at:,}")
     lines += [f"{name}: {score:.4f}" for name, score in report.scores.items()]
     lines += [f"warning: {text}" for text in report.warnings]
-    lines += [f"left out: {path} ({why})" for path, why in report.skipped.items()]
+    lines += [f"skipped: {path} ({why})" for path, why in report.skipped.items()]
     lines.append(f"weights: {report.weights}")
     if report.best:
         lines.append(f"best:    {report.best}")

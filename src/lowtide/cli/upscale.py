@@ -110,8 +110,8 @@ def upscale(
             metavar="LIST",
             help=(
                 "Images of a folder, or the tiles of one image, over several devices:"
-                " cuda:0,cuda:1, or cpu,cpu for two parts of the processor that share its threads"
-                " and the budget."
+                " cuda:0,cuda:1, or cpu,cpu for two workers on the CPU that share its threads and"
+                " the budget."
             ),
         ),
     ] = None,
@@ -121,7 +121,7 @@ def upscale(
             "--plan",
             panel=_MAIN,
             metavar="FILE",
-            help=("Run by a plan from `lowtide plan upscale --json`, or by a report's."),
+            help=("Replay a plan from `lowtide plan upscale --json`, or from a report."),
         ),
     ] = None,
     dry_run: Annotated[
@@ -133,7 +133,9 @@ def upscale(
             "-s",
             "--scale",
             panel=_SIZE,
-            help=("Size of the result relative to the input; resized after the model if need be."),
+            help=(
+                "Size of the result relative to the input; resized after the model if necessary."
+            ),
         ),
     ] = None,
     width: Annotated[
@@ -151,8 +153,8 @@ def upscale(
             "--self-ensemble",
             panel=_MAIN,
             help=(
-                "Ask the model eight times, the image turned and mirrored, and take the mean: a"
-                " little more like the original, in eight times the time."
+                "Run the model on eight rotations and flips of the image and average the results: a"
+                " little closer to the original, in eight times the time."
             ),
         ),
     ] = False,
@@ -162,8 +164,8 @@ def upscale(
             panel=_TILES,
             help=(
                 "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes"
-                " linear layers in 8 bits, with torchao; fp8 does so on cards of compute capability"
-                " 8.9 and more, with all else in bf16."
+                " linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability"
+                " 8.9 or higher, with everything else in bf16."
             ),
         ),
     ] = PrecisionOption.auto,
@@ -174,7 +176,7 @@ def upscale(
             help=(
                 "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing"
                 " exact fits, and their error is measured. fast: whatever takes least time."
-                " Default: exact, or bounded where tiles are asked for."
+                " Default: exact, or bounded where tiles are requested."
             ),
         ),
     ] = None,
@@ -184,7 +186,7 @@ def upscale(
             panel=_TILES,
             help=(
                 "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
-                " pieces."
+                " tiles."
             ),
         ),
     ] = StrategyOption.auto,
@@ -194,21 +196,22 @@ def upscale(
             "--cuda-graphs",
             panel=_TILES,
             help=(
-                "Record the network for the shape of its tiles and let the card replay it: for"
+                "Capture the network in a CUDA graph for the shape of its tiles and replay it: for"
                 " light networks in small tiles. Takes the memory of a second run."
             ),
         ),
     ] = False,
     provider: Annotated[
-        ProviderOption, option(panel=_TILES, help=("What ONNX Runtime runs an .onnx file with."))
+        ProviderOption,
+        option(panel=_TILES, help=("Execution provider of ONNX Runtime for an .onnx file.")),
     ] = ProviderOption.cpu,
     compile: Annotated[
         CompileOption,
         option(
             panel=_TILES,
             help=(
-                "PyTorch's compiler, which takes seconds to minutes before the first result. auto:"
-                " where a run with on has found that it pays for this model."
+                "torch.compile, which takes seconds to minutes before the first result. auto: where"
+                " an earlier run with on was faster for this model."
             ),
         ),
     ] = CompileOption.auto,
@@ -221,7 +224,7 @@ def upscale(
         option(
             "--tile-auto",
             panel=_TILES,
-            help=("Let the plan choose the tiles; the default, and contradicts --tile."),
+            help=("Let the plan choose the tiles: the default. Contradicts --tile."),
         ),
     ] = False,
     tile_overlap: Annotated[
@@ -229,7 +232,7 @@ def upscale(
         option(
             panel=_TILES,
             metavar="PIXELS",
-            help=("Pixels that neighboring tiles share. Default: what the model's reach needs."),
+            help=("Pixels that neighboring tiles share. Default: what the receptive field needs."),
         ),
     ] = None,
     tile_batch_size: Annotated[
@@ -242,8 +245,8 @@ def upscale(
             metavar="N",
             help=(
                 "Images of a folder in flight: while one is computed, others are being written. On"
-                " a card tiles of an image too: while one is computed, others are copied there and"
-                " back. Where the budget has room for it. 1: one after another."
+                " a GPU tiles of an image too: while one is computed, others are copied to and"
+                " from it. As far as the budget allows. 1: one after another."
             ),
         ),
     ] = 2,
@@ -254,7 +257,7 @@ def upscale(
             panel=_TILES,
             help=(
                 "Blend neighboring tiles over part of their overlap."
-                " Default: only where tiles differ from the whole."
+                " Default: only where tiles differ from the whole image."
             ),
         ),
     ] = None,
@@ -275,7 +278,7 @@ def upscale(
             panel=_FILES,
             metavar="TEXT",
             help=(
-                "Put this between name and extension of results that are named after their inputs:"
+                "Insert this between name and extension of results that are named after inputs:"
                 " _x2 makes photo_x2.png."
             ),
         ),
@@ -289,8 +292,8 @@ def upscale(
             "--strip-metadata",
             panel=_FILES,
             help=(
-                "Leave out EXIF, XMP, IPTC and resolution, but not the color profile, on which"
-                " colors depend."
+                "Remove EXIF, XMP, IPTC and resolution, but not the color profile, on which colors"
+                " depend."
             ),
         ),
     ] = False,
@@ -301,11 +304,11 @@ def upscale(
     jpeg_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 95,
     webp_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 90,
     webp_lossless: Annotated[
-        bool, option("--webp-lossless", panel=_FILES, help="Keep every WebP pixel as it is.")
+        bool, option("--webp-lossless", panel=_FILES, help="Lossless WebP.")
     ] = False,
     avif_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 80,
     tiff_compression: Annotated[
-        TiffCompression, option(panel=_FILES, help="For TIFF.")
+        TiffCompression, option(panel=_FILES, help="Compression of TIFF files.")
     ] = TiffCompression.deflate,
     host_budget: Annotated[
         str | None,
@@ -322,7 +325,7 @@ def upscale(
     report: Annotated[
         bool,
         option(
-            "--report", panel=_OUT, help=("Keep a report beside each result, NAME.lowtide.json.")
+            "--report", panel=_OUT, help=("Write a report next to each result, NAME.lowtide.json.")
         ),
     ] = False,
     as_json: Annotated[
@@ -333,12 +336,12 @@ def upscale(
     """Upscale photographs within a memory budget.
 
     The result equals that of the unconstrained model unless the report says otherwise, and
-    then it says by how much. A stopped folder goes on where it was.
+    then it states the error. A stopped folder resumes where it was.
     """
     if tile_auto and tile is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     if output is None and not dry_run:
-        raise UsageError("where should the result go?", hint="add -o OUTPUT")
+        raise UsageError("no output is given", hint="add -o OUTPUT")
     settings = as_settings(
         dict(
             model=model,

@@ -43,7 +43,7 @@ def prepare_for_profile(
     """
     if is_eight_bits(settings.precision):
         raise UsageError(
-            "what layers in 8 bits take can only be measured where they run",
+            "the memory of 8-bit layers can only be measured on the device itself",
             hint="--device auto or cpu, or another --precision",
         )
     if settings.cuda_graphs:
@@ -74,8 +74,8 @@ def _costs(
         told = trace_tile(network, side, side, device=profile)
         if told.trace is None:
             raise ModelError(
-                f"{here.descriptor.name} cannot be traced, so nothing can be said of"
-                f" {profile.title}",
+                f"{here.descriptor.name} cannot be traced, so its memory on {profile.title}"
+                " cannot be predicted",
                 hint="run `lowtide plan` on that machine, where it is measured instead",
             )
         live = sum(live_bytes_rows(network, told.ledger))

@@ -60,20 +60,23 @@ def _accuracy(
     if plan.strategy == "streamed":
         proof = context.prepared.programs.certificate(*plan.network_size)
         why = (
-            "bands of rows with all that they depend on; on a small image they differed from the"
-            f" whole by {proof.error:.0e} of its largest value"
+            "bands of rows with all that they depend on; on a small image the result differed from"
+            f" that of the whole image by {proof.error:.0e} of its largest value"
         )
     elif plan.tiles == 1:
         why = "the whole image at once"
     elif plan.accuracy == "exact":
         why = (
-            f"the model reaches {costs.reach} px, tiles see at least"
-            f" {max(costs.reach or 0, (plan.overlap - plan.blend) // 2)}"
+            f"the receptive field reaches {costs.reach} px, and tiles see at least"
+            f" {max(costs.reach or 0, (plan.overlap - plan.blend) // 2)} px"
         )
     elif costs.reach is None:
-        why = f"the model looks farther than {costs.reach_searched} px, tiles cannot"
+        why = f"the receptive field reaches beyond {costs.reach_searched} px, and tiles do not"
     else:
-        why = f"the model reaches {costs.reach} px, an overlap of {plan.overlap} covers less"
+        why = (
+            f"the receptive field reaches {costs.reach} px, and an overlap of {plan.overlap} px"
+            " covers less"
+        )
     return AccuracyReport(
         execution=plan.accuracy,
         why=why,
@@ -94,16 +97,16 @@ def _ends(network: NetworkSpec) -> str:
         return ""
     reason = network.forward.reason
     if reason:
-        return f"also where the picture enters and leaves, since with those in fp32: {reason}"
+        return f"the first and the last convolution too, since with those in fp32: {reason}"
     return "all but the first and the last convolution"
 
 
 def _inside(network: OnnxNetwork) -> str:
     provider = network.session.provider.name
     if provider != "cpu":
-        return f"by {provider}, whose memory on the card is not counted"
+        return f"run by {provider}, whose memory on the GPU is not counted"
     if network.low:
-        return f"between weights in {network.low}, and the file has no others to be compared with"
+        return f"with weights in {network.low}; the file has no others to compare with"
     return ""
 
 

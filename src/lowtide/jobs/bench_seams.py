@@ -92,8 +92,8 @@ def compare_seams(
     height, width = given.shape[2:]
     if tile % _GRID or tile >= max(height, width) or tile <= max(OVERLAPS):
         raise UsageError(
-            f"--tile {tile}: tiles here are multiples of {_GRID}, more than {max(OVERLAPS)} and"
-            f" less than the longer side, {max(height, width)}"
+            f"--tile {tile}: tiles here have to be multiples of {_GRID}, larger than"
+            f" {max(OVERLAPS)} and smaller than the longer side, {max(height, width)}"
         )
     report = SeamReport(image=str(image), width=width, height=height, model=model, tile=tile)
 
@@ -102,11 +102,11 @@ def compare_seams(
         if progress is not None:
             progress(what)
 
-    tell("whole")
+    tell("the whole image")
     whole = loaded(given)
     scale = loaded.descriptor.scale
     cuts = split_axis(height, tile, 0, align=_GRID), split_axis(width, tile, 0, align=_GRID)
-    tell("streamed")
+    tell("bands of rows")
     small = stream(loaded.module, budget=budget)
     with torch.inference_mode():
         result = small(given).clamp_(0, 1)
@@ -116,7 +116,7 @@ def compare_seams(
             [split_axis(side, tile, overlap, align=_GRID, blend=blend) for side in (height, width)]
             for blend in (0, overlap)
         ]
-        tell(f"tiles that share {overlap} pixels")
+        tell(f"tiles with an overlap of {overlap} pixels")
         (rows, columns), blended = axes
         tiles = _tiles(loaded, given, rows, columns)
         work = len(rows.starts) * len(columns.starts) * rows.tile * columns.tile
@@ -144,11 +144,11 @@ def _middle(path: Path, model: Model) -> Tensor:
         info = image.info
         pixels = image.read(info.height)[..., :3]
     if info.color_bands != 3 or model.descriptor.in_channels != 3:
-        raise UsageError("seams are compared on an RGB image, with a model of such")
+        raise UsageError("seams are compared on an RGB image, with a model for RGB images")
     grid = math.lcm(_GRID, model.descriptor.size.multiple_of)
     height, width = (min(side, _MOST) // grid * grid for side in (info.height, info.width))
     if not height or not width:
-        raise UsageError(f"{path}: {info.width}×{info.height} pixels are too few for tiles")
+        raise UsageError(f"{path}: {info.width}×{info.height} pixels is too small for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
     network = NetworkSpec(model, model.descriptor.scale, 3, 3)
     step = TileStep(network, replace(info, bands=3))

@@ -50,7 +50,7 @@ def _option(name: str, value: Any) -> str:
 def _ways() -> tuple[BenchVariant, ...]:
     half: dict[str, Any] = {"precision": "bf16"}
     groups = {
-        "unasked": {REFERENCE: {}},
+        "defaults": {REFERENCE: {}},
         "presets": {
             "speed": {**half, "streams": 2, "tile_batch_size": 4},
             "memory": {**half, "tile_batch_size": 1, "tile": 256},
@@ -66,7 +66,7 @@ def _ways() -> tuple[BenchVariant, ...]:
             "512, full": _tiles(512, 1, 1, "fp32"),
             "1024, half": _tiles(1024, 1, 1, "bf16"),
         },
-        "one thing at a time": {
+        "single options": {
             "whole": {"strategy": "whole"},
             "streamed": {"strategy": "streamed"},
             "whole, half": {"strategy": "whole", **half},
@@ -154,7 +154,7 @@ def bench(
     unknown = sorted({*only} - {way.name for way in WAYS})
     if unknown:
         raise UsageError(
-            f"no way is called {unknown[0]!r}", hint=", ".join(way.name for way in WAYS)
+            f"there is no configuration {unknown[0]!r}", hint=", ".join(way.name for way in WAYS)
         )
     if plot is not None:
         new_figure(Path(plot))  # fail before minutes of running

@@ -47,7 +47,7 @@ def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
         return ()
     one = len(paths) == 1
     return (
-        f"8 bits were tuned and measured on {len(paths)} photograph{'' if one else 's'} alone:"
+        f"int8 was calibrated and measured on only {len(paths)} photograph{'' if one else 's'}:"
         f" on others the loss may be larger; give --calibrate {_ENOUGH} or more",
     )
 
@@ -116,9 +116,9 @@ def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, in
         height = width = min(height, width)
     if min(height, width) < max(rule.minimum, 1):
         raise ImageError(
-            f"{path}: too small to tune 8 bits on: pieces of it are {size[1]}×{size[0]}, and the"
-            f" model takes {max(rule.minimum, rule.multiple_of)} at least",
-            hint="larger photographs, or more than one",
+            f"{path}: too small to calibrate int8 on: crops of it are {size[1]}×{size[0]}, and the"
+            f" model needs at least {max(rule.minimum, rule.multiple_of)} px",
+            hint="give larger photographs, or more than one",
         )
     return height, width
 
@@ -127,7 +127,7 @@ def _in_channels(band: np.ndarray, channels: int, model: Model) -> Tensor:
     """Convert (H, W, bands) in 0..1 to (1, C, H, W)."""
     if channels not in (1, 3):
         raise InputError(
-            f"{model.descriptor.name} takes {channels} channels, which are no photographs",
+            f"{model.descriptor.name} takes {channels} channels, and photographs have 1 or 3",
             hint="--precision fp16",
         )
     if band.shape[-1] > channels:

@@ -57,7 +57,7 @@ def slowdown_note(precision: str, found: list[dict[str, str | float]] | None = N
     if max(linear, convolution) <= _SLOWER or min(linear, convolution) < 1 / _SLOWER:
         return None
     return (
-        f"{precision} saves memory, not time, on this processor: convolutions take"
+        f"{precision} saves memory, not time, on this CPU: convolutions take"
         f" {convolution:.1f} times as long as in fp32, linear layers {linear:.1f} times"
     )
 

@@ -28,14 +28,14 @@ def resolve_device(name: str) -> str:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(
             f"--device {name!r} is not a device of this machine",
-            hint="--device cpu or --device cuda:0; `lowtide plan` also takes cards by name",
+            hint="--device cpu or --device cuda:0; `lowtide plan` also takes GPUs by name",
         )
     if device.type == "cpu":
         return "cpu"
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices",
-            hint="`lowtide doctor` lists what there is; --device cpu always works",
+            hint="`lowtide doctor` lists the devices; --device cpu always works",
         )
     return f"cuda:{device.index or 0}"
 
@@ -49,8 +49,8 @@ def resolve_devices(settings: UpscaleSettings) -> list[str]:
     names = [resolve_device(name) for name in settings.devices or (settings.one_device,)]
     if len({name.partition(":")[0] for name in names}) > 1:
         raise UsageError(
-            "--devices are either cards or the CPU: what one can run the other cannot",
-            hint="two commands, each for its part of the images",
+            "--devices cannot combine GPUs with the CPU: one cannot run what the other can",
+            hint="run two commands, each on a part of the images",
         )
     return names
 
@@ -100,6 +100,6 @@ def _check_fp8(device: str) -> None:
         return
     need = ".".join(map(str, FP8_CAPABILITY))
     raise UsageError(
-        f"{device} does not multiply in fp8: a card of compute capability {need} or more does",
+        f"{device} cannot multiply in fp8: that needs a GPU of compute capability {need} or higher",
         hint="--precision bf16, or int8",
     )

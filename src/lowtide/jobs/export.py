@@ -105,13 +105,11 @@ def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[
         raise UsageError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}")
     if precision == "int8" and not given:
         raise UsageError(
-            "8 bits are tuned on photographs, and none is given",
-            hint="--calibrate FOLDER, with a few photographs like those you enlarge",
+            "int8 is calibrated on photographs, and none is given",
+            hint="--calibrate FOLDER, with a few photographs like those you upscale",
         )
     if given and precision != "int8":
-        raise UsageError(
-            f"nothing is tuned in {precision}: --calibrate is of --precision int8 alone"
-        )
+        raise UsageError(f"{precision} is not calibrated: --calibrate is for --precision int8 only")
     return calibration_images.find_photographs(given)
 
 
@@ -125,10 +123,10 @@ def _in_8_bits(
     sizes = checked_sizes(model.descriptor.size)
     pictures = calibration_images.evaluation_crops(photographs, model, sizes)
     try:
-        tell("tuning 8 bits on the photographs")
+        tell("calibrating int8 on the photographs")
         quantize_onnx(part, calibration_images.calibration_crops(photographs, model))
         run = OnnxRunner(part)
-        tell("comparing the others with PyTorch's results")
+        tell("comparing with PyTorch on the other photographs")
         checks = [compare_int8(run, model, picture) for picture in pictures]
     except CannotRunError as error:
         raise ModelError(
@@ -203,14 +201,14 @@ def _refusal(model: Model, check: SizeCheck) -> ModelError:
     size, name = f"{check.width}×{check.height}", model.descriptor.name
     if check.bound is None:
         return ModelError(
-            f"{name} is not exported: at {size} the file comes to {check.psnr_db:.1f} dB of"
-            f" PyTorch in fp32, less than {check.least_db:.0f}",
-            hint="--precision fp16, or more and other photographs to --calibrate",
+            f"{name} is not exported: at {size} the file's PSNR against PyTorch in fp32"
+            f" is {check.psnr_db:.1f} dB, less than {check.least_db:.0f} dB",
+            hint="--precision fp16, or more and other photographs for --calibrate",
         )
     return ModelError(
-        f"{name} is not exported: at {size} the file's result is {check.difference:.2g} from"
-        f" PyTorch's, more than {check.bound:.2g}",
-        hint="try the other --opset, and --precision fp32 unless it was that",
+        f"{name} is not exported: at {size} the file's result differs by"
+        f" {check.difference:.2g} from PyTorch's, more than {check.bound:.2g}",
+        hint="try the other --opset, or --precision fp32 if it was another",
     )
 
 
@@ -229,5 +227,5 @@ def _target(output: str | Path, *, force: bool) -> Path:
             f"{target} does not end in {SUFFIX}", hint=f"-o {target.with_suffix(SUFFIX)}"
         )
     if os.path.lexists(target) and not force:
-        raise UsageError(f"{target} exists already", hint="--force to replace it")
+        raise UsageError(f"{target} already exists", hint="--force to replace it")
     return target

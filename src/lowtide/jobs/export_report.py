@@ -73,19 +73,19 @@ class ExportReport(BaseModel):
         for index, one in enumerate(self.sizes):
             lines.append(f"  {'' if index else 'checked':<10} {_size_line(one)}")
         if self.timing is not None:
-            lines.append(f"  {'processor':<10} {_timing_line(self.timing)}")
+            lines.append(f"  {'CPU time':<10} {_timing_line(self.timing)}")
         lines += [f"  {'note':<10} {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def _size_line(one: SizeReport) -> str:
-    text = f"{one.width}×{one.height}: {one.difference:.1e} from PyTorch in fp32"
+    text = f"{one.width}×{one.height}: differs by {one.difference:.1e} from PyTorch in fp32"
     decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
     if one.bound is None:
         return f"{text}, {decibels} on a photograph"
     if one.own_difference is None:
         return text
-    return f"{text}, {decibels}; PyTorch at this precision {one.own_difference:.1e}"
+    return f"{text}, {decibels}; PyTorch at this precision by {one.own_difference:.1e}"
 
 
 def _timing_line(timing: ExportTiming) -> str:

@@ -140,7 +140,7 @@ def replan_smaller(
         raise _out_of_memory(failure, work.source)
     work.below = int(task.plan.upper_bytes * _STEP_DOWN)
     what = str(failure).partition("\n")[0] or "memory ran out"
-    work.events.append(f"{what}; planned again for {format_bytes(work.below)}")
+    work.events.append(f"{what}; replanned for {format_bytes(work.below)}")
     context.land_all()
 
 
@@ -148,7 +148,7 @@ def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:
     if isinstance(failure, OutOfMemoryError):
         return failure
     return OutOfMemoryError(
-        f"{source}: memory ran out beside the network ({failure})",
+        f"{source}: memory ran out outside the network ({failure})",
         hint="close other programs, or pass a smaller --budget so that less is planned",
     )
 

@@ -77,7 +77,7 @@ def _recorded(context: UpscaleSession, shape: Shape, notes: list[str]) -> Networ
         known.clear()
         _tell(context, "record")
         known[shape], facts = cuda_graph_for(context.prepared.network, shape)
-        notes.append(_gained("recording", facts))
+        notes.append(_gained("capturing a CUDA graph", facts))
     return known[shape]
 
 
@@ -89,5 +89,5 @@ def _tell(context: UpscaleSession, phase: Phase) -> None:
 def _gained(what: str, facts: SpecializationGain) -> str:
     return (
         f"{what} took {format_seconds(facts.warmup_seconds)}; a run then takes"
-        f" {facts.ratio:.2f} of its time"
+        f" {facts.ratio:.2f} times as long"
     )

@@ -47,11 +47,11 @@ class TrainingPlan(BaseModel):
 
     @property
     def fits(self) -> bool:
-        """Return whether any rung of the ladder fits the budget."""
+        """Return whether any option fits the budget."""
         return self.ladder.chosen is not None
 
     def require(self) -> None:
-        """Raise `BudgetError` that names the smallest rung if none fits."""
+        """Raise `BudgetError` that names the smallest option if none fits."""
         self.ladder.require()
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class TrainingPlan(BaseModel):
             ),
             "ledger": ledger,
         }
-        lines = [f"{self.model}: {self.parameters:,} weights"]
+        lines = [f"{self.model}: {self.parameters:,} parameters"]
         lines += [f"  {name:<10} {text}" for name, text in rows.items()]
         lines += [f"  {'note':<10} {note}" for note in asked.notes]
         return "\n".join([*lines, "", str(self.ladder)])
@@ -94,13 +94,13 @@ class DevicePlans(BaseModel):
         if not self.fits:
             least = min(plan.ladder.smallest.upper_bytes or 0 for plan in self.plans)
             raise BudgetError(
-                f"nothing fits any card: the smallest rung needs up to {format_bytes(least)}",
+                f"nothing fits any GPU: the smallest option needs up to {format_bytes(least)}",
                 smallest=least,
                 hint="a smaller model",
             )
 
     def __str__(self) -> str:
-        rows = [("device", "budget", "as asked", "at most", "first rung that fits")]
+        rows = [("device", "budget", "requested", "at most", "first option that fits")]
         for plan in self.plans:
             asked, choice = plan.ladder.asked, plan.ladder.choice
             rows.append(
@@ -179,7 +179,7 @@ def plan_training_on_all_gpus(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> DevicePlans:
-    """Run `plan_training` for every GPU profile, up to the first rung that fits."""
+    """Run `plan_training` for every GPU profile, up to the first option that fits."""
     chosen = TrainSettings.of(**settings)
     given = load_user_model(model)
     cards = [load_profile(name) for name in profile_names()]
@@ -237,7 +237,7 @@ def _check_size(given: UserModel, size: tuple[int, int]) -> None:
     rows, columns = rule.padding(*size)
     fitting = size_text((size[0] + rows, size[1] + columns))
     raise UsageError(
-        f"{given.name} does not take images of {size_text(size)}",
+        f"{given.name} does not accept images of {size_text(size)}",
         hint=f"--size {fitting.replace('×', 'x')}",
     )
 
@@ -249,7 +249,7 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
         if not torch.cuda.is_available():
             cards = ", ".join(name for name in profile_names() if name != "cpu")
             raise UsageError(
-                "this machine has no CUDA device: which one is to be trained on?",
+                "this machine has no CUDA device, and no other is named to plan for",
                 hint=f"--device cpu, or one of {cards}",
             )
         device = "cuda"

@@ -97,7 +97,7 @@ def plan_image(
     codecs = tuple((one.usual_bytes, one.resident_bytes) for one in (facts, writing))
     if resized is not None:
         notes.append(
-            f"the model makes {made.width}×{made.height}, then resized to"
+            f"the model outputs {made.width}×{made.height}, which is resized to"
             f" {written.width}×{written.height}"
         )
     if book is not None and below is None:
@@ -107,7 +107,9 @@ def plan_image(
     plans, chosen = _chosen(prepared, settings, picture, budget, below, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.others and chosen.lanes == 1:
-        notes.append(f"run on {chosen.device} alone, as tiles side by side were not chosen")
+        notes.append(
+            f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
+        )
     return ImageTaskPlan(sizes, plans, chosen, notes)
 
 
@@ -133,12 +135,14 @@ def _chosen(
             plans = [_in_flight(plan, settings.streams, budget, below) for plan in plans]
         plans = _in_other_ways(plans, prepared, settings, images)
     if settings.compile == "on" or settings.cuda_graphs:
-        how = "recorded" if settings.cuda_graphs else "compiled"
-        refused.append(Refusal(what="streamed", reason=f"networks in bands are not {how}"))
+        how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
+        refused.append(Refusal(what="streamed", reason=f"streamed networks are not {how}"))
     elif prepared.network.let_go is not None:
-        refused.append(Refusal(what="streamed", reason="ONNX Runtime runs a file's whole graph"))
+        refused.append(
+            Refusal(what="streamed", reason="ONNX Runtime runs the whole graph of a file")
+        )
     elif is_eight_bits(prepared.precision):
-        refused.append(Refusal(what="streamed", reason="layers in 8 bits do not run by bands"))
+        refused.append(Refusal(what="streamed", reason="8-bit layers do not run in bands"))
     elif why := _not_streamed(plans, wishes, budget, wanted, pricing, images):
         refused.append(Refusal(what="streamed", reason=why))
     elif wishes.strategy in ("auto", "streamed") and not wishes.about_tiles:
@@ -149,7 +153,7 @@ def _chosen(
             if below is None:
                 before.remember(found[1])
             return found
-        reason = f"looked at before, when {other} was the better choice"
+        reason = f"considered before, when {other} was the better choice"
         refused.append(Refusal(what="streamed", reason=reason))
     return _settled(_below(plans, below), prepared, pricing, budget, wanted, refused)
 
@@ -276,8 +280,8 @@ def _not_streamed(
     if saved > takes:
         return None
     return (
-        f"not looked at: planning it takes about {format_seconds(takes)}, and it would save"
-        f" {format_seconds(max(saved, 0))} at most"
+        f"not considered: planning it takes about {format_seconds(takes)}, and it would save at"
+        f" most {format_seconds(max(saved, 0))}"
     )
 
 

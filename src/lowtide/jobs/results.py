@@ -78,7 +78,7 @@ class ResultRecorder:
                 self._journal.done(self.jobs[index - 1].target, self._keys[index])
             except OutputError as error:
                 # Its `begin` record is enough for the next run to find it complete.
-                image.events.append(f"not noted as finished: {error.message}")
+                image.events.append(f"not recorded as finished: {error.message}")
         self.keep(index, image)
 
     def failed(self, index: int, error: LowtideError) -> None:
@@ -102,7 +102,7 @@ class ResultRecorder:
                 if len(self.jobs) == 1:
                     raise
                 image.status, image.hint = "failed", error.hint
-                image.error = f"its result is there, its report is not: {error.message}"
+                image.error = f"its result was written, its report was not: {error.message}"
         place = bisect(self._kept, index)
         self._kept.insert(place, index)
         self._report.images.insert(place, image)
@@ -133,6 +133,6 @@ def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> No
     if journal is not None and journal.owns(target):
         raise UsageError(
             f"{target} was made from another input or with other settings, or changed since",
-            hint="--force to make it again, or another output folder",
+            hint="--force to replace it, or another output folder",
         )
-    raise UsageError(f"{target} exists already", hint="--force to replace it")
+    raise UsageError(f"{target} already exists", hint="--force to replace it")

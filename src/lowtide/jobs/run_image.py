@@ -63,7 +63,7 @@ def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
         if failure is None:
             context.land_all()
             context, work.below = context.in_fp32(), None
-            beyond = f"values beyond the range of {task.plan.precision}"
+            beyond = f"values exceed the range of {task.plan.precision}"
             work.events.append(f"{beyond}: run again in fp32")
         else:
             replan_smaller(context, work, task, failure)
@@ -77,7 +77,7 @@ def _compute(context: UpscaleSession, work: ImageJob, task: ImageTaskPlan) -> Co
     beside = context.writing()
     reading = open_image(work.source, max_pixels=settings.max_pixels, scratch_dir=context.scratch)
     if reading.clear:
-        task.notes.append("the alpha is 0 everywhere, and kept; color is upscaled as if opaque")
+        task.notes.append("alpha is 0 everywhere and is kept; color is upscaled as if opaque")
     with reading:
         sink = open_sink(
             work.target,
@@ -218,5 +218,5 @@ def _row_counter(
 
 
 def _events(outcome: RunOutcome) -> list[str]:
-    redone = [f"{outcome.redone} batches were not finite and redone in fp32"]
+    redone = [f"{outcome.redone} batches had values that are not finite and were run again in fp32"]
     return outcome.events + (redone if outcome.redone else [])

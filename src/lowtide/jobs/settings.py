@@ -31,12 +31,12 @@ _TROUBLES = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
     "less_than_equal": "has to be at most {le:g}",
-    "literal_error": "is none of {expected}",
-    "int_parsing": "is no whole number",
-    "int_from_float": "is no whole number",
-    "int_type": "is no whole number",
-    "float_parsing": "is no number",
-    "float_type": "is no number",
+    "literal_error": "is not one of {expected}",
+    "int_parsing": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "int_type": "is not a whole number",
+    "float_parsing": "is not a number",
+    "float_type": "is not a number",
 }
 
 
@@ -112,8 +112,8 @@ class UpscaleSettings(BaseModel):
     def _part_of_a_name(cls, text: str) -> str:
         if any(sign in "/\\" or not sign.isprintable() for sign in text):
             raise UsageError(
-                f"--suffix {text!r} is no part of a file's name: no slashes, and only what can be"
-                " printed",
+                f"--suffix {text!r} cannot be part of a file name: no slashes, and only printable"
+                " characters",
                 hint="--suffix _x2",
             )
         return text
@@ -153,21 +153,21 @@ class UpscaleSettings(BaseModel):
             )
         if self.compile == "on" and self.strategy == "streamed":
             raise UsageError(
-                "networks that run by bands of rows are not compiled",
+                "streamed networks are not compiled",
                 hint="--strategy whole or tiled, or --compile off",
             )
         if self.cuda_graphs:
             self._check_graphs()
         if is_eight_bits(self.precision) and self.strategy == "streamed":
             raise UsageError(
-                "layers in 8 bits do not run by bands of rows",
+                "8-bit layers do not run in bands of rows",
                 hint="--strategy whole or tiled, or another --precision",
             )
         if is_onnx(self.model_name):
             self._check_onnx()
         elif self.provider != "cpu":
             raise UsageError(
-                f"--provider {self.provider} is for .onnx files, and {self.model_name} is none",
+                f"--provider {self.provider} is for .onnx files, and {self.model_name} is not one",
                 hint=f"lowtide export onnx {self.model_name} -o FILE.onnx makes one",
             )
         ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
@@ -182,16 +182,16 @@ class UpscaleSettings(BaseModel):
     def _check_graphs(self) -> None:
         """Require one GPU, one tile shape and no compiling for CUDA graphs."""
         if self.strategy == "streamed":
-            no, hint = "of networks that run by bands of rows", "--strategy whole or tiled"
+            no, hint = "streamed networks", "--strategy whole or tiled"
         elif self.compile == "on":
-            no, hint = "of compiled networks", "--compile off"
+            no, hint = "compiled networks", "--compile off"
         elif len(self.devices) > 1:
-            no, hint = "of several devices at once", "--device, with one of them"
+            no, hint = "several devices at once", "--device, with one of them"
         elif is_onnx(self.model_name):
-            no, hint = "of ONNX files", "the PyTorch weights that it was exported from"
+            no, hint = "ONNX files", "the PyTorch weights that it was exported from"
         else:
             return
-        raise UsageError(f"there are no CUDA graphs {no}", hint=hint)
+        raise UsageError(f"CUDA graphs are not supported for {no}", hint=hint)
 
     def _check_onnx(self) -> None:
         """Require settings that ONNX Runtime supports for an ONNX file."""
@@ -200,14 +200,14 @@ class UpscaleSettings(BaseModel):
         if places:
             no, hint = f"on {places[0]}: that has not been verified", f"--device cpu, or {weights}"
         elif self.precision not in ("auto", "fp32"):
-            no = f"in {self.precision}: it has the types that it was written in"
+            no = f"in {self.precision}: its data types are those of the file"
             hint = "--precision auto; `lowtide export onnx MODEL --precision fp16` makes another"
         elif self.compile == "on":
             no, hint = "by PyTorch's compiler, but by ONNX Runtime", "--compile off"
         elif self.provider != "cpu" and len(self.devices) > 1:
             no, hint = f"by {self.provider} several times at once", "one device"
         elif self.strategy == "streamed":
-            no = "by bands of rows: ONNX Runtime runs its whole graph"
+            no = "in bands of rows: ONNX Runtime runs its whole graph"
             hint = f"--strategy whole or tiled, or {weights}"
         else:
             return

@@ -26,14 +26,14 @@ _MADE = (
 def require_own_folder(folder: Path, name: str) -> None:
     """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", hint="another name, or move it away")
+        raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
     if _is_ours(folder, name):
         return
     for made in (f"{name}.safetensors", *_MADE):
         if os.path.lexists(folder / made):
             raise UsageError(
-                f"{folder / made} is there already, and not of a training of this name",
-                hint="another name or -o FOLDER, or move it away",
+                f"{folder / made} already exists and is not from a training run of this name",
+                hint="use another name or -o FOLDER, or move it away",
             )
 
 

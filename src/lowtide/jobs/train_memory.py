@@ -30,7 +30,7 @@ class StepPlan(BaseModel):
     precision: str
 
     def __str__(self) -> str:
-        parts = f" in {self.parts} parts" if self.parts > 1 else ""
+        parts = f" in {self.parts} micro-batches" if self.parts > 1 else ""
         kept = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         return (
             f"{self.batch} patches of {self.patch} px a step{parts}, {self.precision}{kept}:"
@@ -66,7 +66,7 @@ def plan_step(
     full = config.train.checkpointing != "none"
     raise BudgetError(
         f"no step fits in {format_bytes(budget)}: {least.batch} patches of {least.patch} px in"
-        f" {least.parts} parts take up to {format_bytes(least.upper_bytes)}",
+        f" {least.parts} micro-batches take up to {format_bytes(least.upper_bytes)}",
         smallest=need * MIB,
         hint=f"--budget {need}MiB" + ("" if full else ", or train.checkpointing: full"),
     )

@@ -56,7 +56,7 @@ class TrainSettings(BaseModel):
         settings = validated(cls, values)
         if settings.inputs and settings.channels is not None:
             raise UsageError(
-                "--input and --channels contradict each other", hint="--input says the channels too"
+                "--input and --channels contradict each other", hint="--input includes the channels"
             )
         if settings.validation_size is not None and settings.validation_batch is None:
             raise UsageError(
@@ -146,7 +146,7 @@ def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
     sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
     if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
         raise UsageError(
-            f"input {text!r} is no shape",
+            f"input {text!r} is not a shape",
             hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",
         )
     return [(s[1], int(s[2] or 1)) if s[1] else int(s[3]) for s in sides if s], dtype

@@ -58,7 +58,7 @@ def load_user_model(what: Any) -> UserModel:
         return _built(str(what), place, name)
     if str(what).endswith(".py"):
         raise UsageError(
-            f"which model of {what}?", hint=f"add the name of a function: {what}:build_model"
+            f"{what} names no function", hint=f"add the name of a function: {what}:build_model"
         )
     model = load(what)
     if isinstance(model, OnnxModel):

@@ -76,7 +76,7 @@ class ValidationMetrics:
                     f"val.metrics.{name} of {path} ({size[1]}×{size[0]}) takes up to"
                     f" {format_bytes(need)} of {format_bytes(budget)}",
                     smallest=need,
-                    hint="leave it out, or validate with smaller pictures",
+                    hint="leave it out, or validate with smaller images",
                 )
 
     def _least_side(self, name: str) -> int:
